@@ -1,0 +1,37 @@
+"""The identity of one image to generate. Pure: no torch, no Ray, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class RequestKind(StrEnum):
+    """Why an image is generated; it decides how (steps, noise) and with what priority."""
+
+    ROLLOUT = "rollout"
+    EVALUATE = "evaluate"
+    EXPLORE = "explore"
+
+
+@dataclass(frozen=True, order=True)
+class SampleRequest:
+    """One image to generate; two requests that compare equal give the same bits.
+
+    Attributes:
+        kind: why it is generated.
+        run_seed: the run's seed, an unsigned 32-bit integer.
+        iteration: the iteration it belongs to (evaluation uses 0, so that it never changes).
+        prompt_id: position of the prompt in its file.
+        seed_index: which of the prompt's noise streams; a seed is the whole stream.
+        policy_version: weights that must be used.
+        prompt: the prompt's text; follows from prompt_id and is not compared.
+    """
+
+    kind: RequestKind
+    run_seed: int
+    iteration: int
+    prompt_id: int
+    seed_index: int
+    policy_version: int
+    prompt: str = field(compare=False)

@@ -1,0 +1,286 @@
+"""The configuration of a run: one frozen model of sections; imports without torch, ray or prefect.
+
+Every field says its unit and its bounds, because the same text is the form in the Prefect UI and
+the message of `spotlight train --help-config`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, refuses unknown keys, field docstrings become descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """Which diffusion transformer is trained, and where it runs."""
+
+    family: Literal["embedded"] = "embedded"
+    """Model family; one file each in gpu_runtime/models."""
+
+    path: str = "embedded:glyphs"
+    """A folder with the model's files, or `embedded:NAME` for one that the project carries."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where tensors live; `auto` takes CUDA when the worker is given a GPU."""
+
+
+class PromptsConfig(Section):
+    """Prompt files: one prompt a line (.txt) or GenEval rows (.jsonl)."""
+
+    train: str = "builtin:glyphs-train"
+    """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries."""
+
+    evaluate: str = "builtin:glyphs-evaluate"
+    """Held-out prompts, never trained on."""
+
+
+class SamplingConfig(Section):
+    """How images are generated in rollout and in evaluation."""
+
+    train_steps: int = Field(10, ge=2, le=200)
+    """Denoising steps of a rollout."""
+
+    evaluate_steps: int = Field(20, ge=1, le=200)
+    """Denoising steps of an evaluation image (ODE)."""
+
+    sde: Literal["flow", "cps"] = "flow"
+    """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling."""
+
+    noise_level: float = Field(0.7, gt=0, le=2)
+    """Noise level `a` of the stochastic steps; with `cps` it must not exceed 1."""
+
+    window_size: int = Field(4, ge=1, le=200)
+    """Stochastic (and trained) denoising steps in each sample; the others follow the ODE."""
+
+    window_start: int = Field(0, ge=0, le=199)
+    """First denoising step that a window may cover."""
+
+    window_stop: int = Field(9, ge=1, le=200)
+    """One past the last denoising step that a window may cover."""
+
+    batch_size: int = Field(16, ge=4, le=1024)
+    """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
+    sample's bits never depend on its neighbours (batches of 1 and 2 round differently)."""
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> Self:
+        room = self.window_stop - self.window_start
+        if room < self.window_size:
+            raise ValueError(
+                f"sampling.window_size is {self.window_size}, but steps {self.window_start} to "
+                f"{self.window_stop} leave room for {max(room, 0)}; lower window_size or widen the range"
+            )
+        if self.window_stop > self.train_steps:
+            raise ValueError(
+                f"sampling.window_stop is {self.window_stop}, above train_steps={self.train_steps}; "
+                "lower window_stop or raise train_steps"
+            )
+        if self.sde == "cps" and self.noise_level > 1:
+            raise ValueError(
+                f"sampling.noise_level is {self.noise_level}; cps needs at most 1 (it is an angle of "
+                "a*pi/2); lower it or set sampling.sde=flow"
+            )
+        if self.sde == "cps" and self.window_stop >= self.train_steps:
+            raise ValueError(
+                f"sampling.window_stop is {self.window_stop}; cps has no noise in the last step, so it "
+                f"must be at most train_steps - 1 = {self.train_steps - 1}"
+            )
+        return self
+
+
+class AlgorithmConfig(Section):
+    """Flow-GRPO (arXiv 2505.05470)."""
+
+    prompts_per_iteration: int = Field(16, ge=1, le=4096)
+    """Prompts P in an iteration."""
+
+    group_size: int = Field(16, ge=2, le=512)
+    """Samples G of each prompt; advantages are normalised over them."""
+
+    updates_per_iteration: int = Field(1, ge=1, le=64)
+    """Training (optimiser) steps an iteration's samples are divided over."""
+
+    clip_range: float = Field(1e-3, gt=0, lt=1)
+    """Clip range of the probability ratio; small because log-probabilities are means."""
+
+    advantage_clip: float = Field(5.0, gt=0)
+    """Advantages are clamped to plus or minus this."""
+
+    advantage_std: Literal["group", "batch", "none"] = "group"
+    """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
+
+    kl_weight: float = Field(0.0, ge=0)
+    """Weight beta of the KL to the reference policy (the model before training)."""
+
+    ratio_tolerance: float = Field(1e-5, gt=0)
+    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0."""
+
+    @model_validator(mode="after")
+    def _tolerance_below_clip(self) -> Self:
+        if self.ratio_tolerance > self.clip_range:
+            raise ValueError(
+                f"algorithm.ratio_tolerance is {self.ratio_tolerance}, above clip_range="
+                f"{self.clip_range}: a ratio that is off by more would be clipped unseen; lower it"
+            )
+        if self.updates_per_iteration > self.prompts_per_iteration:
+            raise ValueError(
+                f"algorithm.updates_per_iteration is {self.updates_per_iteration}, above "
+                f"prompts_per_iteration={self.prompts_per_iteration}: an update needs a whole group"
+            )
+        return self
+
+
+class AdaptationConfig(Section):
+    """Which weights are trained."""
+
+    mode: Literal["lora", "full"] = "full"
+    """`lora` trains low-rank adapters, `full` every weight of the transformer."""
+
+    rank: int = Field(32, ge=1, le=1024)
+    """Rank of the adapters (lora only)."""
+
+    alpha: float = Field(64.0, gt=0)
+    """Scale of the adapters (lora only); the update is multiplied by alpha / rank."""
+
+    targets: tuple[str, ...] = (
+        "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+    )  # fmt: skip
+    """Names of the linear layers that get an adapter (lora only)."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and the moving average of the weights."""
+
+    learning_rate: float = Field(1e-4, gt=0, le=1)
+    """Constant learning rate."""
+
+    weight_decay: float = Field(1e-4, ge=0, le=1)
+    """Decoupled weight decay."""
+
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+
+    ema_decay: float = Field(0.9, ge=0, lt=1)
+    """Decay of the weights' moving average, which evaluation uses; 0 switches it off."""
+
+    ema_interval: int = Field(1, ge=1)
+    """Training steps between two updates of the moving average."""
+
+
+class ExplorationConfig(Section):
+    """Which seeds of a prompt are rolled out."""
+
+    strategy: Literal["plain"] = "plain"
+    """`plain` takes the next unused seeds of each prompt, without scoring any."""
+
+
+class RewardConfig(Section):
+    """Who judges the images."""
+
+    scorer: Literal["ocr", "shapes"] = "ocr"
+    """`ocr` reads the quoted text (RapidOCR); `shapes` checks GenEval rows on the shapes task."""
+
+    signal: Literal["graded", "exact"] = "graded"
+    """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
+
+
+class EvaluationConfig(Section):
+    """Held-out scoring, with the same prompts and seeds every time."""
+
+    every: int = Field(10, ge=0)
+    """Iterations between evaluations; 0 evaluates only before and after."""
+
+    prompts: int = Field(96, ge=1)
+    """How many held-out prompts, from the top of the file."""
+
+    images_per_prompt: int = Field(1, ge=1, le=64)
+    """Images of each held-out prompt."""
+
+    gallery: int = Field(12, ge=0, le=256)
+    """Evaluation images kept for the dashboard, the same prompts and seeds every time."""
+
+
+class RuntimeConfig(Section):
+    """Processes and where they run."""
+
+    ray_address: str = ""
+    """Address of a running Ray cluster; empty starts a local one."""
+
+    reserved_workers: int = Field(1, ge=1, le=64)
+    """Reserved devices. The first one trains; all of them generate."""
+
+    spot_workers: int = Field(2, ge=0, le=1024)
+    """Spot devices; they only generate."""
+
+    scorer_workers: int = Field(2, ge=1, le=256)
+    """Processes that score images."""
+
+    threads: int = Field(1, ge=1, le=256)
+    """Torch threads a worker. More than one is slower when workers share cores."""
+
+
+class PriceConfig(Section):
+    """What a device costs. The defaults are an H100's on GCP: see docs/measurements.md."""
+
+    reserved_usd_per_hour: float = Field(10.98, ge=0)
+    """Dollars an hour of a reserved device."""
+
+    spot_usd_per_hour: float = Field(2.51, ge=0)
+    """Dollars an hour of a spot device."""
+
+    @model_validator(mode="after")
+    def _spot_is_cheaper(self) -> Self:
+        if self.spot_usd_per_hour > self.reserved_usd_per_hour:
+            raise ValueError(
+                f"price.spot_usd_per_hour is {self.spot_usd_per_hour}, above reserved_usd_per_hour="
+                f"{self.reserved_usd_per_hour}: then spot devices do not pay; set runtime.spot_workers=0"
+            )
+        return self
+
+
+class CheckpointConfig(Section):
+    """What is kept to resume from."""
+
+    every: int = Field(1, ge=1)
+    """Iterations between checkpoints; a killed run goes back to the last one."""
+
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept; older ones are deleted."""
+
+
+class RunConfig(Section):
+    """Everything that decides what a run computes, plus where it computes it."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Short name, the beginning of the run's identifier: letters, digits, `_`, `.`, `-`."""
+
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Run seed; every random number of the run is a function of it."""
+
+    iterations: int = Field(40, ge=1, lt=2**31)
+    """Iterations (explore, rollout, reward, train) of the run."""
+
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    adaptation: AdaptationConfig = AdaptationConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    exploration: ExplorationConfig = ExplorationConfig()
+    reward: RewardConfig = RewardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    price: PriceConfig = PriceConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

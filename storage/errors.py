@@ -1,0 +1,51 @@
+"""Every error that Spotlight raises on purpose.
+
+Each inherits `SpotlightError` and the standard type a caller would expect, takes one message
+(so that it survives pickling between processes), and says the value, the limit and the next step.
+"""
+
+from __future__ import annotations
+
+
+class SpotlightError(Exception):
+    """Base of all errors that Spotlight raises on purpose."""
+
+
+class ConfigurationError(SpotlightError, ValueError):
+    """A setting is missing, unknown or out of range; raised before anything starts."""
+
+
+class PromptFileError(SpotlightError, ValueError):
+    """A prompt file is missing or a row of it is malformed."""
+
+
+class ModelError(SpotlightError, RuntimeError):
+    """A model's files are missing or do not fit the configuration."""
+
+
+class RewardError(SpotlightError, RuntimeError):
+    """The scorer failed on every image of a batch, or returned what is no score."""
+
+
+class TrainingError(SpotlightError, RuntimeError):
+    """Training refused to go on: ratio off, non-finite loss, or a sync that changed nothing."""
+
+
+class RuntimeFailure(SpotlightError, RuntimeError):
+    """An actor that the run cannot do without died, or no worker is left."""
+
+
+class CheckpointError(SpotlightError, RuntimeError):
+    """A checkpoint is missing, incomplete or fails its checksum."""
+
+
+class StorageError(SpotlightError, RuntimeError):
+    """The database is locked, missing or of another schema."""
+
+
+class RunNotFoundError(SpotlightError, LookupError):
+    """No run has the given identifier."""
+
+
+class ServerError(SpotlightError, RuntimeError):
+    """The Prefect server or the dashboard did not start or cannot be reached."""

@@ -1,0 +1,17 @@
+"""What a person starts: Prefect flows and the `spotlight` command line."""
+
+import os
+
+# Phone-home is off: machines without a network would hang or log noise. Set before any import of
+# the libraries, which read these at import time; who wants them on sets them.
+for _name, _value in {
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "DO_NOT_TRACK": "true",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+}.items():
+    os.environ.setdefault(_name, _value)

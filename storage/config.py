@@ -183,7 +183,7 @@ class ExplorationConfig(Section):
     """Which seeds of a prompt are rolled out."""
 
     strategy: Literal["plain"] = "plain"
-    """`plain` takes the next unused seeds of each prompt, without scoring any."""
+    """`plain` takes the first group_size seeds of each prompt, without scoring any."""
 
 
 class RewardConfig(Section):
@@ -229,6 +229,9 @@ class RuntimeConfig(Section):
 
     threads: int = Field(1, ge=1, le=256)
     """Torch threads a worker. More than one is slower when workers share cores."""
+
+    start_timeout_s: float = Field(300.0, gt=0)
+    """Seconds that all workers together may take to start."""
 
 
 class PriceConfig(Section):

@@ -35,6 +35,10 @@ class RuntimeFailure(SpotlightError, RuntimeError):
     """An actor that the run cannot do without died, or no worker is left."""
 
 
+class WorkerLostError(SpotlightError, RuntimeError):
+    """A worker's process is gone; what it had leased can be done by another."""
+
+
 class CheckpointError(SpotlightError, RuntimeError):
     """A checkpoint is missing, incomplete or fails its checksum."""
 

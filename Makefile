@@ -1,0 +1,40 @@
+# Everything a newcomer types. `make help` lists it.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint ui clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
+
+install: $(INSTALLED) ## virtual environment with everything (about two minutes)
+
+# torch goes first, so that pip settles on the build that lies at hand before it looks at the rest.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; name a Python >= 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Spotlight needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: install ## a whole run on this machine, without a GPU
+	$(BIN)/spotlight train --preset glyphs
+
+test: install ## all tests
+	$(BIN)/python -m pytest
+
+lint: install ## style, types and the borders between the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+ui: install ## the dashboard
+	$(BIN)/spotlight ui
+
+clean: ## remove caches; the environment and the runs stay
+	rm -rf .pytest_cache .hypothesis .ruff_cache .import_linter_cache *.egg-info
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,216 @@
+"""The `spotlight` command line: thin; every command checks its input before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flows.progress import reporter
+from flows.run_identity import new_run_id
+from storage.config import RunConfig
+from storage.config_loading import list_presets, load_config
+from storage.errors import ConfigurationError, SpotlightError
+from storage.home import Home
+from storage.run_store import RunRow, RunStore
+
+app = typer.Typer(
+    name="spotlight",
+    help="Post-train diffusion transformers by reinforcement learning on reserved and spot GPUs.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+Preset = Annotated[str | None, typer.Option("--preset", "-p", help="A preset's name, or a TOML file.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", "-s", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable.")
+]
+RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")]
+
+
+@app.command(epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5")
+def train(
+    preset: Preset = None,
+    set_: Sets = None,
+    ray_address: RayAddress = None,
+    run_id: Annotated[str | None, typer.Option(help="Identifier of the new run; made up where missing.")] = None,
+) -> None:
+    """Train a new run and print its result as one line of JSON."""
+    config = _configuration(preset, set_, ray_address)
+    home = Home.from_environment().ensure()
+    run_id = run_id or new_run_id(config.name)
+    if any(row.run_id == run_id for row in RunStore(home).runs()):
+        raise ConfigurationError(f"run {run_id!r} exists already; go on with `spotlight resume {run_id}`")
+    _preflight(config)
+    _post_train(home, run_id, config)
+
+
+@app.command(epilog="Example: spotlight resume glyphs-20261121-101500-a1b2")
+def resume(run_id: str) -> None:
+    """Go on with a run that was killed, cancelled or failed, from its last committed iteration."""
+    home = Home.from_environment().ensure()
+    store = RunStore(home)
+    store.reconcile()
+    row = store.run(run_id)
+    if row.status == "running":
+        raise ConfigurationError(f"run {run_id!r} is going on in process {row.pid}; cancel it first")
+    if row.status == "finished":
+        raise ConfigurationError(
+            f"run {run_id!r} is finished after {row.last_iteration} iterations; start a new one with `spotlight train`"
+        )
+    _preflight(row.config)
+    _post_train(home, run_id, row.config)
+
+
+@app.command(epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --set evaluation.prompts=128")
+def evaluate(
+    run_id: Annotated[str | None, typer.Argument(help="A run; without it the untouched model of the preset.")] = None,
+    preset: Preset = None,
+    set_: Sets = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
+    home = Home.from_environment().ensure()
+    if run_id is not None and preset is not None:
+        raise ConfigurationError("--preset is given with a run, which has a configuration of its own; drop one")
+    base = RunStore(home).run(run_id).config if run_id else None
+    config = _configuration(preset, set_, ray_address, base)
+    _preflight(config)
+    from flows.prefect_server import prefect_server
+
+    with prefect_server(home):
+        from flows.evaluate import evaluate_model
+
+        _print_json(evaluate_model(config, run_id))
+
+
+@app.command(epilog="Example: spotlight pretrain glyphs --out my-glyphs")
+def pretrain(
+    task: Annotated[str, typer.Argument(help="glyphs or shapes.")],
+    out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+) -> None:
+    """Make an embedded model from nothing: render images, train by flow matching, save."""
+    home = Home.from_environment().ensure()
+    from flows.prefect_server import prefect_server
+
+    with prefect_server(home):
+        from flows.pretrain import pretrain as pretrain_flow
+
+        _print_json(pretrain_flow(task, out, seed))
+
+
+@app.command(epilog="Example: spotlight ui --port 8600")
+def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 8501) -> None:
+    """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
+    from flows.dashboard import serve
+
+    raise typer.Exit(serve(port))
+
+
+@app.command(epilog="Example: spotlight runs --json")
+def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+    """List all runs, newest first."""
+    store = RunStore(Home.from_environment())
+    store.reconcile()
+    rows = store.runs()
+    if as_json:
+        for row in rows:
+            _print_json(_run_facts(row))
+        return
+    if not rows:
+        typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
+        return
+    table = Table("run", "status", "iterations", "score before", "after", "cost")
+    for row in rows:
+        summary = row.summary
+        table.add_row(
+            row.run_id, row.status, f"{row.last_iteration or 0}/{row.config.iterations}",
+            _figure(summary.get("score_before")), _figure(summary.get("score_after")),
+            _figure(summary.get("cost_usd"), "${:.2f}"),
+        )  # fmt: skip
+    Console().print(table)
+
+
+@app.command(epilog="Example: spotlight presets")
+def presets() -> None:
+    """List the presets."""
+    for preset in list_presets():
+        typer.echo(f"{preset.name:20} {preset.description}")
+
+
+@app.command(epilog="Example: spotlight doctor")
+def doctor() -> None:
+    """Check this machine: packages, cores, devices, ports, the home folder, the embedded models."""
+    from flows.doctor import examine
+
+    raise typer.Exit(0 if examine() else 1)
+
+
+def _configuration(
+    preset: str | None, sets: list[str] | None, ray_address: str | None, base: RunConfig | None = None
+) -> RunConfig:
+    changes = list(sets or [])
+    if ray_address is not None:
+        changes.append(f'runtime.ray_address="{ray_address}"')
+    return load_config(preset, changes, os.environ, base)
+
+
+def _preflight(config: RunConfig) -> None:
+    from tasks.preflight import check
+
+    for warning in check(config):
+        reporter().note(f"warning: {warning}")
+
+
+def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
+    from flows.prefect_server import close_orphaned_flow_runs, prefect_server
+
+    interrupted = RunStore(home).reconcile()
+    with prefect_server(home) as ui_url:
+        from prefect import tags
+
+        from flows.post_train import post_train
+
+        close_orphaned_flow_runs([*interrupted, run_id])
+        reporter().note(f"Prefect UI: {ui_url}")
+        with tags(run_id):
+            summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
+    reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
+    _print_json(summary)
+
+
+def _run_facts(row: RunRow) -> dict[str, Any]:
+    return {
+        "run_id": row.run_id,
+        "status": row.status,
+        "iterations": row.last_iteration or 0,
+        "error": row.error,
+        **row.summary,
+    }
+
+
+def _figure(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value))
+
+
+def main() -> None:
+    """Entry point: an error of ours is one clear message and exit code 2, not a traceback."""
+    try:
+        app()
+    except SpotlightError as error:
+        typer.secho(f"error: {error}", err=True, fg="red")
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The main job: explore, roll out, reward and train, iteration by iteration.
+
+    explore(i+1) ─────────────┐
+    rollout(i) ─ reward(i) ─ train(i) ─ rollout(i+1) ─ ...
+                                └─ commit(i), beside rollout(i+1)
+
+`explore(i+1)` runs while `train(i)` does, with the weights that the spot devices already hold;
+`rollout(i+1)` waits for both.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from prefect import flow
+from prefect.futures import PrefectFuture
+
+from flows.progress import reporter
+from flows.run_identity import new_run_id
+from storage.config import RunConfig
+from storage.errors import RunNotFoundError
+from storage.home import Home
+from storage.records import EvaluationRecord
+from storage.results import evaluated_iterations, run_result
+from storage.run_store import RunStore
+from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
+from tasks.phases import evaluate, explore, reward, rollout, train
+from tasks.session import Session, environment, open_session, status_after
+
+
+@flow(name="post-train", validate_parameters=True, persist_result=False)
+def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
+    """Post-train a diffusion transformer by reinforcement learning.
+
+    Args:
+        config: the run's configuration.
+        run_id: a run to resume, or the identifier of the new one; made up where it is missing.
+
+    Returns:
+        The run's summary: scores before and after, wall-clock, cost.
+    """
+    home = Home.from_environment().ensure()
+    run_id = run_id or new_run_id(config.name)
+    store = RunStore(home)
+    enter_run(store, run_id, config)
+    try:
+        with open_session(home, run_id, config) as session:
+            summary = _iterate(session)
+    except BaseException as error:
+        status = status_after(type(error))
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        store.set_status(run_id, status, f"{reason}; `spotlight resume {run_id}` goes on")
+        raise
+    store.set_summary(run_id, summary)
+    store.set_status(run_id, "finished")
+    return summary
+
+
+def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
+    """Note in the database that this process works on the run, new or known."""
+    try:
+        known = store.run(run_id)
+    except RunNotFoundError:
+        store.create_run(run_id, config, environment(), os.getpid())
+    else:
+        if known.status != "running" or known.pid != os.getpid():
+            store.resume_run(run_id, os.getpid())
+
+
+def _iterate(session: Session) -> dict[str, Any]:
+    config, report = session.config, reporter()
+    report.begin(session.run_id, config.iterations, session.first_iteration - 1)
+    started_at = time.time()
+    if not _evaluated(session, session.first_iteration - 1):
+        _evaluate(session, session.first_iteration - 1)
+    committing: PrefectFuture | None = None
+    plan = explore(session, session.first_iteration)
+    for iteration in range(session.first_iteration, config.iterations + 1):
+        rolled = rollout(session, plan)
+        if committing is not None:
+            committing.result()
+        scores = reward(session, rolled)
+        exploring = explore.submit(session, iteration + 1) if iteration < config.iterations else None
+        trained = train(session, rolled, scores)
+        if exploring is not None:
+            plan = exploring.result()
+        ended_at = time.time()
+        intervals = session.runtime.take_intervals()
+        record = iteration_record(session, rolled, scores, trained, started_at, ended_at, intervals)
+        committing = commit.submit(session, record)
+        report.iteration(record)
+        started_at = ended_at
+        if iteration == config.iterations or (config.evaluation.every and iteration % config.evaluation.every == 0):
+            committing.result()
+            _evaluate(session, iteration)
+            started_at = time.time()
+    report.end()
+    if committing is not None:
+        committing.result()
+    return run_result(session.store.database, session.run_id)
+
+
+def _evaluated(session: Session, iteration: int) -> bool:
+    due = iteration in (0, session.config.iterations) or (
+        session.config.evaluation.every and iteration % session.config.evaluation.every == 0
+    )
+    return not due or iteration in evaluated_iterations(session.store.database, session.run_id)
+
+
+def _evaluate(session: Session, iteration: int) -> EvaluationRecord:
+    started_at = time.time()
+    evaluation = evaluate(session)
+    record = evaluation_record(
+        session, evaluation, iteration, started_at, time.time(), session.runtime.take_intervals()
+    )
+    record_evaluation(session, record)
+    reporter().evaluation(record)
+    return record

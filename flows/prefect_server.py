@@ -1,0 +1,164 @@
+"""The local Prefect server: found, started and stopped.
+
+A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. It is
+a child of the process that started it and ends with it, also after kill -9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+import httpx
+
+from storage.errors import ServerError
+from storage.home import Home
+
+_START_LIMIT_S = 120.0
+_PORT = 4200
+_PR_SET_PDEATHSIG = 1
+
+
+class LocalServer:
+    """A Prefect server process of ours.
+
+    Args:
+        home: where its state and log lie.
+        port: where it listens on 127.0.0.1.
+    """
+
+    def __init__(self, home: Home, port: int) -> None:
+        self.api_url = f"http://127.0.0.1:{port}/api"
+        self.ui_url = f"http://127.0.0.1:{port}"
+        home.ensure()
+        self.log = home.logs / "prefect-server.log"
+        environment = os.environ | {
+            "PREFECT_HOME": str(home.prefect),
+            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
+            "PREFECT_SERVER_API_HOST": "127.0.0.1",
+            "PREFECT_SERVER_API_PORT": str(port),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+        }
+        environment.pop("PREFECT_API_URL", None)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "prefect", "server", "start"],
+                env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True, preexec_fn=_die_with_parent,
+            )  # fmt: skip
+
+    def wait_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ServerError: if it ends or stays silent; names its log.
+        """
+        deadline = time.monotonic() + _START_LIMIT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise ServerError(
+                    f"the Prefect server ended with code {self._process.returncode} while starting; see {self.log}"
+                )
+            if is_healthy(self.api_url):
+                return
+            time.sleep(0.2)
+        self.stop()
+        raise ServerError(f"the Prefect server did not answer within {_START_LIMIT_S:g} s; see {self.log}")
+
+    def stop(self) -> None:
+        """End it and its children."""
+        for number, patience in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
+            if self._process.poll() is not None:
+                return
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(patience)
+            except ProcessLookupError:
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def is_healthy(api_url: str) -> bool:
+    """Whether a Prefect server answers at the address."""
+    try:
+        return httpx.get(f"{api_url}/health", timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def prefect_server(home: Home) -> Iterator[str]:
+    """Have a server while the context lasts; yields the address of its UI.
+
+    The one that PREFECT_API_URL names is used as it is; without that a local one is started, its
+    address put into the environment, and ended afterwards. Prefect must not be imported before.
+
+    Raises:
+        ServerError: if the named one does not answer, or the local one does not start.
+    """
+    configured = os.environ.get("PREFECT_API_URL", "")
+    if configured:
+        if not is_healthy(configured):
+            raise ServerError(
+                f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the variable to "
+                "have a local one started"
+            )
+        yield configured.removesuffix("/api")
+        return
+    server = LocalServer(home, free_port(_PORT))
+    os.environ["PREFECT_API_URL"] = server.api_url
+    os.environ.setdefault("PREFECT_HOME", str(home.prefect))
+    try:
+        server.wait_ready()
+        yield server.ui_url
+    finally:
+        os.environ.pop("PREFECT_API_URL", None)
+        server.stop()
+
+
+def free_port(wanted: int) -> int:
+    """The port, or one that the system chooses where it is taken."""
+    for port in (wanted, 0):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return probe.getsockname()[1]
+    raise ServerError("no free port on 127.0.0.1")
+
+
+def close_orphaned_flow_runs(run_ids: list[str]) -> None:
+    """Mark flow runs as crashed whose process was killed; without this they run for ever."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterTags
+    from prefect.states import Crashed
+
+    with get_client(sync_client=True) as client:
+        for run_id in run_ids:
+            orphans = client.read_flow_runs(
+                flow_run_filter=FlowRunFilter(
+                    tags=FlowRunFilterTags(all_=[run_id]), state=FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}})
+                )
+            )
+            for orphan in orphans:
+                client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
+
+
+def _die_with_parent() -> None:
+    """In the child, before exec: get SIGTERM when the parent dies, however it dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+

@@ -1,0 +1,80 @@
+"""What a person sees while a run goes on: a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from storage.records import EvaluationRecord, IterationRecord
+
+
+class Reporter:
+    """Reports a run's events to a console."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=False)
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._total = 0
+        self._started = time.monotonic()
+
+    def note(self, message: str) -> None:
+        """One line for the person who watches."""
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
+
+    def begin(self, run_id: str, total: int, done: int) -> None:
+        """A run starts or goes on after `done` of `total` iterations."""
+        self._total = total
+        self._started = time.monotonic()
+        self.note(f"run {run_id}: iteration {done} of {total}")
+        if not self._console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task = self._bar.add_task("training", total=total, completed=done)
+        self._bar.start()
+
+    def iteration(self, record: IterationRecord) -> None:
+        """An iteration is done."""
+        metrics = record.metrics
+        text = (
+            f"reward {metrics['reward_mean']:.3f}, exact {metrics['exact_share']:.0%}, "
+            f"groups dropped {metrics['groups_dropped']:.0f}, {metrics['iteration_s']:.1f} s"
+        )
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=record.iteration, description=text)
+        else:
+            elapsed = time.monotonic() - self._started
+            self.note(f"[{elapsed:5.0f} s] iteration {record.iteration}/{self._total}: {text}")
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        """A held-out evaluation is done."""
+        self.note(
+            f"held-out after iteration {record.iteration}: score {record.score:.3f}, exact match {record.exact:.1%} "
+            f"({len(record.images)} images)"
+        )
+
+    def end(self) -> None:
+        """The run is over."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+_reporter: Reporter | None = None
+
+
+def reporter() -> Reporter:
+    """The process's reporter; a flow that Prefect started has plain lines."""
+    global _reporter
+    if _reporter is None:
+        _reporter = Reporter(Console(file=sys.stdout))
+    return _reporter

@@ -1,0 +1,146 @@
+"""The Ray cluster: started or joined, its actors, and their calls as ordinary futures.
+
+Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a dead process is a
+`WorkerLostError`, and what an actor raises arrives as it was raised.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+
+# Read by Ray at import time or by the processes it starts; must be set before it is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+_LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
+_SignalHandler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class RemoteActor:
+    """One actor: call its methods by name and get futures."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        self.name = name
+        self._handle = handle
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """Start a method; arguments may be values or references of `Cluster.share`."""
+        reference = getattr(self._handle, method).remote(*args)
+        return _translated(reference.future(), self.name)
+
+    def kill(self) -> None:
+        """End the process at once."""
+        ray.kill(self._handle)
+
+
+class Cluster:
+    """A Ray cluster that this process started or joined.
+
+    Args:
+        config: the run's configuration; `runtime.ray_address` empty starts a local cluster.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._local = not config.runtime.ray_address
+        self._devices = config.runtime.reserved_workers + config.runtime.spot_workers
+        with _kept_signal_handlers():
+            self._connect()
+        gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
+        # On a machine with fewer GPUs than workers, they share: each asks for its part.
+        self._gpu_share = min(1.0, gpus / self._devices) if gpus else 0.0
+
+    def _connect(self) -> None:
+        if not self._local:
+            try:
+                ray.init(address=self._config.runtime.ray_address, log_to_driver=False, logging_level="ERROR")
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise RuntimeFailure(
+                    f"no Ray cluster answers at runtime.ray_address={self._config.runtime.ray_address!r}: {error}; "
+                    "start one with `ray start --head`, or leave the address empty for a local one"
+                ) from error
+            return
+        # Workers that play devices share the cores of this machine; Ray's count is only a limit.
+        ray.init(
+            address="local",
+            num_cpus=max(os.cpu_count() or 1, self._devices + self._config.runtime.scorer_workers),
+            object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+
+    def start(self, name: str, actor: type, *args: Any, gpu: bool) -> RemoteActor:
+        """Start an actor of a plain class; it loads in the background.
+
+        Args:
+            name: shown in messages and records.
+            actor: the class; `args` go to its constructor.
+            gpu: whether it needs the device.
+        """
+        options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        if gpu and self._gpu_share:
+            options["num_gpus"] = self._gpu_share
+        return RemoteActor(name, ray.remote(actor).options(**options).remote(*args))
+
+    def share(self, value: Any) -> Any:
+        """Put a value into the object store once, to be passed to many calls."""
+        return ray.put(value)
+
+    def describe(self) -> str:
+        """Resources of the cluster, for messages."""
+        total = ray.cluster_resources()
+        return f"{total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
+
+    def shutdown(self) -> None:
+        """Leave the cluster; a local one ends with all its processes."""
+        with _kept_signal_handlers():
+            ray.shutdown()
+
+
+def _translated(future: Future[Any], name: str) -> Future[Any]:
+    """The same outcome with Ray's exceptions replaced by ours."""
+    result: Future[Any] = Future()
+
+    def settle(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            result.set_result(done.result())
+        elif isinstance(error, RayActorError):
+            lost = WorkerLostError(f"worker {name!r} is gone: {str(error).splitlines()[0]}")
+            lost.__cause__ = error
+            result.set_exception(lost)
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+            result.set_exception(error.cause)
+        else:
+            result.set_exception(error)
+
+    future.add_done_callback(settle)
+    return result
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Ray replaces the SIGTERM handler, which would turn a cancelled flow into a crashed one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

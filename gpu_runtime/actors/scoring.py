@@ -1,0 +1,31 @@
+"""The process that judges images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.registry import build_scorer
+from storage.prompts import PromptRecord
+
+
+class ScoringWorker:
+    """Holds one scorer.
+
+    Args:
+        scorer: its name in the registry.
+    """
+
+    def __init__(self, scorer: str) -> None:
+        self._scorer = build_scorer(scorer)
+
+    def ready(self) -> str:
+        """The scorer's name, once it is loaded."""
+        return self._scorer.name
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+        """One score an image; a failure is a score of 0 with its error."""
+        return score_each(self._scorer, images, prompts)

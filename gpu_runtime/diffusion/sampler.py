@@ -1,0 +1,235 @@
+"""A sampler that can stop after any denoising step and go on elsewhere to the same bits.
+
+The unit of work is a batch of one fixed shape: a short one is padded by repeating its first row.
+With the shape fixed, matrix products round the same for a sample whatever its neighbours and its
+place (tests/property/test_sampler_bits.py holds that), so a sample is a function of its request,
+the weights and the kind of device. Cost: the padded rows of the last batch are thrown away, at
+most batch_size - 1 samples a phase and worker.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from gpu_runtime.diffusion.noise import NoiseStream, Purpose, integers, normal
+from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
+from gpu_runtime.models.protocol import Conditioning, DiffusionModel
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.config import SamplingConfig
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The stochastic steps of one sample, W of them: what the trainer needs.
+
+    Attributes:
+        step_W: denoising steps, int64, ascending.
+        before_WSC, after_WSC: latents before and after each, float32.
+        log_prob_W: log-probability of each under the policy that drew it, float32.
+    """
+
+    step_W: np.ndarray
+    before_WSC: np.ndarray
+    after_WSC: np.ndarray
+    log_prob_W: np.ndarray
+
+
+@dataclass(frozen=True)
+class SampleState:
+    """A sample in flight: everything another worker needs to go on with it.
+
+    Attributes:
+        request: its identity.
+        step: denoising steps done.
+        window_start: first stochastic step (rollout and explore).
+        latents_SC: float32 on the CPU.
+        trajectory: stochastic steps done so far.
+    """
+
+    request: SampleRequest
+    step: int
+    window_start: int
+    latents_SC: np.ndarray
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True)
+class GeneratedSample:
+    """A finished sample: its uint8 RGB image, shape (H, W, 3), and its stochastic steps."""
+
+    request: SampleRequest
+    image_HWC: np.ndarray
+    trajectory: Trajectory
+
+
+def stream_of(request: SampleRequest) -> NoiseStream:
+    """The noise stream of a request; an explored seed and its rollout share it."""
+    return NoiseStream(request.run_seed, request.iteration, request.prompt_id, request.seed_index)
+
+
+class Sampler:
+    """Generates requests with the model's current weights, in batches of one fixed shape."""
+
+    def __init__(self, model: DiffusionModel, sampling: SamplingConfig) -> None:
+        self._model = model
+        self._sampling = sampling
+        self._prompt_cache: dict[str, Conditioning] = {}
+        self._sigmas = {
+            steps: model.sigmas(steps) for steps in {sampling.train_steps, sampling.evaluate_steps}
+        }
+
+    def total_steps(self, request: SampleRequest) -> int:
+        """Denoising steps from noise to image for this kind of request."""
+        if request.kind is RequestKind.EVALUATE:
+            return self._sampling.evaluate_steps
+        return self._sampling.train_steps
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
+        """From nothing to images; the result has the order of the requests."""
+        return self.finish(self.advance(self.begin(requests)))
+
+    def begin(self, requests: Sequence[SampleRequest]) -> list[SampleState]:
+        """Initial noise and window of each request."""
+        if not requests:
+            return []
+        shape = self._model.latent_shape
+        room = self._sampling.window_stop - self._sampling.window_start - self._sampling.window_size
+        windows = integers([stream_of(r) for r in requests], Purpose.WINDOW, room + 1)
+        states = []
+        for request, offset in zip(requests, windows, strict=True):
+            evaluate = request.kind is RequestKind.EVALUATE
+            purpose = Purpose.EVALUATE_INITIAL if evaluate else Purpose.INITIAL
+            latents = normal([stream_of(request)], purpose, 0, shape)[0].numpy()
+            start = self._sampling.window_start + offset
+            states.append(SampleState(request, 0, start, latents, _empty_trajectory(shape)))
+        return states
+
+    def advance(self, states: Sequence[SampleState], steps: int | None = None) -> list[SampleState]:
+        """Do at most `steps` denoising steps on each state (all that remain by default).
+
+        Keeps the order of `states`. States of different kinds or steps may be mixed; each batch
+        holds one kind at one step.
+        """
+        result = list(states)
+        batches: dict[tuple[bool, int], list[int]] = defaultdict(list)
+        for index, state in enumerate(states):
+            batches[state.request.kind is RequestKind.EVALUATE, state.step].append(index)
+        size = self._sampling.batch_size
+        for indices in batches.values():
+            for first in range(0, len(indices), size):
+                chosen = indices[first : first + size]
+                moved = self._advance_batch([states[i] for i in chosen], steps)
+                for index, state in zip(chosen, moved, strict=True):
+                    result[index] = state
+        return result
+
+    def finish(self, states: Sequence[SampleState]) -> list[GeneratedSample]:
+        """Decode finished states.
+
+        Raises:
+            ValueError: if a state has denoising steps left.
+        """
+        for state in states:
+            if state.step != self.total_steps(state.request):
+                raise ValueError(
+                    f"sample at denoising step {state.step} of {self.total_steps(state.request)} cannot "
+                    "be decoded; advance() it first"
+                )
+        size = self._sampling.batch_size
+        samples = []
+        for first in range(0, len(states), size):
+            batch = list(states[first : first + size])
+            latents = self._padded(np.stack([state.latents_SC for state in batch]))
+            images = self._model.decode(latents).cpu().numpy()
+            samples += [
+                GeneratedSample(state.request, images[row].copy(), state.trajectory)
+                for row, state in enumerate(batch)
+            ]
+        return samples
+
+    def conditioning(self, prompts: Iterable[str]) -> Conditioning:
+        """Encoded prompts, one row each; every distinct prompt is encoded once."""
+        rows = []
+        for prompt in prompts:
+            if prompt not in self._prompt_cache:
+                self._prompt_cache[prompt] = self._model.encode_prompts([prompt])
+            rows.append(self._prompt_cache[prompt])
+        return Conditioning(
+            torch.cat([row.embeds_BLE for row in rows]), torch.cat([row.mask_BL for row in rows])
+        )
+
+    def schedule(self, request: SampleRequest) -> torch.Tensor:
+        """The noise schedule of this kind of request, T + 1 values from 1 to 0."""
+        return self._sigmas[self.total_steps(request)]
+
+    def _padded(self, rows: np.ndarray) -> torch.Tensor:
+        missing = self._sampling.batch_size - len(rows)
+        full = np.concatenate([rows, np.repeat(rows[:1], missing, axis=0)]) if missing else rows
+        return torch.from_numpy(full).to(self._model.device)
+
+    @torch.no_grad()
+    def _advance_batch(self, states: list[SampleState], steps: int | None) -> list[SampleState]:
+        sampling, device = self._sampling, self._model.device
+        first = states[0]
+        total = self.total_steps(first.request)
+        stop = total if steps is None else min(total, first.step + steps)
+        sigmas = self.schedule(first.request)
+        real = len(states)
+        padded = states + [first] * (sampling.batch_size - real)
+        conditioning = self.conditioning(state.request.prompt for state in padded)
+        latents = self._padded(np.stack([state.latents_SC for state in states]))
+        taken: list[list[tuple[int, np.ndarray, np.ndarray, float]]] = [[] for _ in states]
+        for step in range(first.step, stop):
+            times = StepTimes.at(sigmas, torch.full((len(padded),), step)).to(device)
+            inside = [self._in_window(state, step) for state in padded]
+            noise_level = torch.tensor([sampling.noise_level if hit else 0.0 for hit in inside], device=device)
+            velocity = self._model.velocity(latents, times.sigma_B, conditioning)
+            policy = transition(sampling.sde, latents, velocity, times, noise_level)
+            after = policy.mean_BSC
+            if any(inside):
+                streams = [stream_of(state.request) for state in padded]
+                noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
+                after = policy.sample(noise.to(device))
+                log_probs = log_prob(sampling.sde, after, policy)
+                for row in range(real):
+                    if inside[row]:
+                        taken[row].append(
+                            (step, latents[row].cpu().numpy(), after[row].cpu().numpy(), float(log_probs[row]))
+                        )
+            latents = after
+        final = latents.cpu().numpy()
+        return [
+            replace(state, step=stop, latents_SC=final[row].copy(), trajectory=_extend(state.trajectory, taken[row]))
+            for row, state in enumerate(states)
+        ]
+
+    def _in_window(self, state: SampleState, step: int) -> bool:
+        if state.request.kind is RequestKind.EVALUATE:
+            return False
+        return state.window_start <= step < state.window_start + self._sampling.window_size
+
+
+def _empty_trajectory(shape: tuple[int, int]) -> Trajectory:
+    return Trajectory(
+        np.empty(0, np.int64),
+        np.empty((0, *shape), np.float32),
+        np.empty((0, *shape), np.float32),
+        np.empty(0, np.float32),
+    )
+
+
+def _extend(trajectory: Trajectory, taken: list[tuple[int, np.ndarray, np.ndarray, float]]) -> Trajectory:
+    if not taken:
+        return trajectory
+    step, before, after, log_probs = zip(*taken, strict=True)
+    return Trajectory(
+        np.concatenate([trajectory.step_W, np.array(step, np.int64)]),
+        np.concatenate([trajectory.before_WSC, np.stack(before)]),
+        np.concatenate([trajectory.after_WSC, np.stack(after)]),
+        np.concatenate([trajectory.log_prob_W, np.array(log_probs, np.float32)]),
+    )

@@ -1,0 +1,121 @@
+"""One denoising step as a Gaussian policy: mean, deviation and log-probability.
+
+Flow matching: x_sigma = (1 - sigma) x0 + sigma * noise, the model predicts v = noise - x0, and
+sigma falls from 1 to 0, so dt = sigma' - sigma < 0. Two stochastic steps have the marginals of
+the ODE: Flow-GRPO's SDE (arXiv 2505.05470, eq. 9 and its public form) and coefficient-preserving
+sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both.
+
+Shapes: B samples, S image tokens, C latent channels. All arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+SdeKind = Literal["flow", "cps"]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where B samples stand in their schedule.
+
+    Attributes:
+        sigma_B: noise level before the step, in (0, 1].
+        sigma_next_B: noise level after it, in [0, sigma).
+        sigma_guard_B: sigma, or the schedule's second value where sigma is 1: the SDE's
+            coefficient sigma / (1 - sigma) is infinite there.
+    """
+
+    sigma_B: torch.Tensor
+    sigma_next_B: torch.Tensor
+    sigma_guard_B: torch.Tensor
+
+    @classmethod
+    def at(cls, sigmas: torch.Tensor, step_B: torch.Tensor) -> StepTimes:
+        """Read a schedule of T + 1 values (1 to 0) at B denoising steps."""
+        sigma_B = sigmas[step_B]
+        guard_B = torch.where(sigma_B >= 1, sigmas[1], sigma_B)
+        return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
+
+    def to(self, device: torch.device) -> StepTimes:
+        """The same times on a device."""
+        return StepTimes(self.sigma_B.to(device), self.sigma_next_B.to(device), self.sigma_guard_B.to(device))
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The Gaussian policy p(x' | x) of one denoising step.
+
+    Attributes:
+        mean_BSC: mean of x'.
+        s_B: the SDE's coefficient s, which the KL divides by.
+        scale_B: standard deviation of x': s * sqrt(-dt) for `flow`, s for `cps`.
+    """
+
+    mean_BSC: torch.Tensor
+    s_B: torch.Tensor
+    scale_B: torch.Tensor
+
+    def sample(self, noise_BSC: torch.Tensor) -> torch.Tensor:
+        """x' = mean + scale * noise."""
+        return self.mean_BSC + _rows(self.scale_B) * noise_BSC
+
+
+def _rows(value_B: torch.Tensor) -> torch.Tensor:
+    return value_B[:, None, None]
+
+
+def transition(
+    kind: SdeKind,
+    latents_BSC: torch.Tensor,
+    velocity_BSC: torch.Tensor,
+    times: StepTimes,
+    noise_level_B: torch.Tensor,
+) -> Transition:
+    """The policy of one step; rows with noise level 0 follow the ODE.
+
+    Args:
+        kind: `flow` (SDE of Flow-GRPO) or `cps`.
+        latents_BSC: x at sigma.
+        velocity_BSC: the model's v at (x, sigma).
+        times: sigma and sigma' of each row.
+        noise_level_B: the level `a` of each row.
+    """
+    x, v = latents_BSC, velocity_BSC
+    sigma, after = _rows(times.sigma_B), _rows(times.sigma_next_B)
+    if kind == "flow":
+        dt = after - sigma
+        s_B = noise_level_B * torch.sqrt(times.sigma_B / (1 - times.sigma_guard_B))
+        s2 = _rows(s_B) ** 2
+        mean = x * (1 + s2 / (2 * sigma) * dt) + v * (1 + s2 * (1 - sigma) / (2 * sigma)) * dt
+        return Transition(mean, s_B, s_B * torch.sqrt(times.sigma_B - times.sigma_next_B))
+    s_B = times.sigma_next_B * torch.sin(noise_level_B * (math.pi / 2))
+    x0 = x - sigma * v
+    x1 = x + (1 - sigma) * v
+    # max(): sin may round above 1 for a = 1, and the root must not see a negative number.
+    kept = torch.sqrt(torch.clamp(after**2 - _rows(s_B) ** 2, min=0))
+    return Transition(x0 * (1 - after) + x1 * kept, s_B, s_B)
+
+
+def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch.Tensor:
+    """log p(x' | x), as a mean over tokens and channels (not a sum), shape (B,).
+
+    Meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
+    constant and the scale are left out, as its authors do: -mean((x' - mean)^2).
+    """
+    squared_BSC = (next_BSC - policy.mean_BSC) ** 2
+    if kind == "cps":
+        return -squared_BSC.mean(dim=(1, 2))
+    scale = _rows(policy.scale_B)
+    per_element = -squared_BSC / (2 * scale**2) - torch.log(scale) - math.log(math.sqrt(2 * math.pi))
+    return per_element.mean(dim=(1, 2))
+
+
+def kl_to_reference(policy: Transition, reference: Transition) -> torch.Tensor:
+    """KL of two policies with equal deviation: mean((mu - mu_ref)^2) / (2 s^2), shape (B,)."""
+    squared = (policy.mean_BSC - reference.mean_BSC) ** 2
+    return squared.mean(dim=(1, 2)) / (2 * policy.s_B**2)

@@ -1,0 +1,217 @@
+"""The devices of a run: starting them, giving them weights, letting them pull requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
+from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import DeviceState, Market, StateInterval
+
+
+@dataclass
+class Device:
+    """A worker of the fleet and the name of the weights it holds."""
+
+    actor: RemoteActor
+    market: Market
+    holds: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.actor.name
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Published weights: their name, their digest and a reference to them in the object store."""
+
+    key: str
+    digest: str
+    reference: Any
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A finished sample and who finished it."""
+
+    sample: GeneratedSample
+    worker: str
+
+
+class Fleet:
+    """Reserved and spot workers behind one pull queue.
+
+    The first reserved worker is the trainer. A spot or further reserved worker that dies is
+    replaced before the next phase; the requests it held go back to the queue.
+    """
+
+    def __init__(self, cluster: Cluster, config: RunConfig) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._timeline = Timeline()
+        # explore and train run side by side in two threads.
+        self._lock = threading.Lock()
+        self._generation: dict[str, int] = {}
+        self.lost: list[str] = []
+        """Names of workers that died, in order."""
+        self._devices = [self._start("reserved", index) for index in range(config.runtime.reserved_workers)]
+        self._devices += [self._start("spot", index) for index in range(config.runtime.spot_workers)]
+        self.trainer = self._devices[0]
+        self._await_ready(self._devices)
+
+    @property
+    def names(self) -> list[str]:
+        """Workers that are alive."""
+        return [device.name for device in self._devices]
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a device does from now on."""
+        with self._lock:
+            self._timeline.enter(worker, state, time.time())
+
+    def take_intervals(self) -> list[StateInterval]:
+        """What each device did since the last call."""
+        with self._lock:
+            return self._timeline.take(time.time())
+
+    def generate(self, requests: Sequence[SampleRequest], weights: Weights) -> list[Delivered]:
+        """All requests with these weights, each exactly once, in the order of `requests`.
+
+        Raises:
+            RuntimeFailure: if the trainer died, or no worker is left.
+            TrainingError: if a worker does not hold the weights after loading them.
+        """
+        self._replace_lost()
+        self.hold(weights)
+        queue: PullQueue[SampleRequest] = PullQueue(requests, self._config.sampling.batch_size)
+        results: dict[SampleRequest, Delivered] = {}
+        busy: dict[Future[list[GeneratedSample]], tuple[Device, Lease[SampleRequest]]] = {}
+        self._feed(queue, weights, busy)
+        while not queue.done:
+            for future in wait(busy, return_when=FIRST_COMPLETED).done:
+                device, lease = busy.pop(future)
+                try:
+                    samples = future.result()
+                except WorkerLostError as error:
+                    queue.give_back(device.name)
+                    self._lose(device, error)
+                    continue
+                accepted = set(queue.deliver(lease))
+                results |= {s.request: Delivered(s, device.name) for s in samples if s.request in accepted}
+            self._feed(queue, weights, busy)
+        for device in self._devices:
+            self.enter(device.name, "idle")
+        return [results[request] for request in requests]
+
+    def hold(self, weights: Weights) -> dict[str, str]:
+        """Make every worker hold these weights; the digest each one loaded, by worker."""
+        loading: dict[str, Future[str]] = {}
+        for device in self._devices:
+            if device.holds != weights.key:
+                self.enter(device.name, "load")
+                loading[device.name] = device.actor.call("load_weights", weights.key, weights.reference)
+        digests: dict[str, str] = {}
+        for device in list(self._devices):
+            if device.name not in loading:
+                continue
+            try:
+                digests[device.name] = loading[device.name].result()
+            except WorkerLostError as error:
+                self._lose(device, error)
+                continue
+            device.holds = weights.key
+            if digests[device.name] != weights.digest:
+                raise RuntimeFailure(
+                    f"worker {device.name} holds weights with checksum {digests[device.name]} after loading "
+                    f"{weights.key!r}, whose checksum is {weights.digest}; resume the run"
+                )
+        return digests
+
+    def ask_trainer(self, method: str, *args: Any) -> Any:
+        """Call the trainer and wait.
+
+        Raises:
+            RuntimeFailure: if its process is gone.
+        """
+        try:
+            return self.trainer.actor.call(method, *args).result()
+        except WorkerLostError as error:
+            raise _trainer_gone(error) from error
+
+    def _feed(
+        self,
+        queue: PullQueue[SampleRequest],
+        weights: Weights,
+        busy: dict[Future[list[GeneratedSample]], tuple[Device, Lease[SampleRequest]]],
+    ) -> None:
+        """Let every free worker pull."""
+        working = {device.name for device, _ in busy.values()}
+        for device in self._devices:
+            if device.name in working:
+                continue
+            lease = queue.pull(device.name)
+            self.enter(device.name, "rollout" if lease else "idle")
+            if lease:
+                busy[device.actor.call("generate", weights.key, lease.requests)] = (device, lease)
+
+    def _start(self, market: Market, index: int) -> Device:
+        slot = f"{market}-{index}"
+        generation = self._generation[slot] = self._generation.get(slot, -1) + 1
+        name = f"{slot}.{generation}" if generation else slot
+        price = self._config.price
+        usd = price.reserved_usd_per_hour if market == "reserved" else price.spot_usd_per_hour
+        with self._lock:
+            self._timeline.add(name, market, usd, time.time())
+        trains = market == "reserved" and index == 0
+        return Device(self._cluster.start(name, DeviceWorker, self._config, trains, gpu=True), market)
+
+    def _await_ready(self, devices: Sequence[Device]) -> None:
+        limit = self._config.runtime.start_timeout_s
+        deadline = time.monotonic() + limit
+        calls = [(device, device.actor.call("ready")) for device in devices]
+        for device, call in calls:
+            try:
+                call.result(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise RuntimeFailure(
+                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster has "
+                    f"{self._cluster.describe()} for {len(self._devices) or len(devices)} workers and "
+                    f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
+                ) from error
+            except WorkerLostError as error:
+                raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
+            self.enter(device.name, "idle")
+
+    def _lose(self, device: Device, error: WorkerLostError) -> None:
+        if device is self.trainer:
+            raise _trainer_gone(error) from error
+        self._devices.remove(device)
+        self.lost.append(device.name)
+        with self._lock:
+            self._timeline.remove(device.name, time.time())
+
+    def _replace_lost(self) -> None:
+        have = {device.name.split(".")[0] for device in self._devices}
+        wanted = [("reserved", index) for index in range(self._config.runtime.reserved_workers)]
+        wanted += [("spot", index) for index in range(self._config.runtime.spot_workers)]
+        fresh = [self._start(market, index) for market, index in wanted if f"{market}-{index}" not in have]
+        self._devices += fresh
+        self._await_ready(fresh)
+
+
+def _trainer_gone(error: WorkerLostError) -> RuntimeFailure:
+    return RuntimeFailure(
+        f"the trainer's process is gone ({error}); nothing committed is lost: go on with `spotlight resume RUN`"
+    )

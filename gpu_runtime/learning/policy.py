@@ -1,0 +1,135 @@
+"""The policy: a transformer with the weights that training changes, and its reference."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from peft import LoraConfig
+
+from gpu_runtime.models.protocol import DiffusionModel
+from storage.config import AdaptationConfig
+from storage.errors import ModelError, TrainingError
+
+WeightState = dict[str, np.ndarray]
+"""Trained weights by name, float32 on the CPU: what travels from the trainer to the workers."""
+
+
+class Policy:
+    """A model and the part of its weights that is trained.
+
+    With `lora` only low-rank adapters are trained, and the reference policy is the same model with
+    the adapters off. With `full` all weights are, and the reference is a copy of them, made on
+    the first use (`reference()` costs no memory where the KL weight is 0).
+
+    Args:
+        model: loaded model; its transformer gets the adapters.
+        adaptation: what to train.
+        seed: seed of the adapters' random half, so that every worker builds the same ones.
+    """
+
+    def __init__(self, model: DiffusionModel, adaptation: AdaptationConfig, seed: int) -> None:
+        self.model = model
+        self._lora = adaptation.mode == "lora"
+        transformer = model.transformer
+        transformer.requires_grad_(not self._lora)
+        if self._lora:
+            config = LoraConfig(
+                r=adaptation.rank,
+                lora_alpha=adaptation.alpha,  # pyright: ignore[reportArgumentType]  (a float is taken)
+                init_lora_weights="gaussian",
+                target_modules=list(adaptation.targets),
+            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                try:
+                    transformer.add_adapter(config)  # pyright: ignore[reportCallIssue]
+                except ValueError as error:
+                    raise ModelError(
+                        f"adaptation.targets={list(adaptation.targets)} names no layer of this model: {error}"
+                    ) from error
+        self.trained: dict[str, torch.nn.Parameter] = {
+            name: weight for name, weight in transformer.named_parameters() if weight.requires_grad
+        }
+        if not self.trained:
+            raise ModelError("no weight of the model is trainable; check adaptation.targets")
+        self._reference: dict[str, torch.Tensor] = {}
+        if not self._lora:
+            self.remember_reference()
+
+    def remember_reference(self) -> None:
+        """Take the weights of now as the reference of full training."""
+        self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
+
+    def state(self) -> WeightState:
+        """A copy of the trained weights."""
+        return {name: weight.detach().cpu().float().numpy().copy() for name, weight in self.trained.items()}
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace the trained weights.
+
+        Raises:
+            ModelError: if names or shapes differ from this policy's.
+        """
+        if state.keys() != self.trained.keys():
+            odd = sorted(state.keys() ^ self.trained.keys())[:3]
+            raise ModelError(f"weights do not fit this model: {len(odd)}+ names differ, such as {odd}")
+        with torch.no_grad():
+            for name, weight in self.trained.items():
+                value = torch.from_numpy(np.array(state[name]))
+                if value.shape != weight.shape:
+                    raise ModelError(f"weight {name} has shape {tuple(value.shape)}, not {tuple(weight.shape)}")
+                weight.copy_(value)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within this context the model is the reference policy."""
+        transformer = self.model.transformer
+        if self._lora:
+            transformer.disable_adapters()  # pyright: ignore[reportCallIssue]
+            try:
+                yield
+            finally:
+                transformer.enable_adapters()  # pyright: ignore[reportCallIssue]
+            return
+        current = {name: weight.detach().clone() for name, weight in self.trained.items()}
+        try:
+            self._copy(self._reference)
+            yield
+        finally:
+            self._copy(current)
+
+    def _copy(self, source: Mapping[str, torch.Tensor]) -> None:
+        with torch.no_grad():
+            for name, weight in self.trained.items():
+                weight.copy_(source[name])
+
+
+def weights_digest(state: Mapping[str, np.ndarray]) -> str:
+    """A checksum of weights: equal if and only if every bit is (BLAKE2b, 128 bits)."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        array = np.ascontiguousarray(state[name])
+        digest.update(f"{name}:{array.dtype}:{array.shape};".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def check_sync(published: str, before: str) -> None:
+    """Refuse a weight sync that changes nothing.
+
+    Args:
+        published: digest of the trainer's weights after training.
+        before: digest of the version before.
+
+    Raises:
+        TrainingError: if they are equal.
+    """
+    if published == before:
+        raise TrainingError(
+            f"the weight sync changes nothing: weights after training have the checksum of before, {before}; "
+            "check that gradients reach the trained weights and that the learning rate is not lost in rounding"
+        )

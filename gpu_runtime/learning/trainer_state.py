@@ -1,0 +1,55 @@
+"""A trainer's complete state as bytes, and back, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from safetensors.numpy import load, save
+
+from gpu_runtime.learning.trainer import Trainer
+from storage.errors import CheckpointError
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+
+
+def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
+    """Weights, moving average and optimiser moments, one safetensors file each."""
+    names = list(trainer.policy.trained)
+    moments: dict[str, np.ndarray] = {}
+    for name, weight in trainer.policy.trained.items():
+        # A weight that never had a gradient has no moments.
+        for moment, value in trainer.optimizer.state.get(weight, {}).items():
+            moments[f"{moment}/{name}"] = value.detach().cpu().numpy()
+    counts = {"training_steps": np.array([trainer.average.training_steps], np.int64)}
+    assert all("/" not in name for name in names)
+    return {
+        "weights.safetensors": save(trainer.policy.state()),
+        "average.safetensors": save(trainer.average.state),
+        "optimizer.safetensors": save(moments | counts),
+    }
+
+
+def restore_trainer(trainer: Trainer, blobs: Mapping[str, bytes]) -> None:
+    """Put a trainer into the state that `trainer_blobs` saved.
+
+    Raises:
+        CheckpointError: if a part is missing.
+        ModelError: if the weights do not fit the model.
+    """
+    missing = {"weights.safetensors", "average.safetensors", "optimizer.safetensors"} - blobs.keys()
+    if missing:
+        raise CheckpointError(f"the checkpoint lacks {sorted(missing)}; resume from an earlier one")
+    trainer.policy.load(load(bytes(blobs["weights.safetensors"])))
+    moments = load(bytes(blobs["optimizer.safetensors"]))
+    trainer.average.load(load(bytes(blobs["average.safetensors"])), int(moments.pop("training_steps")[0]))
+    trainer.optimizer.state.clear()
+    for key, value in moments.items():
+        moment, name = key.split("/", 1)
+        weight = trainer.policy.trained.get(name)
+        if moment not in _MOMENTS or weight is None:
+            raise CheckpointError(f"the optimiser's state names {key!r}, which this model lacks")
+        # The step counter stays on the CPU, as AdamW keeps it.
+        device = torch.device("cpu") if moment == "step" else weight.device
+        trainer.optimizer.state[weight][moment] = torch.from_numpy(np.array(value)).to(device)

@@ -1,0 +1,174 @@
+"""The embedded model: diffusers' Qwen-Image transformer, small enough to live in the repository.
+
+The class and the road are those of the large model; only the sizes differ, and two parts that need
+downloads are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
+
+Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from diffusers import QwenImageTransformer2DModel
+
+from gpu_runtime.models import text_encoder
+from gpu_runtime.models.pca_codec import PATCH, PatchCodec
+from gpu_runtime.models.protocol import Conditioning
+from storage.errors import ModelError
+
+EMBEDDED_PREFIX = "embedded:"
+WEIGHTS_FOLDER = Path(__file__).resolve().parent / "weights"
+
+_SETTINGS_FILE = "spotlight.json"
+_CODEC_FILE = "codec.safetensors"
+_TRANSFORMER_FOLDER = "transformer"
+_FILES = (
+    _SETTINGS_FILE,
+    _CODEC_FILE,
+    f"{_TRANSFORMER_FOLDER}/config.json",
+    f"{_TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors",
+)
+
+
+@dataclass(frozen=True)
+class EmbeddedSettings:
+    """What `spotlight.json` holds: all that is not in the transformer's own configuration.
+
+    Attributes:
+        task: the embedded task that the weights were made for.
+        height: canvas height in pixels, a multiple of 8.
+        width: canvas width in pixels, a multiple of 8.
+        text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
+        text_width: width E of a token's embedding.
+        seed: of the pre-training.
+        training: figures of the pre-training; nothing reads them back.
+    """
+
+    task: str
+    height: int
+    width: int
+    text_length: int
+    text_width: int
+    seed: int
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+class EmbeddedModel:
+    """Implements `gpu_runtime.models.protocol.DiffusionModel`."""
+
+    def __init__(
+        self, settings: EmbeddedSettings, codec: PatchCodec, transformer: QwenImageTransformer2DModel
+    ) -> None:
+        self.settings = settings
+        self.transformer: torch.nn.Module = transformer.eval()
+        parameter = next(transformer.parameters())
+        self.device = parameter.device
+        self.dtype = parameter.dtype
+        self.codec = codec.to(self.device)
+        rows, columns = settings.height // PATCH, settings.width // PATCH
+        self.latent_shape = (rows * columns, codec.channels)
+        self._grid = (1, rows, columns)
+        if transformer.config["in_channels"] != codec.channels:
+            raise ModelError(
+                f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
+                f"makes {codec.channels}; the files are of two different models"
+            )
+
+    @classmethod
+    def load(
+        cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Self:
+        """Load a folder that `save` wrote, or `embedded:NAME` for one that the project carries.
+
+        Raises:
+            ModelError: a file is missing, or the files do not fit each other.
+        """
+        folder = resolve_folder(path)
+        settings = _read_settings(folder / _SETTINGS_FILE)
+        codec = PatchCodec.load(folder / _CODEC_FILE)
+        transformer = QwenImageTransformer2DModel.from_pretrained(
+            str(folder), subfolder=_TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
+        )
+        return cls(settings, codec, transformer.to(device))
+
+    def save(self, path: str | Path) -> None:
+        """Write the folder that `load` reads; existing files in it are replaced."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(self.settings), indent=2)
+        (folder / _SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
+        self.codec.save(folder / _CODEC_FILE)
+        transformer: Any = self.transformer
+        transformer.save_pretrained(str(folder / _TRANSFORMER_FOLDER))
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Encode B prompts to (B, L, E) float32; the same prompt gives the same bits in any list.
+
+        Raises:
+            ConfigurationError: a prompt is longer than the model's text length.
+        """
+        encoded = text_encoder.encode(prompts, self.settings.text_length, self.settings.text_width)
+        return Conditioning(encoded.embeds_BLE.to(self.device), encoded.mask_BL.to(self.device))
+
+    def velocity(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        """Predict v = noise - x0 at sigma in (0, 1]; float32 in and out, shape (B, S, C).
+
+        The text keeps its full length and the mask hides the padding: cutting to the longest prompt
+        of the batch would make a sample's bits depend on its neighbours.
+        """
+        output = self.transformer(
+            hidden_states=latents_BSC.to(self.dtype),
+            encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
+            encoder_hidden_states_mask=conditioning.mask_BL,
+            timestep=sigma_B.to(self.dtype),
+            img_shapes=[[self._grid]] * len(latents_BSC),
+            return_dict=False,
+        )
+        return output[0].float()
+
+    def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU."""
+        with torch.no_grad():
+            images = self.codec.decode(latents_BSC, self.settings.height, self.settings.width)
+        return images.cpu()
+
+    def sigmas(self, steps: int) -> torch.Tensor:
+        """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
+        return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
+
+
+def resolve_folder(path: str | Path) -> Path:
+    """Turn a path or `embedded:NAME` into a folder with all of a model's files.
+
+    Raises:
+        ModelError: the folder or one of its files is missing.
+    """
+    name = str(path)
+    embedded = name.startswith(EMBEDDED_PREFIX)
+    folder = WEIGHTS_FOLDER / name.removeprefix(EMBEDDED_PREFIX) if embedded else Path(name).expanduser()
+    missing = [file for file in _FILES if not (folder / file).is_file()]
+    if not missing:
+        return folder
+    if not embedded:
+        raise ModelError(f"{name}: no {', '.join(missing)} in it; give a folder that EmbeddedModel.save wrote")
+    there = sorted(found.name for found in WEIGHTS_FOLDER.glob("*") if (found / _SETTINGS_FILE).is_file())
+    task = folder.name.removesuffix("-sparse")
+    raise ModelError(
+        f"{name}: no {', '.join(missing)} in {folder}; there are {', '.join(there) or 'no models'}. Make "
+        f"it again with: python -m gpu_runtime.learning.pretraining {task}"
+    )
+
+
+def _read_settings(path: Path) -> EmbeddedSettings:
+    try:
+        return EmbeddedSettings(**json.loads(path.read_text(encoding="utf-8")))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ModelError(f"{path}: not the settings of an embedded model ({error}); restore the file") from error

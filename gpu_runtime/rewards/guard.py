@@ -1,0 +1,65 @@
+"""Score a batch so that one bad image costs one score and a broken scorer stops the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpu_runtime.rewards.protocol import Score, Scorer
+from storage.errors import RewardError
+from storage.prompts import PromptRecord
+
+
+def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+    """`score_each`, then `refuse_total_failure`."""
+    scores = score_each(scorer, images, prompts)
+    refuse_total_failure(scorer.name, scores)
+    return scores
+
+
+def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+    """Score each image against its own prompt, one at a time.
+
+    Args:
+        scorer: the judge.
+        images: uint8 RGB images of shape (H, W, 3); an array of shape (B, H, W, 3) will do.
+        prompts: as many prompts, in the same order.
+
+    Returns:
+        One score an image, in order. An image that the scorer failed on has value 0 and an `error`.
+
+    Raises:
+        RewardError: the lengths differ.
+    """
+    if len(images) != len(prompts):
+        raise RewardError(f"{len(images)} images but {len(prompts)} prompts; each image needs its own prompt")
+    return [_score_one(scorer, image, prompt) for image, prompt in zip(images, prompts, strict=True)]
+
+
+def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
+    """Stop when the scorer failed on every image of two or more.
+
+    Raises:
+        RewardError: with the first error and the next thing to do.
+    """
+    errors = [score.error for score in scores if score.error is not None]
+    if len(scores) >= 2 and len(errors) == len(scores):
+        raise RewardError(
+            f"scorer {name!r} failed on all {len(scores)} images; the first error was: {errors[0]}. "
+            "Training on zeros would only do harm: check the scorer's installation and its prompts' format"
+        )
+
+
+def _score_one(scorer: Scorer, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+    # A scorer is third-party code over arbitrary pixels: what it may throw is not known, and one
+    # image must not end a run that is being paid for. The error is kept in the score, not hidden.
+    try:
+        score = scorer.score(image_HWC, prompt)
+        value = float(score.value)
+    except Exception as error:  # noqa: BLE001
+        return Score(0.0, False, "", error=f"{type(error).__name__}: {error}")
+    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        return Score(0.0, False, score.detail, error=f"score {value} is not in [0, 1]")
+    return score

@@ -1,0 +1,85 @@
+"""Reward for rendering text: what a real OCR engine reads against what the prompt quotes.
+
+The definition is Flow-GRPO's (arXiv 2505.05470, section 5): one minus the edit distance over the
+target's length, 1 where the target is a substring of what was read.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from rapidfuzz.distance import Levenshtein
+from rapidocr import RapidOCR
+
+from gpu_runtime.rewards.protocol import Score
+from storage.errors import PromptFileError
+from storage.prompts import PromptRecord
+
+_QUOTED = re.compile(r'"([^"]*)"')
+
+_ENGINE_PARAMETERS = {
+    "Global.log_level": "error",
+    # One thread: scorers run one a worker, and more threads than cores only contend.
+    "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+    "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+    # The least width that a line is padded to (320 by default). A wider image still gets the
+    # width that it needs; a short sign costs a third of the time.
+    "Rec.rec_img_shape": [3, 48, 96],
+}
+
+
+def target_text(prompt: str) -> str:
+    """Return the text in the prompt's first double quotes, as it is compared.
+
+    Raises:
+        PromptFileError: the prompt quotes nothing.
+    """
+    match = _QUOTED.search(prompt)
+    target = normalise(match.group(1)) if match else ""
+    if not target:
+        raise PromptFileError(
+            f'prompt {prompt!r} has no text in double quotes; the ocr reward needs it, as in: a sign "OPEN"'
+        )
+    return target
+
+
+def normalise(text: str) -> str:
+    """Lower-case and drop spaces, as both sides of the comparison are."""
+    return text.lower().replace(" ", "")
+
+
+def ocr_reward(target: str, read: str) -> float:
+    """Return the reward in [0, 1]; both texts normalised, `target` not empty.
+
+    1 if `target` is a substring of `read`, else 1 - min(edit distance, len(target)) / len(target).
+    """
+    if target in read:
+        return 1.0
+    return 1.0 - min(Levenshtein.distance(read, target), len(target)) / len(target)
+
+
+class OcrScorer:
+    """Reads the whole image as one line of text; no text detection."""
+
+    name = "ocr"
+
+    def __init__(self) -> None:
+        self._engine = RapidOCR(params=dict(_ENGINE_PARAMETERS))
+
+    def read(self, image_HWC: np.ndarray) -> str:
+        """Read a uint8 RGB image of shape (H, W, 3); an empty string where nothing is legible."""
+        bgr_HWC = np.ascontiguousarray(image_HWC[..., ::-1])  # the engine's arrays are OpenCV's
+        result = self._engine(bgr_HWC, use_det=False, use_cls=False, use_rec=True)
+        return "".join(getattr(result, "txts", None) or ())
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Score one image; an image with no legible text scores 0.
+
+        Raises:
+            PromptFileError: the prompt quotes no text.
+        """
+        target = target_text(prompt.text)
+        read = self.read(image_HWC)
+        value = ocr_reward(target, normalise(read))
+        return Score(value, value == 1.0, read)

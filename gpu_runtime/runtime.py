@@ -1,0 +1,239 @@
+"""The one door to the devices: explore, roll out, reward, train, evaluate, checkpoint.
+
+Each method is one phase of an iteration and knows nothing of Prefect or of the database.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.exploration.plan import SeedPlan, plain_plan, prompts_of_iteration
+from gpu_runtime.fleet import Delivered, Fleet, Weights
+from gpu_runtime.learning.advantages import Advantages, group_advantages
+from gpu_runtime.learning.policy import check_sync, weights_digest
+from gpu_runtime.learning.trainer import TrainingReport, TrainingSample
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scoring_pool import ScoringPool
+from storage.config import RunConfig
+from storage.errors import ConfigurationError
+from storage.prompts import PromptRecord, load_prompts
+from storage.records import StateInterval
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An iteration's samples, ordered by prompt and seed: P prompts of G."""
+
+    plan: SeedPlan
+    policy_version: int
+    delivered: list[Delivered]
+
+    @property
+    def prompt_count(self) -> int:
+        return len(self.plan.seeds)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """An iteration's training: its report, the advantages it used and the new policy version."""
+
+    report: TrainingReport
+    advantages: Advantages
+    policy_version: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out samples with their scores, ordered by prompt and seed."""
+
+    samples: list[GeneratedSample]
+    scores: list[Score]
+    policy_version: int
+
+    @property
+    def score(self) -> float:
+        return sum(score.value for score in self.scores) / len(self.scores)
+
+    @property
+    def exact(self) -> float:
+        return sum(score.exact for score in self.scores) / len(self.scores)
+
+
+class Runtime:
+    """Devices, scorers and the policy of one run.
+
+    Args:
+        config: the run's configuration.
+
+    Raises:
+        RuntimeFailure: if workers or scorers do not start.
+        ConfigurationError, PromptFileError, ModelError: if the configuration cannot be met.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
+        self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
+        self._cluster = Cluster(config)
+        try:
+            self._fleet = Fleet(self._cluster, config)
+            self._scoring = ScoringPool(self._cluster, config)
+            self._version = 0
+            self._current = self._publish("v0")
+        except BaseException:
+            self._cluster.shutdown()
+            raise
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the trained weights: how often training has changed them."""
+        return self._version
+
+    @property
+    def lost_workers(self) -> list[str]:
+        """Workers that died since the start."""
+        return list(self._fleet.lost)
+
+    def explore(self, iteration: int) -> SeedPlan:
+        """Choose prompts and seeds of an iteration; may run while `train` does."""
+        algorithm = self.config.algorithm
+        prompts = prompts_of_iteration(
+            [prompt.prompt_id for prompt in self.train_prompts],
+            algorithm.prompts_per_iteration,
+            self.config.seed,
+            iteration,
+        )
+        return plain_plan(prompts, algorithm.group_size, iteration)
+
+    def rollout(self, plan: SeedPlan) -> Rollout:
+        """Generate the planned seeds with the current weights on all devices."""
+        requests = [
+            self._request(RequestKind.ROLLOUT, plan.iteration, self._train_by_id[prompt_id], seed)
+            for prompt_id, seeds in sorted(plan.seeds.items())
+            for seed in seeds
+        ]
+        self._take_own_weights()
+        return Rollout(plan, self._version, self._fleet.generate(requests, self._current))
+
+    def reward(self, rollout: Rollout) -> list[Score]:
+        """Judge a rollout; scores in the order of its samples."""
+        samples = [delivered.sample for delivered in rollout.delivered]
+        prompts = [self._train_by_id[sample.request.prompt_id] for sample in samples]
+        return self._scoring.score([sample.image_HWC for sample in samples], prompts)
+
+    def train(self, rollout: Rollout, scores: Sequence[Score]) -> Trained:
+        """Advantages, training steps on the reserved device, and the new weights' publication.
+
+        Raises:
+            TrainingError: if the first ratio is off, a loss is not finite, or nothing changed.
+        """
+        algorithm = self.config.algorithm
+        signal = [score.value if self.config.reward.signal == "graded" else float(score.exact) for score in scores]
+        reward_PG = torch.tensor(signal, dtype=torch.float64).reshape(rollout.prompt_count, -1)
+        advantages = group_advantages(reward_PG, algorithm.advantage_std, algorithm.advantage_clip)
+        kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
+        samples = [
+            TrainingSample(delivered.sample.request, delivered.sample.trajectory, advantage)
+            for delivered, advantage, keep in zip(
+                rollout.delivered, advantages.value_PG.flatten().tolist(), kept, strict=True
+            )
+            if keep
+        ]
+        trainer = self._fleet.trainer.name
+        self._take_own_weights()
+        self._fleet.enter(trainer, "train")
+        report: TrainingReport = self._fleet.ask_trainer("train", samples)
+        self._fleet.enter(trainer, "idle")
+        if report.training_steps:
+            before = self._current.digest
+            self._version += 1
+            self._current = self._publish(f"v{self._version}")
+            check_sync(self._current.digest, before)
+        return Trained(report, advantages, self._version)
+
+    def evaluate(self) -> Evaluation:
+        """Held-out images by the ODE with the moving average, and their scores."""
+        settings = self.config.evaluation
+        requests = [
+            self._request(RequestKind.EVALUATE, 0, prompt, seed)
+            for prompt in self.evaluate_prompts
+            for seed in range(settings.images_per_prompt)
+        ]
+        by_id = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
+        weights = self._current
+        if self.config.optimizer.ema_decay > 0 and self._version > 0:
+            state = self._fleet.ask_trainer("average_weights")
+            weights = Weights(f"v{self._version}-average", weights_digest(state), self._cluster.share(state))
+        samples = [delivered.sample for delivered in self._fleet.generate(requests, weights)]
+        prompts = [by_id[sample.request.prompt_id] for sample in samples]
+        scores = self._scoring.score([sample.image_HWC for sample in samples], prompts)
+        return Evaluation(samples, scores, self._version)
+
+    def blobs(self) -> dict[str, bytes]:
+        """The trainer's complete state, for a checkpoint."""
+        self._take_own_weights()
+        return self._fleet.ask_trainer("blobs")
+
+    def restore(self, blobs: Mapping[str, bytes], policy_version: int) -> None:
+        """Go on from a checkpoint's state."""
+        self._fleet.ask_trainer("restore", dict(blobs))
+        self._version = policy_version
+        self._current = self._publish(f"v{policy_version}")
+
+    def take_intervals(self) -> list[StateInterval]:
+        """What each device did since the last call; contiguous for every device."""
+        return self._fleet.take_intervals()
+
+    def close(self) -> None:
+        """End all processes of the runtime."""
+        self._cluster.shutdown()
+
+    def _request(
+        self, kind: RequestKind, iteration: int, prompt: PromptRecord, seed_index: int
+    ) -> SampleRequest:
+        return SampleRequest(
+            kind, self.config.seed, iteration, prompt.prompt_id, seed_index, self._version, prompt.text
+        )
+
+    def _publish(self, key: str) -> Weights:
+        """Name the trainer's own weights `key` and make them available to the workers."""
+        digest = self._fleet.ask_trainer("own_weights", key)
+        self._fleet.trainer.holds = key
+        return Weights(key, digest, self._cluster.share(self._fleet.ask_trainer("weights")))
+
+    def _take_own_weights(self) -> None:
+        """Give the trainer its own weights back after it generated with the average."""
+        if self._fleet.trainer.holds != self._current.key:
+            self._fleet.ask_trainer("own_weights", self._current.key)
+            self._fleet.trainer.holds = self._current.key
+
+
+def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:
+    """The run's training prompts and the held-out ones that it evaluates.
+
+    Raises:
+        PromptFileError: if a file is missing or malformed.
+        ConfigurationError: if a file has fewer prompts than the run needs.
+    """
+    train = load_prompts(config.prompts.train)
+    evaluate = load_prompts(config.prompts.evaluate)
+    needed = (
+        ("prompts.train", config.prompts.train, train, "algorithm.prompts_per_iteration",
+         config.algorithm.prompts_per_iteration),
+        ("prompts.evaluate", config.prompts.evaluate, evaluate, "evaluation.prompts", config.evaluation.prompts),
+    )  # fmt: skip
+    for field, path, prompts, limit, count in needed:
+        if len(prompts) < count:
+            raise ConfigurationError(
+                f"{field} = {path!r} has {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
+                "give a longer file"
+            )
+    return train, evaluate[: config.evaluation.prompts]

@@ -1,0 +1,60 @@
+"""What every device does at every moment. Pure: time is an argument, in seconds.
+
+Each device is in exactly one state; the intervals of a device follow each other without a gap,
+so their lengths sum to the time it was paid for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.records import DeviceState, Market, StateInterval
+
+
+@dataclass
+class _Device:
+    market: Market
+    usd_per_hour: float
+    state: DeviceState
+    since: float
+
+
+class Timeline:
+    """States of devices over time; closed intervals are collected with `take`."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, _Device] = {}
+        self._closed: list[StateInterval] = []
+
+    def add(self, worker: str, market: Market, usd_per_hour: float, at: float) -> None:
+        """A device is paid for from now on; it starts by loading."""
+        if worker in self._devices:
+            raise ValueError(f"device {worker!r} is already on the time line")
+        self._devices[worker] = _Device(market, usd_per_hour, "load", at)
+
+    def enter(self, worker: str, state: DeviceState, at: float) -> None:
+        """The device changes to `state` now; entering the state it is in changes nothing."""
+        device = self._devices[worker]
+        if device.state != state:
+            self._close(worker, device, at)
+            device.state = state
+
+    def remove(self, worker: str, at: float) -> None:
+        """The device is gone and no longer paid for."""
+        self._close(worker, self._devices.pop(worker), at)
+
+    def take(self, at: float) -> list[StateInterval]:
+        """All intervals since the last call, cut at `at`; open states go on."""
+        for worker, device in self._devices.items():
+            self._close(worker, device, at)
+        taken, self._closed = self._closed, []
+        return taken
+
+    def _close(self, worker: str, device: _Device, at: float) -> None:
+        # A clock may step back; a negative length would break the sum.
+        end = max(at, device.since)
+        if end > device.since:
+            self._closed.append(
+                StateInterval(worker, device.market, device.state, device.since, end, device.usd_per_hour)
+            )
+        device.since = end

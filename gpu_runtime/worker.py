@@ -1,0 +1,102 @@
+"""What runs on one device: a model, its sampler and, on the reserved one, the trainer.
+
+Plain Python without Ray, so that a bare machine with torch and diffusers can use it; the actors
+of the runtime wrap it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
+from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
+from gpu_runtime.learning.trainer import Trainer, TrainingReport, TrainingSample
+from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from gpu_runtime.models.loading import load_model
+from gpu_runtime.scheduling.requests import SampleRequest
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure
+
+
+class DeviceWorker:
+    """Generates samples with the weights it holds; trains if asked to.
+
+    Args:
+        config: the run's configuration.
+        trains: build optimiser and moving average too.
+    """
+
+    def __init__(self, config: RunConfig, trains: bool) -> None:
+        torch.set_num_threads(config.runtime.threads)
+        model = load_model(config.model)
+        self._policy = Policy(model, config.adaptation, config.seed)
+        self._sampler = Sampler(model, config.sampling)
+        self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
+        self._holds = ""
+        self._set_aside: WeightState | None = None
+
+    def ready(self) -> str:
+        """The device's name, once the model is loaded."""
+        return str(self._policy.model.device)
+
+    def load_weights(self, key: str, state: Mapping[str, object]) -> str:
+        """Hold the weights called `key`; returns their digest as read back from the model.
+
+        On the trainer, weights other than its own are a visit (evaluating the moving average): its
+        own are set aside and come back with `own_weights`.
+        """
+        if self._trainer is not None and self._set_aside is None:
+            self._set_aside = self._policy.state()
+        self._policy.load(state)  # pyright: ignore[reportArgumentType]
+        self._holds = key
+        return weights_digest(self._policy.state())
+
+    def own_weights(self, key: str) -> str:
+        """Trainer only: hold its own weights again, under the name `key`; returns their digest."""
+        if self._set_aside is not None:
+            self._policy.load(self._set_aside)
+            self._set_aside = None
+        self._holds = key
+        return weights_digest(self._policy.state())
+
+    def generate(self, key: str, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
+        """Generate with the weights called `key`.
+
+        Raises:
+            RuntimeFailure: if the worker holds other weights.
+        """
+        if self._holds != key:
+            raise RuntimeFailure(f"worker holds weights {self._holds!r}, but {key!r} are asked for")
+        return self._sampler.generate(requests)
+
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
+        """Take an iteration's training steps on the trainer's own weights."""
+        return self._the_trainer().train(samples)
+
+    def weights(self) -> WeightState:
+        """A copy of the weights held."""
+        return self._policy.state()
+
+    def average_weights(self) -> WeightState:
+        """The moving average of the trained weights."""
+        if self._trainer is None:
+            raise RuntimeFailure("this worker was not started as a trainer")
+        return self._trainer.average.state
+
+    def blobs(self) -> dict[str, bytes]:
+        """The trainer's complete state, for a checkpoint."""
+        return trainer_blobs(self._the_trainer())
+
+    def restore(self, blobs: Mapping[str, bytes]) -> None:
+        """Go on from a checkpoint's state."""
+        self._set_aside = None
+        restore_trainer(self._the_trainer(), blobs)
+
+    def _the_trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise RuntimeFailure("this worker was not started as a trainer")
+        if self._set_aside is not None:
+            raise RuntimeFailure("the trainer holds weights that are not its own; call own_weights first")
+        return self._trainer

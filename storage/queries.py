@@ -1,0 +1,207 @@
+"""What the dashboard and the command line ask of the database; pandas frames.
+
+Each function takes an open connection, so that a page asks for all it shows in one opening:
+
+    with Database(home.database).reading() as connection:
+        curve = score_curve(connection, run_id)
+
+Elapsed time counts only while the run was at work: a run killed at night and resumed in the
+morning did not take the night.
+"""
+
+from __future__ import annotations
+
+import duckdb
+import numpy as np
+import pandas as pd
+
+_SPANS = """
+    SELECT started_at, ended_at FROM iterations WHERE run_id = $run
+    UNION ALL SELECT started_at, ended_at FROM evaluations WHERE run_id = $run
+    UNION ALL SELECT min(started_at), max(ended_at) FROM worker_states
+        WHERE run_id = $run AND phase <> 'discarded' GROUP BY phase, iteration
+    UNION ALL SELECT started_at, ended_at FROM worker_states WHERE run_id = $run AND phase = 'discarded'
+"""
+
+
+def run_overview(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
+    """All runs, newest first.
+
+    Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
+    score_before, score_now, exact_before, exact_now, usd.
+    """
+    return connection.execute(
+        """
+        SELECT run_id, name, status, created_at, ended_at,
+            coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
+            e.score_before, e.score_now, e.exact_before, e.exact_now,
+            coalesce((SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), 0.0) AS usd
+        FROM runs r LEFT JOIN (
+            SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
+                arg_min(exact, iteration) AS exact_before, arg_max(exact, iteration) AS exact_now
+            FROM evaluations GROUP BY run_id
+        ) e USING (run_id)
+        ORDER BY created_at DESC, run_id DESC
+        """
+    ).df()
+
+
+def score_curve(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """Held-out evaluations in order.
+
+    Columns: iteration, policy_version, score, exact, ended_at (Unix seconds), elapsed_s.
+    """
+    frame = connection.execute(
+        "SELECT iteration, policy_version, score, exact, ended_at FROM evaluations "
+        "WHERE run_id = ? ORDER BY iteration",
+        [run_id],
+    ).df()
+    frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"])
+    return frame
+
+
+def metric_curves(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The iterations' figures in order.
+
+    Columns: iteration, policy_version, ended_at (Unix seconds), elapsed_s, and one for each metric
+    that any iteration has (NaN where one lacks it).
+    """
+    frame = connection.execute(
+        "SELECT iteration, policy_version, ended_at FROM iterations WHERE run_id = ? ORDER BY iteration",
+        [run_id],
+    ).df()
+    frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"])
+    rows = connection.execute(
+        "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = ? ORDER BY name", [run_id]
+    ).df()
+    wide = rows.pivot(index="iteration", columns="name", values="value")
+    # A metric may bear the name of a column; the column wins.
+    wide = wide.drop(columns=[name for name in wide.columns if name in frame.columns])
+    return frame.merge(wide, how="left", left_on="iteration", right_index=True)
+
+
+def latest_metrics(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The last committed iteration's figures. Columns: iteration, name, value."""
+    return connection.execute(
+        "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = $run AND iteration = "
+        "(SELECT max(iteration) FROM iterations WHERE run_id = $run) ORDER BY name",
+        {"run": run_id},
+    ).df()
+
+
+def cost_by_iteration(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """What was paid up to each iteration, evaluations and discarded work included.
+
+    Columns: iteration, reserved_usd, spot_usd, reserved_device_s, spot_device_s (all cumulated).
+    """
+    return connection.execute(
+        """
+        SELECT iteration,
+            sum(sum(usd) FILTER (market = 'reserved')) OVER up_to AS reserved_usd,
+            sum(sum(usd) FILTER (market = 'spot')) OVER up_to AS spot_usd,
+            sum(sum(device_s) FILTER (market = 'reserved')) OVER up_to AS reserved_device_s,
+            sum(sum(device_s) FILTER (market = 'spot')) OVER up_to AS spot_device_s
+        FROM costs WHERE run_id = ? GROUP BY iteration
+        WINDOW up_to AS (ORDER BY iteration ROWS UNBOUNDED PRECEDING)
+        ORDER BY iteration
+        """,
+        [run_id],
+    ).df().fillna(0.0)  # fmt: skip
+
+
+def cost_by_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """What the paid device time went into. Columns: state, market, device_s, usd."""
+    return connection.execute(
+        "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
+        "GROUP BY state, market ORDER BY usd DESC",
+        [run_id],
+    ).df()
+
+
+def device_states(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int = 0, last: int = 2**31 - 1
+) -> pd.DataFrame:
+    """What each device did in iterations `first` to `last` (both included), in order of time.
+
+    Columns: worker, market, state, phase, iteration, started_at, ended_at (Unix seconds), usd.
+    """
+    return connection.execute(
+        "SELECT worker, market, state, phase, iteration, started_at, ended_at, "
+        "(ended_at - started_at) * usd_per_hour / 3600 AS usd FROM worker_states "
+        "WHERE run_id = ? AND iteration BETWEEN ? AND ? ORDER BY started_at, worker",
+        [run_id, first, last],
+    ).df()
+
+
+def images_before_after(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The gallery at the first and at the latest evaluation, same prompts and seeds.
+
+    Columns: prompt_id, seed_index, prompt, then score, exact, detail, error, png (bytes) and iteration,
+    each with `_before` and `_after`. With one evaluation both are the same.
+    """
+    return connection.execute(
+        """
+        WITH pictures AS (SELECT * FROM evaluation_images WHERE run_id = $run AND png IS NOT NULL),
+        ends AS (SELECT min(iteration) AS first, max(iteration) AS latest FROM pictures)
+        SELECT b.prompt_id, b.seed_index, p.prompt,
+            b.iteration AS iteration_before, b.score AS score_before, b.exact AS exact_before,
+            b.detail AS detail_before, b.error AS error_before, b.png AS png_before,
+            a.iteration AS iteration_after, a.score AS score_after, a.exact AS exact_after,
+            a.detail AS detail_after, a.error AS error_after, a.png AS png_after
+        FROM ends
+        JOIN pictures b ON b.iteration = ends.first
+        JOIN pictures a ON a.iteration = ends.latest
+            AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'evaluate' AND p.prompt_id = b.prompt_id
+        ORDER BY b.prompt_id, b.seed_index
+        """,
+        {"run": run_id},
+    ).df()
+
+
+def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """Every held-out image's score at the first and the latest evaluation, same prompts and seeds.
+
+    Pairs tell a change from noise far sooner than the two means do.
+    Columns: prompt_id, seed_index, score_before, score_after, exact_before, exact_after.
+    """
+    return connection.execute(
+        """
+        WITH ends AS (
+            SELECT min(iteration) AS first, max(iteration) AS latest FROM evaluations WHERE run_id = $run
+        )
+        SELECT b.prompt_id, b.seed_index, b.score AS score_before, a.score AS score_after,
+            b.exact::INTEGER AS exact_before, a.exact::INTEGER AS exact_after
+        FROM ends
+        JOIN evaluation_images b ON b.run_id = $run AND b.iteration = ends.first
+        JOIN evaluation_images a ON a.run_id = $run AND a.iteration = ends.latest
+            AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index
+        WHERE ends.first < ends.latest
+        ORDER BY b.prompt_id, b.seed_index
+        """,
+        {"run": run_id},
+    ).df()
+
+
+def events(connection: duckdb.DuckDBPyConnection, run_id: str, limit: int = 50) -> pd.DataFrame:
+    """The latest events, newest first. Columns: happened_at (Unix seconds), kind, message."""
+    return connection.execute(
+        "SELECT happened_at, kind, message FROM events WHERE run_id = ? ORDER BY event_id DESC LIMIT ?",
+        [run_id, limit],
+    ).df()
+
+
+def _elapsed_s(connection: duckdb.DuckDBPyConnection, run_id: str, until: pd.Series) -> np.ndarray:
+    """Seconds that the run was at work before each time of `until` (Unix seconds)."""
+    spans = connection.execute(f"{_SPANS} ORDER BY started_at", {"run": run_id}).fetchnumpy()
+    starts = np.asarray(spans["started_at"], dtype=float)
+    times = until.to_numpy(dtype=float)
+    if starts.size == 0:
+        return np.zeros(times.shape)
+    # Merge what overlaps: a span begins anew where it starts after all before it have ended.
+    reach = np.maximum.accumulate(np.asarray(spans["ended_at"], dtype=float))
+    is_new = np.concatenate(([True], starts[1:] > reach[:-1]))
+    begins = starts[is_new]
+    ends = reach[np.concatenate((is_new[1:], [True]))]
+    worked = np.minimum(times[:, None], ends) - begins
+    return np.clip(worked, 0, None).sum(axis=1)

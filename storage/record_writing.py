@@ -1,0 +1,181 @@
+"""Records into rows: one function a kind of record, each inside the caller's transaction.
+
+A record's old rows are deleted before its new ones go in, so writing it twice is writing it once.
+Rows go in as whole columns (`unnest` of lists): a row at a time is a hundred times slower.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import duckdb
+
+from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+
+Columns = Mapping[str, tuple[str, Sequence[object]]]
+"""Column name -> (SQL type, one value a row)."""
+
+
+def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationRecord) -> None:
+    """Put an iteration's rows in place of those it may have left before."""
+    key = [record.run_id, record.iteration]
+    for table in ("iterations", "iteration_metrics", "samples"):
+        connection.execute(f"DELETE FROM {table} WHERE run_id = ? AND iteration = ?", key)
+    connection.execute(
+        "INSERT INTO iterations VALUES (?, ?, ?, ?, ?)",
+        [*key, record.policy_version, record.started_at, record.ended_at],
+    )
+    metrics = {name: float(value) for name, value in record.metrics.items()}
+    _insert(
+        connection, "iteration_metrics", record.run_id, record.iteration,
+        {"name": ("VARCHAR", list(metrics)), "value": ("DOUBLE", list(metrics.values()))},
+    )  # fmt: skip
+    _insert(connection, "samples", record.run_id, record.iteration, _sample_columns(record.samples))
+    _write_prompts(connection, record.run_id, "train", record.samples)
+    _write_intervals(connection, record.run_id, "iteration", record.iteration, record.intervals)
+
+
+def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
+    """Put an evaluation's rows in place of those it may have left before."""
+    key = [record.run_id, record.iteration]
+    for table in ("evaluations", "evaluation_images"):
+        connection.execute(f"DELETE FROM {table} WHERE run_id = ? AND iteration = ?", key)
+    connection.execute(
+        "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)",
+        [*key, record.policy_version, record.started_at, record.ended_at, record.score, record.exact],
+    )
+    _insert(connection, "evaluation_images", record.run_id, record.iteration, _image_columns(record.images))
+    _write_prompts(connection, record.run_id, "evaluate", record.images)
+    _write_intervals(connection, record.run_id, "evaluation", record.iteration, record.intervals)
+
+
+def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after: int) -> None:
+    """Delete what came after iteration `after`, but keep its paid time, as state `lost`.
+
+    The devices ran and were billed although a resumed run does the work again; without these rows
+    the states would no longer sum to the bill.
+    """
+    key = [run_id, after]
+    for table in ("iterations", "iteration_metrics", "samples", "evaluations", "evaluation_images"):
+        connection.execute(f"DELETE FROM {table} WHERE run_id = ? AND iteration > ?", key)
+    later = "run_id = ? AND iteration > ? AND phase <> 'discarded'"
+    connection.execute(
+        "INSERT OR REPLACE INTO worker_states "
+        "SELECT run_id, 'discarded', iteration, started_at, worker, place, market, 'lost', ended_at, "
+        f"usd_per_hour FROM worker_states WHERE {later}",
+        key,
+    )
+    connection.execute(
+        "INSERT INTO costs SELECT run_id, 'discarded', iteration, 'lost', market, sum(device_s), sum(usd) "
+        f"FROM costs WHERE {later} GROUP BY run_id, iteration, market "
+        "ON CONFLICT DO UPDATE SET device_s = device_s + excluded.device_s, usd = usd + excluded.usd",
+        key,
+    )
+    for table in ("worker_states", "costs"):
+        connection.execute(f"DELETE FROM {table} WHERE {later}", key)
+
+
+def _insert(
+    connection: duckdb.DuckDBPyConnection, table: str, run_id: str, iteration: int, columns: Columns
+) -> None:
+    """Insert whole columns under one run and iteration; nothing where there are no rows."""
+    values = [list(rows) for _, rows in columns.values()]
+    if not values[0]:
+        return
+    cells = ", ".join(f"unnest(?::{sql_type}[])" for sql_type, _ in columns.values())
+    connection.execute(
+        f"INSERT INTO {table} (run_id, iteration, {', '.join(columns)}) SELECT ?, ?, {cells}",
+        [run_id, iteration, *values],
+    )
+
+
+def _sample_columns(samples: Sequence[SampleRecord]) -> Columns:
+    return {
+        "prompt_id": ("BIGINT", [s.prompt_id for s in samples]),
+        "seed_index": ("BIGINT", [s.seed_index for s in samples]),
+        "policy_version": ("INTEGER", [s.policy_version for s in samples]),
+        "score": ("DOUBLE", [s.score for s in samples]),
+        "exact": ("BOOLEAN", [s.exact for s in samples]),
+        "detail": ("VARCHAR", [s.detail for s in samples]),
+        "error": ("VARCHAR", [s.error for s in samples]),
+        "seed_rank": ("INTEGER", [s.seed_rank for s in samples]),
+        "explored_score": ("DOUBLE", [s.explored_score for s in samples]),
+        "advantage": ("DOUBLE", [s.advantage for s in samples]),
+        "worker": ("VARCHAR", [s.worker for s in samples]),
+    }
+
+
+def _image_columns(images: Sequence[EvaluationImage]) -> Columns:
+    pngs = [None if i.png_base64 is None else base64.b64decode(i.png_base64) for i in images]
+    return {
+        "prompt_id": ("BIGINT", [i.prompt_id for i in images]),
+        "seed_index": ("BIGINT", [i.seed_index for i in images]),
+        "score": ("DOUBLE", [i.score for i in images]),
+        "exact": ("BOOLEAN", [i.exact for i in images]),
+        "detail": ("VARCHAR", [i.detail for i in images]),
+        "error": ("VARCHAR", [i.error for i in images]),
+        "png": ("BLOB", pngs),
+    }
+
+
+def _write_prompts(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    purpose: str,
+    rows: Sequence[SampleRecord] | Sequence[EvaluationImage],
+) -> None:
+    known = connection.execute(
+        "SELECT prompt_id FROM prompts WHERE run_id = ? AND purpose = ?", [run_id, purpose]
+    ).fetchall()
+    prompts = {row.prompt_id: row.prompt for row in rows}
+    for (prompt_id,) in known:  # most iterations bring no new prompt, and the insert is the slow part
+        prompts.pop(prompt_id, None)
+    if prompts:
+        connection.execute(
+            "INSERT INTO prompts SELECT ?, ?, unnest(?::BIGINT[]), unnest(?::VARCHAR[])",
+            [run_id, purpose, list(prompts), list(prompts.values())],
+        )
+
+
+def _write_intervals(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    intervals: Sequence[StateInterval],
+) -> None:
+    """Write the device states of a phase and what they add up to."""
+    for table in ("worker_states", "costs"):
+        connection.execute(
+            f"DELETE FROM {table} WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
+        )
+    _insert(
+        connection, "worker_states", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(intervals)),
+            "started_at": ("DOUBLE", [i.started_at for i in intervals]),
+            "worker": ("VARCHAR", [i.worker for i in intervals]),
+            "place": ("INTEGER", list(range(len(intervals)))),
+            "market": ("VARCHAR", [i.market for i in intervals]),
+            "state": ("VARCHAR", [i.state for i in intervals]),
+            "ended_at": ("DOUBLE", [i.ended_at for i in intervals]),
+            "usd_per_hour": ("DOUBLE", [i.usd_per_hour for i in intervals]),
+        },
+    )  # fmt: skip
+    device_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+    usd: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for interval in intervals:
+        device_s[interval.state, interval.market] += interval.ended_at - interval.started_at
+        usd[interval.state, interval.market] += interval.usd
+    _insert(
+        connection, "costs", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(usd)),
+            "state": ("VARCHAR", [state for state, _ in usd]),
+            "market": ("VARCHAR", [market for _, market in usd]),
+            "device_s": ("DOUBLE", list(device_s.values())),
+            "usd": ("DOUBLE", list(usd.values())),
+        },
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""A run's result, read from what was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage.database import Database
+
+
+def evaluated_iterations(database: Database, run_id: str) -> set[int]:
+    """Iterations after which the run has a held-out evaluation."""
+    with database.reading() as connection:
+        rows = connection.execute("SELECT iteration FROM evaluations WHERE run_id = ?", [run_id]).fetchall()
+    return {iteration for (iteration,) in rows}
+
+
+def run_result(database: Database, run_id: str) -> dict[str, Any]:
+    """Held-out scores of the first and the last evaluation, time and money.
+
+    Returns:
+        `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
+        evaluated), `iterations` committed, `wall_s` from the first to the last recorded moment of
+        work, `max_ratio_deviation`, and `cost_usd` of all paid device time.
+    """
+    with database.reading() as connection:
+        scores = connection.execute(
+            "SELECT score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
+        ).fetchall()
+        (iterations,) = connection.execute(
+            "SELECT count(*) FROM iterations WHERE run_id = ?", [run_id]
+        ).fetchall()[0]
+        (deviation,) = connection.execute(
+            "SELECT max(value) FROM iteration_metrics WHERE run_id = ? AND name = 'ratio_deviation'", [run_id]
+        ).fetchall()[0]
+        wall_s, cost_usd = connection.execute(
+            "SELECT max(ended_at) - min(started_at), sum((ended_at - started_at) * usd_per_hour / 3600) "
+            "FROM worker_states WHERE run_id = ?",
+            [run_id],
+        ).fetchall()[0]
+    before = scores[0] if scores else (None, None)
+    after = scores[-1] if scores else (None, None)
+    return {
+        "run_id": run_id,
+        "score_before": before[0],
+        "score_after": after[0],
+        "exact_before": before[1],
+        "exact_after": after[1],
+        "iterations": iterations,
+        "wall_s": wall_s or 0.0,
+        "max_ratio_deviation": deviation or 0.0,
+        "cost_usd": cost_usd or 0.0,
+    }

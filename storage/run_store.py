@@ -1,0 +1,264 @@
+"""Runs in the database: made, marked, recorded iteration by iteration, and found again."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import duckdb
+import psutil
+from pydantic import ValidationError
+
+from storage.config import RunConfig
+from storage.database import LOCK_WAIT_S, Database
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.home import Home
+from storage.record_writing import discard_iterations, write_evaluation, write_iteration
+from storage.records import EvaluationRecord, IterationRecord, RunStatus
+
+_START_TOLERANCE_S = 2.0
+"""Two readings of one process's start may differ by this; a reused pid is older or younger."""
+
+_RUN_COLUMNS = (
+    "run_id, name, status, created_at, ended_at, host, pid, process_started_at, config AS config_json, "
+    "environment, summary, error, "
+    "(SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id) AS last_iteration"
+)
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run as the database knows it.
+
+    Attributes:
+        created_at: Unix seconds; `ended_at` likewise, None while it goes on.
+        host, pid, process_started_at: the process that does (or last did) the work.
+        config_json: the configuration as it was stored.
+        environment: versions, commit, device and the like.
+        summary: named results, set at the end.
+        error: why it failed, else None.
+        last_iteration: number of the last committed iteration, None before the first.
+    """
+
+    run_id: str
+    name: str
+    status: RunStatus
+    created_at: float
+    ended_at: float | None
+    host: str
+    pid: int
+    process_started_at: float | None
+    config_json: str
+    environment: dict[str, str]
+    summary: dict[str, Any]
+    error: str | None
+    last_iteration: int | None
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration.
+
+        Raises:
+            ConfigurationError: it was stored by a version whose settings this one does not know.
+        """
+        try:
+            return RunConfig.model_validate_json(self.config_json)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigurationError(
+                f"run {self.run_id} was made with other settings than this version has "
+                f"({'.'.join(map(str, first['loc']))}: {first['msg']}); use the commit in its environment"
+            ) from error
+
+
+class RunStore:
+    """Every run of a home. Cheap to make; keeps no connection open.
+
+    Args:
+        home: where the database lies.
+        wait_s: how long to wait for the database's lock, in seconds.
+
+    Every method may raise StorageError: the database stayed locked, or is of another version.
+    """
+
+    def __init__(self, home: Home, wait_s: float = LOCK_WAIT_S) -> None:
+        self.home = home
+        self.database = Database(home.database, wait_s)
+
+    def create_run(self, run_id: str, config: RunConfig, environment: Mapping[str, str], pid: int) -> None:
+        """Enter a new run, status `running`, done by process `pid` of this machine.
+
+        Raises:
+            StorageError: there is a run of that identifier already.
+        """
+        with self.database.writing() as connection:
+            if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
+                raise StorageError(f"run {run_id} exists already; resume it, or take another identifier")
+            connection.execute(
+                "INSERT INTO runs VALUES (?, ?, 'running', ?, NULL, ?, ?, ?, ?, ?, '{}', NULL)",
+                [
+                    run_id, config.name, time.time(), socket.gethostname(), pid, _process_start(pid),
+                    config.model_dump_json(), json.dumps(dict(environment)),
+                ],
+            )  # fmt: skip
+
+    def resume_run(self, run_id: str, pid: int) -> None:
+        """Mark a run as `running` again, now done by process `pid` of this machine."""
+        values = [socket.gethostname(), pid, _process_start(pid)]
+        with self.database.writing() as connection:
+            self._update(
+                connection, run_id,
+                "status = 'running', ended_at = NULL, error = NULL, host = ?, pid = ?, process_started_at = ?",
+                values,
+            )  # fmt: skip
+
+    def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
+        """Note how a run stands; any status but `running` also notes the time as its end."""
+        if status not in get_args(RunStatus):
+            raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
+        ended_at = None if status == "running" else time.time()
+        with self.database.writing() as connection:
+            self._update(connection, run_id, "status = ?, ended_at = ?, error = ?", [status, ended_at, error])
+
+    def set_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
+        """Store a run's named results (JSON values), in place of earlier ones."""
+        with self.database.writing() as connection:
+            self._update(connection, run_id, "summary = ?", [json.dumps(dict(summary))])
+
+    def commit_iteration(self, record: IterationRecord) -> None:
+        """Write an iteration's rows in one transaction; writing the same again changes nothing."""
+        with self.database.writing() as connection:
+            self._require(connection, record.run_id)
+            write_iteration(connection, record)
+
+    def commit_evaluation(self, record: EvaluationRecord) -> None:
+        """Write an evaluation's rows in one transaction; writing the same again changes nothing."""
+        with self.database.writing() as connection:
+            self._require(connection, record.run_id)
+            write_evaluation(connection, record)
+
+    def add_event(self, run_id: str, kind: str, message: str) -> None:
+        """Note something a person should see beside the figures (a resume, a preemption, a warning)."""
+        with self.database.writing() as connection:
+            self._require(connection, run_id)
+            connection.execute(
+                "INSERT INTO events SELECT ?, 1 + coalesce(max(event_id), 0), ?, ?, ? "
+                "FROM events WHERE run_id = ?",
+                [run_id, time.time(), kind, message, run_id],
+            )
+
+    def discard_after(self, run_id: str, iteration: int) -> None:
+        """Drop iterations and evaluations above `iteration`; a resumed run does them again.
+
+        Their device time stays on the bill, as state `lost`.
+        """
+        with self.database.writing() as connection:
+            self._require(connection, run_id)
+            discard_iterations(connection, run_id, iteration)
+
+    def reconcile(self) -> list[str]:
+        """Mark as `interrupted` the runs of this machine whose process is gone (kill -9, power).
+
+        Returns:
+            Identifiers of the runs so marked.
+        """
+        gone = [row for row in self.runs() if row.status == "running" and not process_is_alive(row)]
+        if not gone:
+            return []
+        marked: list[str] = []
+        with self.database.writing() as connection:
+            for row in gone:
+                # The process is compared again: someone may have resumed the run since we looked.
+                changed = connection.execute(
+                    "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
+                    "WHERE run_id = ? AND status = 'running' AND pid = ? "
+                    "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
+                    [time.time(), f"its process {row.pid} ended without a word; resume it", row.run_id, row.pid,
+                     row.process_started_at],
+                ).fetchall()  # fmt: skip
+                marked += [run_id for (run_id,) in changed]
+        return marked
+
+    def run(self, run_id: str) -> RunRow:
+        """One run.
+
+        Raises:
+            RunNotFoundError: there is none of that identifier; the message names near ones.
+        """
+        with self.database.reading() as connection:
+            rows = _run_rows(connection, "WHERE run_id = ?", [run_id])
+            if not rows:
+                raise _not_found(connection, run_id)
+        return rows[0]
+
+    def runs(self) -> list[RunRow]:
+        """All runs, newest first."""
+        with self.database.reading() as connection:
+            return _run_rows(connection, "ORDER BY created_at DESC, run_id DESC", [])
+
+    def _require(self, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
+        if not connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
+            raise _not_found(connection, run_id)
+
+    def _update(
+        self, connection: duckdb.DuckDBPyConnection, run_id: str, assignments: str, values: list[Any]
+    ) -> None:
+        self._require(connection, run_id)
+        connection.execute(f"UPDATE runs SET {assignments} WHERE run_id = ?", [*values, run_id])
+
+
+def process_is_alive(row: RunRow) -> bool:
+    """Whether the run's very process still runs on this machine.
+
+    A later process that was given the same pid does not count; a run of another machine cannot be
+    seen from here and passes for alive.
+    """
+    if row.host != socket.gethostname():
+        return True
+    try:
+        process = psutil.Process(row.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
+            return False
+        started_at = process.create_time()
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # there is such a process, but not ours to look into
+        return True
+    noted_at = row.process_started_at
+    return noted_at is not None and abs(started_at - noted_at) < _START_TOLERANCE_S
+
+
+def _run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:
+    cursor = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs r {clause}", values)
+    names = [column[0] for column in cursor.description or []]
+    rows: list[RunRow] = []
+    for cells in cursor.fetchall():
+        row: dict[str, Any] = dict(zip(names, cells, strict=True))
+        row["environment"] = json.loads(row["environment"])
+        row["summary"] = json.loads(row["summary"])
+        rows.append(RunRow(**row))
+    return rows
+
+
+def _not_found(connection: duckdb.DuckDBPyConnection, run_id: str) -> RunNotFoundError:
+    rows = connection.execute("SELECT run_id FROM runs ORDER BY created_at DESC").fetchall()
+    known = [known_id for (known_id,) in rows]
+    if not known:
+        return RunNotFoundError(f"no run {run_id!r}: there are none yet; start one with `spotlight train`")
+    near = difflib.get_close_matches(run_id, known, n=3)
+    if near:
+        return RunNotFoundError(f"no run {run_id!r}; did you mean {', '.join(near)}?")
+    return RunNotFoundError(f"no run {run_id!r}; the latest are {', '.join(known[:5])}")
+
+
+def _process_start(pid: int) -> float | None:
+    """When the process began, in Unix seconds; None where there is no such process."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None

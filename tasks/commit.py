@@ -1,0 +1,151 @@
+"""What a phase left behind goes into checkpoint, database and MLflow."""
+
+from __future__ import annotations
+
+import base64
+import io
+import statistics
+from collections import defaultdict
+
+from PIL import Image
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Evaluation, Rollout, Trained
+from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from tasks.session import Session, record_to_json
+
+
+@task(name="commit", cache_policy=NO_CACHE, persist_result=False)
+def commit(session: Session, record: IterationRecord) -> None:
+    """Make an iteration durable: the checkpoint is the commit, the rest follows from its record.
+
+    May run beside the next rollout, whose weights are those of the checkpoint.
+    """
+    config = session.config
+    if record.iteration % config.checkpoint.every == 0 or record.iteration == config.iterations:
+        session.checkpoints.save(
+            record.iteration, session.runtime.blobs(), record_to_json(record), config.model_dump(mode="json")
+        )
+    session.store.commit_iteration(record)
+    session.tracker.metrics(record.iteration, record.metrics)
+
+
+@task(name="record-evaluation", cache_policy=NO_CACHE, persist_result=False)
+def record_evaluation(session: Session, record: EvaluationRecord) -> None:
+    """Write a held-out evaluation to the database and to MLflow."""
+    session.store.commit_evaluation(record)
+    session.tracker.metrics(record.iteration, {"evaluation_score": record.score, "evaluation_exact": record.exact})
+
+
+def iteration_record(
+    session: Session,
+    rolled: Rollout,
+    scores: list[Score],
+    trained: Trained,
+    started_at: float,
+    ended_at: float,
+    intervals: list[StateInterval],
+) -> IterationRecord:
+    """The rows of a finished iteration."""
+    report, advantages = trained.report, trained.advantages
+    values = [score.value for score in scores]
+    metrics = {
+        "reward_mean": statistics.fmean(values),
+        "reward_std": statistics.pstdev(values),
+        "exact_share": statistics.fmean(score.exact for score in scores),
+        "scorer_errors": float(sum(score.error is not None for score in scores)),
+        "groups": float(rolled.prompt_count),
+        "groups_dropped": float(advantages.dropped),
+        "training_steps": float(report.training_steps),
+        "loss": report.loss,
+        "kl": report.kl,
+        "clip_share": report.clip_share,
+        "gradient_norm": report.gradient_norm,
+        "ratio_deviation": report.ratio_deviation,
+        "iteration_s": ended_at - started_at,
+        "cost_usd": sum(interval.usd for interval in intervals),
+        **session.take_seconds(),
+    }
+    return IterationRecord(
+        run_id=session.run_id,
+        iteration=rolled.plan.iteration,
+        policy_version=trained.policy_version,
+        started_at=started_at,
+        ended_at=ended_at,
+        metrics=metrics,
+        samples=_sample_records(rolled, scores, trained),
+        intervals=intervals,
+    )
+
+
+def evaluation_record(
+    session: Session,
+    evaluation: Evaluation,
+    iteration: int,
+    started_at: float,
+    ended_at: float,
+    intervals: list[StateInterval],
+) -> EvaluationRecord:
+    """The rows of a held-out evaluation; the first images of the file go into the gallery."""
+    gallery = session.config.evaluation.gallery
+    images = [
+        EvaluationImage(
+            prompt_id=sample.request.prompt_id,
+            prompt=sample.request.prompt,
+            seed_index=sample.request.seed_index,
+            score=score.value,
+            exact=score.exact,
+            detail=score.detail,
+            error=score.error,
+            png_base64=_png(sample.image_HWC) if place < gallery else None,
+        )
+        for place, (sample, score) in enumerate(zip(evaluation.samples, evaluation.scores, strict=True))
+    ]
+    return EvaluationRecord(
+        session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
+        evaluation.score, evaluation.exact, images, intervals,
+    )  # fmt: skip
+
+
+def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> list[SampleRecord]:
+    by_prompt: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    for delivered, score in zip(rolled.delivered, scores, strict=True):
+        request = delivered.sample.request
+        by_prompt[request.prompt_id].append((-score.value, request.seed_index))
+    rank = {
+        (prompt_id, seed): place
+        for prompt_id, seeds in by_prompt.items()
+        for place, (_, seed) in enumerate(sorted(seeds))
+    }
+    group = len(rolled.delivered) // rolled.prompt_count
+    advantages = trained.advantages.value_PG.flatten().tolist()
+    kept = trained.advantages.kept_P.repeat_interleave(group).tolist()
+    records = []
+    for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
+        request = delivered.sample.request
+        identity = (request.prompt_id, request.seed_index)
+        records.append(
+            SampleRecord(
+                prompt_id=request.prompt_id,
+                prompt=request.prompt,
+                seed_index=request.seed_index,
+                policy_version=request.policy_version,
+                score=score.value,
+                exact=score.exact,
+                detail=score.detail,
+                error=score.error,
+                seed_rank=rank[identity],
+                explored_score=rolled.plan.explored_score.get(identity),
+                advantage=advantages[place] if kept[place] else None,
+                worker=delivered.worker,
+            )
+        )
+    return records
+
+
+def _png(image_HWC) -> str:
+    buffer = io.BytesIO()
+    Image.fromarray(image_HWC).save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,46 @@
+"""The phases of an iteration as Prefect tasks; each asks the runtime for one thing."""
+
+from __future__ import annotations
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Evaluation, Rollout, Trained
+from tasks.session import Session
+
+
+@task(name="explore", cache_policy=NO_CACHE, persist_result=False)
+def explore(session: Session, iteration: int) -> SeedPlan:
+    """Choose the seeds of an iteration; runs beside the training of the one before."""
+    with session.timed("explore"):
+        return session.runtime.explore(iteration)
+
+
+@task(name="rollout", cache_policy=NO_CACHE, persist_result=False)
+def rollout(session: Session, plan: SeedPlan) -> Rollout:
+    """Generate the chosen seeds on all devices."""
+    with session.timed("rollout"):
+        return session.runtime.rollout(plan)
+
+
+@task(name="reward", cache_policy=NO_CACHE, persist_result=False)
+def reward(session: Session, rolled: Rollout) -> list[Score]:
+    """Judge every image of the rollout."""
+    with session.timed("reward"):
+        return session.runtime.reward(rolled)
+
+
+@task(name="train", cache_policy=NO_CACHE, persist_result=False)
+def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
+    """Take the training steps on the reserved device and publish the weights."""
+    with session.timed("train"):
+        return session.runtime.train(rolled, scores)
+
+
+@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
+def evaluate(session: Session) -> Evaluation:
+    """Score the held-out prompts with the moving average of the weights."""
+    with session.timed("evaluate"):
+        return session.runtime.evaluate()

@@ -1,0 +1,171 @@
+"""A run that is open: its runtime and the places that remember it.
+
+Tasks get the session as their first argument. Prefect passes it on as it is: it is no collection
+and no task caches its result.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from prefect.exceptions import TerminationSignal
+
+from gpu_runtime.runtime import Runtime
+from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.config import RunConfig
+from storage.errors import CheckpointError
+from storage.home import Home
+from storage.records import IterationRecord, RunStatus, SampleRecord, StateInterval
+from storage.run_store import RunStore
+from storage.tracking import Tracker
+
+_VERSIONS = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
+
+
+class Session:
+    """One run, from its start or its resumption to its end.
+
+    Attributes:
+        first_iteration: the iteration to do next, counted from 1.
+        seconds: how long each phase of the running iteration took.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        config: RunConfig,
+        runtime: Runtime,
+        store: RunStore,
+        checkpoints: CheckpointStore,
+        tracker: Tracker,
+    ) -> None:
+        self.run_id = run_id
+        self.config = config
+        self.runtime = runtime
+        self.store = store
+        self.checkpoints = checkpoints
+        self.tracker = tracker
+        self.first_iteration = 1
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Book the time of a phase of the running iteration."""
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - start
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.runtime.close()
+        if kind is None:
+            newest = self.checkpoints.load_latest()
+            if newest is not None:
+                self.tracker.artifact(newest.path / "weights.safetensors")
+                self.tracker.artifact(newest.path / "average.safetensors")
+        self.tracker.finish(status_after(kind))
+
+    def take_seconds(self) -> dict[str, float]:
+        """Phase times since the last call, as metrics (`rollout_s`, ...)."""
+        taken, self.seconds = self.seconds, {}
+        return {f"{phase}_s": value for phase, value in taken.items()}
+
+
+def status_after(kind: type[BaseException] | None) -> RunStatus:
+    """How a run stands after this exception (None: after none)."""
+    if kind is None:
+        return "finished"
+    return "cancelled" if issubclass(kind, (KeyboardInterrupt, TerminationSignal)) else "failed"
+
+
+def open_session(home: Home, run_id: str, config: RunConfig) -> Session:
+    """Start the runtime of a new or interrupted run, and go back to its last checkpoint.
+
+    Raises:
+        SpotlightError: whatever keeps the run from starting; nothing is written then but the
+            run's status.
+    """
+    store = RunStore(home)
+    checkpoints = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
+    checkpoint = checkpoints.load_latest()
+    runtime = Runtime(config)
+    tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
+    session = Session(run_id, config, runtime, store, checkpoints, tracker)
+    try:
+        tracker.start(run_id, config, {"spotlight.reward": config.reward.scorer, "spotlight.model": config.model.path})
+        if checkpoint is not None:
+            _go_back(session, checkpoint)
+        else:
+            # Killed before its first checkpoint: whatever was recorded is done again.
+            store.discard_after(run_id, -1)
+    except BaseException:
+        runtime.close()
+        raise
+    return session
+
+
+def _go_back(session: Session, checkpoint: Checkpoint) -> None:
+    if checkpoint.config != session.config.model_dump(mode="json"):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.path} was made with another configuration than run {session.run_id}; "
+            "resume with the run's own, which the database holds"
+        )
+    for rejected in checkpoint.rejected:
+        session.store.add_event(session.run_id, "checkpoint_rejected", rejected)
+    record = record_from_json(checkpoint.record)
+    session.runtime.restore(checkpoint.blobs, record.policy_version)
+    session.store.discard_after(session.run_id, checkpoint.iteration)
+    # The database may have been cut off between the checkpoint and the rows.
+    session.store.commit_iteration(record)
+    session.first_iteration = checkpoint.iteration + 1
+    session.store.add_event(
+        session.run_id, "resumed", f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.name}"
+    )
+
+
+def record_to_json(record: IterationRecord) -> dict[str, object]:
+    """An iteration's record as JSON values, to travel in its checkpoint."""
+    return asdict(record)
+
+
+def record_from_json(values: dict) -> IterationRecord:
+    """The inverse of `record_to_json`."""
+    return IterationRecord(
+        **{
+            **values,
+            "samples": [SampleRecord(**sample) for sample in values["samples"]],
+            "intervals": [StateInterval(**interval) for interval in values["intervals"]],
+        }
+    )
+
+
+def environment() -> dict[str, str]:
+    """What else a run's result may depend on: versions, commit, machine."""
+    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
+    return found | {
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    root = Path(__file__).resolve().parents[1]
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.strip()

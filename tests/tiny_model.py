@@ -1,0 +1,81 @@
+"""A model for tests: Qwen-Image's transformer with one layer and random weights, seeded.
+
+Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from diffusers import QwenImageTransformer2DModel
+
+from gpu_runtime.models.protocol import Conditioning
+
+TEXT_LENGTH, TEXT_WIDTH = 4, 8
+GRID = (1, 2, 2)
+CHANNELS = 8
+
+
+class TinyModel:
+    """Implements `gpu_runtime.models.protocol.DiffusionModel` with about 17 000 parameters.
+
+    Args:
+        seed: of the weights.
+        bias: added to the last layer's bias; models that differ in it differ in every output.
+    """
+
+    def __init__(self, seed: int = 0, bias: float = 0.0) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            transformer = QwenImageTransformer2DModel(
+                patch_size=1,
+                in_channels=CHANNELS,
+                out_channels=CHANNELS,
+                num_layers=1,
+                attention_head_dim=8,
+                num_attention_heads=2,
+                joint_attention_dim=TEXT_WIDTH,
+                axes_dims_rope=(2, 2, 4),
+            )
+        with torch.no_grad():
+            transformer.proj_out.bias += bias
+        self.transformer: torch.nn.Module = transformer.eval()
+        self.latent_shape = (GRID[1] * GRID[2], CHANNELS)
+        self.device = torch.device("cpu")
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Encode a prompt as what a generator draws that its hash seeds; its length sets the mask."""
+        embeds_BLE = torch.zeros(len(prompts), TEXT_LENGTH, TEXT_WIDTH)
+        mask_BL = torch.zeros(len(prompts), TEXT_LENGTH, dtype=torch.bool)
+        for row, prompt in enumerate(prompts):
+            words = min(len(prompt.split()), TEXT_LENGTH)
+            key = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "little")
+            drawn = np.random.default_rng(key).standard_normal((words, TEXT_WIDTH), dtype=np.float32)
+            embeds_BLE[row, :words] = torch.from_numpy(drawn)
+            mask_BL[row, :words] = True
+        return Conditioning(embeds_BLE, mask_BL)
+
+    def velocity(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        """Predict v, float32, shape (B, S, C)."""
+        return self.transformer(
+            hidden_states=latents_BSC,
+            encoder_hidden_states=conditioning.embeds_BLE,
+            encoder_hidden_states_mask=conditioning.mask_BL,
+            timestep=sigma_B,
+            img_shapes=[[GRID]] * len(latents_BSC),
+            return_dict=False,
+        )[0]
+
+    def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Show a token's first three channels as one pixel: (B, 2, 2, 3) uint8."""
+        pixels = (latents_BSC[..., :3].clamp(-2, 2) + 2) / 4 * 255
+        return pixels.round().to(torch.uint8).reshape(-1, GRID[1], GRID[2], 3)
+
+    def sigmas(self, steps: int) -> torch.Tensor:
+        """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
+        return torch.linspace(1, 0, steps + 1, dtype=torch.float64)

@@ -1,0 +1,109 @@
+"""The ten-second answer: is the run getting better, and what does it cost."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from storage.errors import ConfigurationError
+from ui.formatting import duration, markdown_text, percent, usd
+from ui.run_view import RunView
+
+
+def planned_iterations(view: RunView) -> int | None:
+    """How many iterations the run is to do; None where its settings are of another version."""
+    try:
+        return view.row.config.iterations
+    except ConfigurationError:
+        return None
+
+
+def show_state(view: RunView) -> None:
+    """Say what a person should do about a run that did not end well."""
+    run_id = view.row.run_id
+    if view.row.status == "running" and not view.alive:
+        st.warning(
+            f"The run's process {view.row.pid} is gone. Go on from its last checkpoint: `spotlight resume {run_id}`",
+            icon=":material/link_off:",
+        )
+    elif view.row.status in ("failed", "interrupted", "cancelled"):
+        reason = f": {view.row.error}" if view.row.error else ""
+        st.warning(
+            markdown_text(f"The run was {view.row.status}{reason}. Go on with `spotlight resume {run_id}`"),
+            icon=":material/error:",
+        )
+
+
+def show_verdict(view: RunView) -> None:
+    """One sentence: better, worse or not to tell yet, by how much, after how long, for how much."""
+    if view.scores.empty:
+        st.info("The model is being scored before training; its first figures appear here.", icon=":material/hourglass:")
+        return
+    before, now = view.scores["score"].iloc[0], view.scores["score"].iloc[-1]
+    if view.change is None:
+        st.info(
+            f"**Score before training: {before:.2f}.** The next evaluation tells whether training helps.",
+            icon=":material/hourglass:",
+        )
+        return
+    change = view.change
+    figures = f"score {before:.2f} → {now:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
+    base = (
+        f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations, "
+        f"{duration(view.scores['elapsed_s'].iloc[-1])} and {usd(view.paid('reserved_usd') + view.paid('spot_usd'))}."
+    )
+    if not change.is_clear:
+        st.info(markdown_text(f"**No clear change yet: {figures}**, {base}"), icon=":material/drag_handle:")
+    elif change.mean > 0:
+        st.success(markdown_text(f"**Better: {figures}**, {base}"), icon=":material/trending_up:")
+    else:
+        st.error(markdown_text(f"**Worse: {figures}**, {base}"), icon=":material/trending_down:")
+
+
+def show_figures(view: RunView) -> None:
+    """Six big figures in a row."""
+    done = len(view.metrics)
+    planned = planned_iterations(view)
+    total_usd = view.paid("reserved_usd") + view.paid("spot_usd")
+    spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
+    columns = st.columns(6)
+    for column, name, title in ((columns[0], "score", "Score now"), (columns[1], "exact", "Exact match now")):
+        with column:
+            _show_measure(view, name, title)
+    columns[2].metric(
+        "Iterations", f"{done} of {planned}" if planned else str(done),
+        percent(done / planned) if planned else None, delta_color="off", delta_arrow="off", border=True,
+    )  # fmt: skip
+    columns[3].metric(
+        "Wall-clock", duration(view.elapsed_s),
+        f"{duration(view.elapsed_s / done)} an iteration" if done else None,
+        delta_color="off", delta_arrow="off", border=True,
+        help="Time at work, evaluations included; breaks between a kill and a resume do not count.",
+    )  # fmt: skip
+    columns[4].metric(
+        "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
+        delta_color="off", delta_arrow="off", border=True,
+        help="Every second of every device, idle ones too, at the prices of the run's settings.",
+    )  # fmt: skip
+    columns[5].metric(
+        "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "–",
+        f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
+        delta_color="off", delta_arrow="off", border=True,
+        help="Spot devices' share of the paid device time.",
+    )  # fmt: skip
+
+
+def _show_measure(view: RunView, name: str, title: str) -> None:
+    values = view.scores[name]
+    if values.empty:
+        st.metric(title, "–", border=True)
+        return
+    now, before = float(values.iloc[-1]), float(values.iloc[0])
+    as_text = percent if name == "exact" else "{:.3f}".format
+    st.metric(
+        title, as_text(now),
+        f"{now - before:+.3f} from {before:.3f}" if name == "score"
+        else f"{100 * (now - before):+.0f} points from {percent(before)}",
+        delta_color="normal" if len(values) > 1 and now != before else "off",
+        delta_arrow="auto" if now != before else "off", border=True,
+        help="Mean over the held-out prompts, with the moving average of the weights.",
+    )  # fmt: skip

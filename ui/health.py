@@ -1,0 +1,75 @@
+"""Training's vital signs: four figures that show early when the learning itself is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from ui.formatting import figure, percent
+from ui.run_view import RunView
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """One figure; `column` None means the share of groups without variance."""
+
+    title: str
+    column: str | None
+    is_share: bool
+    meaning: str
+
+
+_SIGNS = (
+    _Sign(
+        "Ratio deviation", "ratio_deviation", False,
+        "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should be "
+        "0: what is left is numerical difference between generating and training.",
+    ),
+    _Sign(
+        "KL to the reference", "kl", False,
+        "How far the policy has moved from the model before training. A steep rise with a falling score means "
+        "the reward is being gamed.",
+    ),
+    _Sign(
+        "Clip share", "clip_share", True,
+        "Share of the probability ratios outside the clip range. Near 0 the steps are small; above half, most "
+        "of the samples teach nothing: lower optimizer.learning_rate.",
+    ),
+    _Sign(
+        "Groups without variance", None, True,
+        "Share of prompts whose samples all scored the same. They teach nothing, but were paid for.",
+    ),
+)  # fmt: skip
+
+
+def show_health(view: RunView) -> None:
+    """Show the signs in a row, each with its course over the iterations."""
+    if view.metrics.empty:
+        st.caption("These figures appear with the first iteration.")
+        return
+    for column, sign in zip(st.columns(len(_SIGNS)), _SIGNS, strict=True):
+        course = _course(view.metrics, sign).dropna()
+        if course.empty:
+            column.metric(sign.title, "–", help=sign.meaning, border=True)
+            continue
+        latest = float(course.iloc[-1])
+        column.metric(
+            sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True,
+            chart_data=course.tolist() if len(course) > 1 else None, chart_type="line",
+        )  # fmt: skip
+    errors = view.metrics.get("scorer_errors", pd.Series(dtype=float)).sum()
+    if errors:
+        st.warning(
+            f"The scorer failed on {errors:.0f} images so far; they count as score 0. The errors are in the table "
+            "`samples`.",
+            icon=":material/visibility_off:",
+        )
+
+
+def _course(metrics: pd.DataFrame, sign: _Sign) -> pd.Series:
+    missing = pd.Series(float("nan"), index=metrics.index)
+    if sign.column is not None:
+        return metrics.get(sign.column, missing)
+    return metrics.get("groups_dropped", missing) / metrics.get("groups", missing)

@@ -1,0 +1,115 @@
+"""Everything a page shows of one run, read in one opening of the database and cached for 2 s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from storage import queries
+from storage.database import Database
+from storage.home import Home
+from storage.run_store import RunRow, RunStore, process_is_alive
+
+CACHE_S = 2
+"""Age at which cached figures are read again; several open tabs cost one reading."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean difference of the held-out scores between first and latest evaluation.
+
+    Attributes:
+        mean: after minus before, over the same prompts and seeds.
+        margin: half the width of its 95 % interval.
+        images: pairs compared.
+    """
+
+    mean: float
+    margin: float
+    images: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.images > 1 and abs(self.mean) > self.margin
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run's frames; see storage/queries.py for their columns.
+
+    Attributes:
+        alive: whether its process is still there.
+        change: None before there are two evaluations.
+    """
+
+    row: RunRow
+    alive: bool
+    scores: pd.DataFrame
+    metrics: pd.DataFrame
+    cost: pd.DataFrame
+    cost_by_state: pd.DataFrame
+    events: pd.DataFrame
+    change: Change | None
+
+    @property
+    def is_live(self) -> bool:
+        return self.row.status == "running" and self.alive
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds at work, up to the last thing recorded."""
+        return max([0.0, *self.scores["elapsed_s"], *self.metrics["elapsed_s"]])
+
+    def paid(self, column: str) -> float:
+        """Total of a column of `cost` (they are cumulated)."""
+        return 0.0 if self.cost.empty else float(self.cost[column].iloc[-1])
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
+def load_overview(home: Path) -> pd.DataFrame:
+    """All runs, newest first."""
+    with Database(Home(home).database).reading() as connection:
+        return queries.run_overview(connection)
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
+def load_run(home: Path, run_id: str) -> RunView:
+    """What the page shows of one run.
+
+    Raises:
+        RunNotFoundError: there is none of that identifier.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    store = RunStore(Home(home))
+    row = store.run(run_id)
+    with store.database.reading() as connection:
+        return RunView(
+            row=row,
+            alive=process_is_alive(row),
+            scores=queries.score_curve(connection, run_id),
+            metrics=queries.metric_curves(connection, run_id),
+            cost=queries.cost_by_iteration(connection, run_id),
+            cost_by_state=queries.cost_by_state(connection, run_id),
+            events=queries.events(connection, run_id),
+            change=_change(queries.paired_scores(connection, run_id)),
+        )
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def load_images(home: Path, run_id: str, evaluation: int) -> pd.DataFrame:
+    """The gallery; `evaluation` (the latest one's iteration) is there to be part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return queries.images_before_after(connection, run_id)
+
+
+def _change(pairs: pd.DataFrame) -> Change | None:
+    if pairs.empty:
+        return None
+    difference = (pairs["score_after"] - pairs["score_before"]).to_numpy(dtype=float)
+    error = float(difference.std(ddof=1)) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    return Change(float(difference.mean()), 1.96 * float(error), len(difference))

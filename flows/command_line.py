@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from typing import Annotated, Any
@@ -172,7 +173,7 @@ def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
     from flows.prefect_server import close_orphaned_flow_runs, prefect_server
 
     interrupted = RunStore(home).reconcile()
-    with prefect_server(home) as ui_url:
+    with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
         from prefect import tags
 
         from flows.post_train import post_train

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -97,11 +97,15 @@ def is_healthy(api_url: str) -> bool:
 
 
 @contextmanager
-def prefect_server(home: Home) -> Iterator[str]:
+def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
     """Have a server while the context lasts; yields the address of its UI.
 
     The one that PREFECT_API_URL names is used as it is; without that a local one is started, its
     address put into the environment, and ended afterwards. Prefect must not be imported before.
+
+    Args:
+        home: where a local server keeps its state.
+        meanwhile: called while the local server starts, such as an import that takes seconds.
 
     Raises:
         ServerError: if the named one does not answer, or the local one does not start.
@@ -119,6 +123,7 @@ def prefect_server(home: Home) -> Iterator[str]:
     os.environ["PREFECT_API_URL"] = server.api_url
     os.environ.setdefault("PREFECT_HOME", str(home.prefect))
     try:
+        meanwhile()
         server.wait_ready()
         yield server.ui_url
     finally:

@@ -69,6 +69,13 @@ class Fleet:
         self._devices = [self._start("reserved", index) for index in range(config.runtime.reserved_workers)]
         self._devices += [self._start("spot", index) for index in range(config.runtime.spot_workers)]
         self.trainer = self._devices[0]
+
+    def await_ready(self) -> None:
+        """Wait until every worker has loaded its model.
+
+        Raises:
+            RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
+        """
         self._await_ready(self._devices)
 
     @property
@@ -204,7 +211,7 @@ class Fleet:
 
     def _replace_lost(self) -> None:
         have = {device.name.split(".")[0] for device in self._devices}
-        wanted = [("reserved", index) for index in range(self._config.runtime.reserved_workers)]
+        wanted: list[tuple[Market, int]] = [("reserved", index) for index in range(self._config.runtime.reserved_workers)]
         wanted += [("spot", index) for index in range(self._config.runtime.spot_workers)]
         fresh = [self._start(market, index) for market, index in wanted if f"{market}-{index}" not in have]
         self._devices += fresh

@@ -5,18 +5,15 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
 
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.plan import SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.fleet import Delivered, Fleet, Weights
-from gpu_runtime.learning.advantages import Advantages, group_advantages
+from gpu_runtime.learning.advantages import Advantages
+from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
 from gpu_runtime.learning.trainer import TrainingReport, TrainingSample
 from gpu_runtime.rewards.protocol import Score
@@ -86,6 +83,9 @@ class Runtime:
         try:
             self._fleet = Fleet(self._cluster, config)
             self._scoring = ScoringPool(self._cluster, config)
+            # Both load at the same time; each takes seconds of imports.
+            self._fleet.await_ready()
+            self._scoring.await_ready()
             self._version = 0
             self._current = self._publish("v0")
         except BaseException:
@@ -115,11 +115,7 @@ class Runtime:
 
     def rollout(self, plan: SeedPlan) -> Rollout:
         """Generate the planned seeds with the current weights on all devices."""
-        requests = [
-            self._request(RequestKind.ROLLOUT, plan.iteration, self._train_by_id[prompt_id], seed)
-            for prompt_id, seeds in sorted(plan.seeds.items())
-            for seed in seeds
-        ]
+        requests = rollout_requests(plan, self._train_by_id, self.config.seed, self._version)
         self._take_own_weights()
         return Rollout(plan, self._version, self._fleet.generate(requests, self._current))
 
@@ -135,18 +131,8 @@ class Runtime:
         Raises:
             TrainingError: if the first ratio is off, a loss is not finite, or nothing changed.
         """
-        algorithm = self.config.algorithm
-        signal = [score.value if self.config.reward.signal == "graded" else float(score.exact) for score in scores]
-        reward_PG = torch.tensor(signal, dtype=torch.float64).reshape(rollout.prompt_count, -1)
-        advantages = group_advantages(reward_PG, algorithm.advantage_std, algorithm.advantage_clip)
-        kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
-        samples = [
-            TrainingSample(delivered.sample.request, delivered.sample.trajectory, advantage)
-            for delivered, advantage, keep in zip(
-                rollout.delivered, advantages.value_PG.flatten().tolist(), kept, strict=True
-            )
-            if keep
-        ]
+        generated = [delivered.sample for delivered in rollout.delivered]
+        advantages, samples = training_samples(generated, scores, self.config)
         trainer = self._fleet.trainer.name
         self._take_own_weights()
         self._fleet.enter(trainer, "train")
@@ -163,7 +149,9 @@ class Runtime:
         """Held-out images by the ODE with the moving average, and their scores."""
         settings = self.config.evaluation
         requests = [
-            self._request(RequestKind.EVALUATE, 0, prompt, seed)
+            SampleRequest(
+                RequestKind.EVALUATE, self.config.seed, 0, prompt.prompt_id, seed, self._version, prompt.text
+            )
             for prompt in self.evaluate_prompts
             for seed in range(settings.images_per_prompt)
         ]
@@ -196,13 +184,6 @@ class Runtime:
         """End all processes of the runtime."""
         self._cluster.shutdown()
 
-    def _request(
-        self, kind: RequestKind, iteration: int, prompt: PromptRecord, seed_index: int
-    ) -> SampleRequest:
-        return SampleRequest(
-            kind, self.config.seed, iteration, prompt.prompt_id, seed_index, self._version, prompt.text
-        )
-
     def _publish(self, key: str) -> Weights:
         """Name the trainer's own weights `key` and make them available to the workers."""
         digest = self._fleet.ask_trainer("own_weights", key)
@@ -214,6 +195,19 @@ class Runtime:
         if self._fleet.trainer.holds != self._current.key:
             self._fleet.ask_trainer("own_weights", self._current.key)
             self._fleet.trainer.holds = self._current.key
+
+
+def rollout_requests(
+    plan: SeedPlan, prompts: Mapping[int, PromptRecord], run_seed: int, policy_version: int
+) -> list[SampleRequest]:
+    """The requests of a plan, ordered by prompt and seed."""
+    return [
+        SampleRequest(
+            RequestKind.ROLLOUT, run_seed, plan.iteration, prompt_id, seed, policy_version, prompts[prompt_id].text
+        )
+        for prompt_id, seeds in sorted(plan.seeds.items())
+        for seed in seeds
+    ]
 
 
 def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:

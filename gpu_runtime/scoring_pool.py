@@ -29,14 +29,21 @@ class ScoringPool:
         self._config = config
         self._started = 0
         self._pool = [self._start() for _ in range(config.runtime.scorer_workers)]
-        limit = config.runtime.start_timeout_s
+
+    def await_ready(self) -> None:
+        """Wait until every scorer is loaded.
+
+        Raises:
+            RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
+        """
+        limit = self._config.runtime.start_timeout_s
         for actor, call in [(actor, actor.call("ready")) for actor in self._pool]:
             try:
                 call.result(timeout=limit)
             except TimeoutError as error:
                 raise RuntimeFailure(
                     f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster has "
-                    f"{cluster.describe()}"
+                    f"{self._cluster.describe()}"
                 ) from error
             except WorkerLostError as error:
                 raise RuntimeFailure(f"scorer {actor.name} died while starting: {error}") from error

@@ -149,7 +149,7 @@ class CheckpointStore:
         path = self._found().get(iteration)
         if path is None:
             there = ", ".join(map(str, self.iterations())) or "none"
-            raise CheckpointError(f"no checkpoint of iteration {iteration} in {self.folder}; there are: {there}")
+            raise CheckpointError(f"no checkpoint of iteration {iteration} in {self.folder}; found: {there}")
         return _read(path, iteration, [])
 
     def _found(self) -> dict[int, Path]:

@@ -43,28 +43,28 @@ class PromptsConfig(Section):
 class SamplingConfig(Section):
     """How images are generated in rollout and in evaluation."""
 
-    train_steps: int = Field(10, ge=2, le=200)
+    train_steps: int = Field(default=10, ge=2, le=200)
     """Denoising steps of a rollout."""
 
-    evaluate_steps: int = Field(20, ge=1, le=200)
+    evaluate_steps: int = Field(default=20, ge=1, le=200)
     """Denoising steps of an evaluation image (ODE)."""
 
     sde: Literal["flow", "cps"] = "flow"
     """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling."""
 
-    noise_level: float = Field(0.7, gt=0, le=2)
+    noise_level: float = Field(default=0.7, gt=0, le=2)
     """Noise level `a` of the stochastic steps; with `cps` it must not exceed 1."""
 
-    window_size: int = Field(4, ge=1, le=200)
+    window_size: int = Field(default=4, ge=1, le=200)
     """Stochastic (and trained) denoising steps in each sample; the others follow the ODE."""
 
-    window_start: int = Field(0, ge=0, le=199)
+    window_start: int = Field(default=0, ge=0, le=199)
     """First denoising step that a window may cover."""
 
-    window_stop: int = Field(9, ge=1, le=200)
+    window_stop: int = Field(default=9, ge=1, le=200)
     """One past the last denoising step that a window may cover."""
 
-    batch_size: int = Field(16, ge=4, le=1024)
+    batch_size: int = Field(default=16, ge=4, le=1024)
     """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
     sample's bits never depend on its neighbours (batches of 1 and 2 round differently)."""
 
@@ -97,28 +97,28 @@ class SamplingConfig(Section):
 class AlgorithmConfig(Section):
     """Flow-GRPO (arXiv 2505.05470)."""
 
-    prompts_per_iteration: int = Field(16, ge=1, le=4096)
+    prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
     """Prompts P in an iteration."""
 
-    group_size: int = Field(16, ge=2, le=512)
+    group_size: int = Field(default=16, ge=2, le=512)
     """Samples G of each prompt; advantages are normalised over them."""
 
-    updates_per_iteration: int = Field(1, ge=1, le=64)
+    updates_per_iteration: int = Field(default=1, ge=1, le=64)
     """Training (optimiser) steps an iteration's samples are divided over."""
 
-    clip_range: float = Field(1e-3, gt=0, lt=1)
+    clip_range: float = Field(default=1e-3, gt=0, lt=1)
     """Clip range of the probability ratio; small because log-probabilities are means."""
 
-    advantage_clip: float = Field(5.0, gt=0)
+    advantage_clip: float = Field(default=5.0, gt=0)
     """Advantages are clamped to plus or minus this."""
 
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
 
-    kl_weight: float = Field(0.0, ge=0)
+    kl_weight: float = Field(default=0.0, ge=0)
     """Weight beta of the KL to the reference policy (the model before training)."""
 
-    ratio_tolerance: float = Field(1e-5, gt=0)
+    ratio_tolerance: float = Field(default=1e-5, gt=0)
     """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0."""
 
     @model_validator(mode="after")
@@ -142,10 +142,10 @@ class AdaptationConfig(Section):
     mode: Literal["lora", "full"] = "full"
     """`lora` trains low-rank adapters, `full` every weight of the transformer."""
 
-    rank: int = Field(32, ge=1, le=1024)
+    rank: int = Field(default=32, ge=1, le=1024)
     """Rank of the adapters (lora only)."""
 
-    alpha: float = Field(64.0, gt=0)
+    alpha: float = Field(default=64.0, gt=0)
     """Scale of the adapters (lora only); the update is multiplied by alpha / rank."""
 
     targets: tuple[str, ...] = (
@@ -157,25 +157,25 @@ class AdaptationConfig(Section):
 class OptimizerConfig(Section):
     """AdamW and the moving average of the weights."""
 
-    learning_rate: float = Field(1e-4, gt=0, le=1)
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
     """Constant learning rate."""
 
-    weight_decay: float = Field(1e-4, ge=0, le=1)
+    weight_decay: float = Field(default=1e-4, ge=0, le=1)
     """Decoupled weight decay."""
 
-    beta1: float = Field(0.9, ge=0, lt=1)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the first moment."""
 
-    beta2: float = Field(0.999, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the second moment."""
 
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
 
-    ema_decay: float = Field(0.9, ge=0, lt=1)
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the weights' moving average, which evaluation uses; 0 switches it off."""
 
-    ema_interval: int = Field(1, ge=1)
+    ema_interval: int = Field(default=1, ge=1)
     """Training steps between two updates of the moving average."""
 
 
@@ -199,16 +199,16 @@ class RewardConfig(Section):
 class EvaluationConfig(Section):
     """Held-out scoring, with the same prompts and seeds every time."""
 
-    every: int = Field(10, ge=0)
+    every: int = Field(default=10, ge=0)
     """Iterations between evaluations; 0 evaluates only before and after."""
 
-    prompts: int = Field(96, ge=1)
+    prompts: int = Field(default=96, ge=1)
     """How many held-out prompts, from the top of the file."""
 
-    images_per_prompt: int = Field(1, ge=1, le=64)
+    images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
 
-    gallery: int = Field(12, ge=0, le=256)
+    gallery: int = Field(default=12, ge=0, le=256)
     """Evaluation images kept for the dashboard, the same prompts and seeds every time."""
 
 
@@ -218,29 +218,29 @@ class RuntimeConfig(Section):
     ray_address: str = ""
     """Address of a running Ray cluster; empty starts a local one."""
 
-    reserved_workers: int = Field(1, ge=1, le=64)
+    reserved_workers: int = Field(default=1, ge=1, le=64)
     """Reserved devices. The first one trains; all of them generate."""
 
-    spot_workers: int = Field(2, ge=0, le=1024)
+    spot_workers: int = Field(default=2, ge=0, le=1024)
     """Spot devices; they only generate."""
 
-    scorer_workers: int = Field(2, ge=1, le=256)
+    scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
 
-    threads: int = Field(1, ge=1, le=256)
+    threads: int = Field(default=1, ge=1, le=256)
     """Torch threads a worker. More than one is slower when workers share cores."""
 
-    start_timeout_s: float = Field(300.0, gt=0)
+    start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds that all workers together may take to start."""
 
 
 class PriceConfig(Section):
     """What a device costs. The defaults are an H100's on GCP: see docs/measurements.md."""
 
-    reserved_usd_per_hour: float = Field(10.98, ge=0)
+    reserved_usd_per_hour: float = Field(default=10.98, ge=0)
     """Dollars an hour of a reserved device."""
 
-    spot_usd_per_hour: float = Field(2.51, ge=0)
+    spot_usd_per_hour: float = Field(default=2.51, ge=0)
     """Dollars an hour of a spot device."""
 
     @model_validator(mode="after")
@@ -256,23 +256,23 @@ class PriceConfig(Section):
 class CheckpointConfig(Section):
     """What is kept to resume from."""
 
-    every: int = Field(1, ge=1)
+    every: int = Field(default=1, ge=1)
     """Iterations between checkpoints; a killed run goes back to the last one."""
 
-    keep: int = Field(2, ge=1)
+    keep: int = Field(default=2, ge=1)
     """Newest checkpoints kept; older ones are deleted."""
 
 
 class RunConfig(Section):
     """Everything that decides what a run computes, plus where it computes it."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """Short name, the beginning of the run's identifier: letters, digits, `_`, `.`, `-`."""
 
-    seed: int = Field(0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Run seed; every random number of the run is a function of it."""
 
-    iterations: int = Field(40, ge=1, lt=2**31)
+    iterations: int = Field(default=40, ge=1, lt=2**31)
     """Iterations (explore, rollout, reward, train) of the run."""
 
     model: ModelConfig = ModelConfig()

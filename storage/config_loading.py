@@ -93,7 +93,7 @@ def load_config(
     for assignment in sets:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            problems.append(f"--set {assignment}: write it as section.key=value, as in sampling.noise_level=0.5")
+            problems.append(f"--set {assignment}: write section.key=value, as in sampling.noise_level=0.5")
             continue
         key = tuple(part.strip() for part in name.split("."))
         settings += _parsed(key, text.strip(), "--set", problems)
@@ -152,7 +152,7 @@ def _parsed(key: KeyPath, text: str, source: str, problems: list[str]) -> list[_
     settings = _flatten(key, value, source)
     for setting in settings:
         if isinstance(setting.value, float) and not math.isfinite(setting.value):
-            problems.append(f"{dotted(setting.key)} = {setting.value} (from {source}): must be a finite number")
+            problems.append(f"{dotted(setting.key)} = {setting.value} (from {source}): must be finite")
     return settings
 
 

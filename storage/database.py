@@ -35,9 +35,9 @@ _SETTINGS = {
     "autoload_known_extensions": False,
 }
 
-# Within a process DuckDB hands a second writer the same database instead of an error, and two
-# transactions could then conflict: our writers take turns.
-_writer_turn = threading.Lock()
+# Within a process DuckDB shares one open database among connections, and fails in several ways when
+# one is opened while another closes: the threads of a process take turns. One thread may nest.
+_turn = threading.RLock()
 
 
 class Database:
@@ -60,18 +60,13 @@ class Database:
             StorageError: the file stayed locked, has another version's tables, or DuckDB refused.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _writer_turn:
-            connection = self._connect(read_only=False)
-            try:
-                with _as_storage_errors(self.path):
-                    has_tables = self._has_tables(connection)
-                    connection.execute("BEGIN TRANSACTION")
-                    if not has_tables:
-                        create_tables(connection)
-                    yield connection
-                    connection.execute("COMMIT")
-            finally:
-                connection.close()  # without a commit before it, this rolls back
+        with self._connected(read_only=False) as connection:
+            has_tables = self._has_tables(connection)
+            connection.execute("BEGIN TRANSACTION")
+            if not has_tables:
+                create_tables(connection)
+            yield connection
+            connection.execute("COMMIT")  # where an error keeps us from it, closing rolls back
 
     @contextmanager
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
@@ -80,19 +75,31 @@ class Database:
         Raises:
             StorageError: the file stayed locked, has another version's tables, or DuckDB refused.
         """
-        connection = self._connect(read_only=True) if self.path.exists() else None
+        if self.path.exists():
+            with self._connected(read_only=True) as connection:
+                if self._has_tables(connection):
+                    yield connection
+                    return
+        with duckdb.connect(":memory:", config=_SETTINGS) as empty:
+            create_tables(empty)
+            yield empty
+
+    @contextmanager
+    def _connected(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
+        if not _turn.acquire(timeout=self.wait_s):
+            raise StorageError(
+                f"another thread of this process kept {self.path} for {self.wait_s:g} s; try again"
+            )
         try:
-            with _as_storage_errors(self.path):
-                if connection is not None and not self._has_tables(connection):
-                    connection.close()
-                    connection = None
-                if connection is None:
-                    connection = duckdb.connect(":memory:", config=_SETTINGS)
-                    create_tables(connection)
+            connection = self._connect(read_only=read_only)
+            try:
                 yield connection
-        finally:
-            if connection is not None:
+            except duckdb.Error as error:
+                raise StorageError(f"DuckDB refused a statement on {self.path}: {error}") from error
+            finally:
                 connection.close()
+        finally:
+            _turn.release()
 
     def _has_tables(self, connection: duckdb.DuckDBPyConnection) -> bool:
         version = stored_version(connection)
@@ -108,7 +115,7 @@ class Database:
         while True:
             try:
                 return duckdb.connect(str(self.path), read_only=read_only, config=_SETTINGS)
-            except (duckdb.IOException, duckdb.ConnectionException) as error:
+            except duckdb.Error as error:
                 if not _is_locked(error):
                     raise StorageError(
                         f"cannot open {self.path}: {error}; if the file is damaged, move it away"
@@ -121,23 +128,15 @@ class Database:
             time.sleep(random.uniform(*_RETRY_PAUSE_S))
 
 
-@contextmanager
-def _as_storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except duckdb.Error as error:
-        raise StorageError(f"DuckDB refused a statement on {path}: {error}") from error
-
-
 def _is_locked(error: duckdb.Error) -> bool:
-    # The second text is what this very process gets while another of its threads writes.
+    # The second text is what a thread gets that writes inside its own reading, or the other way round.
     return "Could not set lock" in str(error) or "different configuration" in str(error)
 
 
 def _holder(error: duckdb.Error) -> str:
     found = re.search(r"PID (\d+)", str(error))
     if found is None:
-        return "another thread of this process"
+        return "this process itself, which has it open in the other mode"
     pid = int(found.group(1))
     try:
         return f"process {pid} ({' '.join(psutil.Process(pid).cmdline())[:120]})"

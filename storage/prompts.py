@@ -45,7 +45,9 @@ def resolve_prompt_path(path: str | Path) -> Path:
             f"a .jsonl file (GenEval rows) or one of {_builtin_names()}"
         )
     if not found.is_file():
-        raise PromptFileError(f"prompt file {text!r} does not exist; check the path or use {_builtin_names()}")
+        raise PromptFileError(
+            f"prompt file {text!r} does not exist; check the path or use {_builtin_names()}"
+        )
     return found
 
 

@@ -56,7 +56,7 @@ def score_curve(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFr
         "WHERE run_id = ? ORDER BY iteration",
         [run_id],
     ).df()
-    frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"])
+    frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"].to_numpy(dtype=float))
     return frame
 
 
@@ -70,7 +70,7 @@ def metric_curves(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
         "SELECT iteration, policy_version, ended_at FROM iterations WHERE run_id = ? ORDER BY iteration",
         [run_id],
     ).df()
-    frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"])
+    frame["elapsed_s"] = _elapsed_s(connection, run_id, frame["ended_at"].to_numpy(dtype=float))
     rows = connection.execute(
         "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = ? ORDER BY name", [run_id]
     ).df()
@@ -110,10 +110,10 @@ def cost_by_iteration(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.
 
 
 def cost_by_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
-    """What the paid device time went into. Columns: state, market, device_s, usd."""
+    """What the paid device time went into, dearest state first. Columns: state, market, device_s, usd."""
     return connection.execute(
         "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
-        "GROUP BY state, market ORDER BY usd DESC",
+        "GROUP BY state, market ORDER BY sum(sum(usd)) OVER (PARTITION BY state) DESC, state, market",
         [run_id],
     ).df()
 
@@ -191,17 +191,16 @@ def events(connection: duckdb.DuckDBPyConnection, run_id: str, limit: int = 50) 
     ).df()
 
 
-def _elapsed_s(connection: duckdb.DuckDBPyConnection, run_id: str, until: pd.Series) -> np.ndarray:
+def _elapsed_s(connection: duckdb.DuckDBPyConnection, run_id: str, until: np.ndarray) -> np.ndarray:
     """Seconds that the run was at work before each time of `until` (Unix seconds)."""
     spans = connection.execute(f"{_SPANS} ORDER BY started_at", {"run": run_id}).fetchnumpy()
     starts = np.asarray(spans["started_at"], dtype=float)
-    times = until.to_numpy(dtype=float)
     if starts.size == 0:
-        return np.zeros(times.shape)
+        return np.zeros(until.shape)
     # Merge what overlaps: a span begins anew where it starts after all before it have ended.
     reach = np.maximum.accumulate(np.asarray(spans["ended_at"], dtype=float))
     is_new = np.concatenate(([True], starts[1:] > reach[:-1]))
     begins = starts[is_new]
     ends = reach[np.concatenate((is_new[1:], [True]))]
-    worked = np.minimum(times[:, None], ends) - begins
+    worked = np.minimum(until[:, None], ends) - begins
     return np.clip(worked, 0, None).sum(axis=1)

@@ -149,7 +149,8 @@ def _write_intervals(
     """Write the device states of a phase and what they add up to."""
     for table in ("worker_states", "costs"):
         connection.execute(
-            f"DELETE FROM {table} WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
+            f"DELETE FROM {table} WHERE run_id = ? AND phase = ? AND iteration = ?",
+            [run_id, phase, iteration],
         )
     _insert(
         connection, "worker_states", run_id, iteration,

@@ -111,11 +111,8 @@ class RunStore:
         """Mark a run as `running` again, now done by process `pid` of this machine."""
         values = [socket.gethostname(), pid, _process_start(pid)]
         with self.database.writing() as connection:
-            self._update(
-                connection, run_id,
-                "status = 'running', ended_at = NULL, error = NULL, host = ?, pid = ?, process_started_at = ?",
-                values,
-            )  # fmt: skip
+            assignments = "status = 'running', ended_at = NULL, error = NULL, host = ?, pid = ?, "
+            self._update(connection, run_id, f"{assignments}process_started_at = ?", values)
 
     def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
         """Note how a run stands; any status but `running` also notes the time as its end."""
@@ -173,14 +170,14 @@ class RunStore:
         marked: list[str] = []
         with self.database.writing() as connection:
             for row in gone:
+                error = f"its process {row.pid} ended without a word"
                 # The process is compared again: someone may have resumed the run since we looked.
                 changed = connection.execute(
                     "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
                     "WHERE run_id = ? AND status = 'running' AND pid = ? "
                     "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
-                    [time.time(), f"its process {row.pid} ended without a word; resume it", row.run_id, row.pid,
-                     row.process_started_at],
-                ).fetchall()  # fmt: skip
+                    [time.time(), error, row.run_id, row.pid, row.process_started_at],
+                ).fetchall()
                 marked += [run_id for (run_id,) in changed]
         return marked
 

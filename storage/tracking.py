@@ -147,7 +147,8 @@ class _MlflowRun:
             self.mlflow_id = found[0].info.run_id
             client.update_run(self.mlflow_id, status="RUNNING")
         else:
-            self.mlflow_id = client.create_run(experiment_id, tags=self.tags, run_name=self.run_id).info.run_id
+            created = client.create_run(experiment_id, tags=self.tags, run_name=self.run_id)
+            self.mlflow_id = created.info.run_id
             client.log_batch(self.mlflow_id, params=[Param(k, v) for k, v in self.params.items()])
         self.client = client
 

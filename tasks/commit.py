@@ -23,6 +23,11 @@ def commit(session: Session, record: IterationRecord) -> None:
 
     May run beside the next rollout, whose weights are those of the checkpoint.
     """
+    with session.timed("commit"):
+        _commit(session, record)
+
+
+def _commit(session: Session, record: IterationRecord) -> None:
     config = session.config
     if record.iteration % config.checkpoint.every == 0 or record.iteration == config.iterations:
         session.checkpoints.save(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import pandas as pd
 import plotly.graph_objects as go
 
 from ui.formatting import time_unit
@@ -19,22 +18,29 @@ MARKET_COLOURS = {"reserved": "#7c6fd9", "spot": "#27ae7a"}
 _HEIGHT_PX = 340
 
 
-def score_chart(view: RunView, measure: Literal["score", "exact"], over: Literal["iteration", "time"]) -> go.Figure:
+Measure = Literal["score", "exact"]
+"""The graded score, or the share of exact matches."""
+
+PLOT_SETTINGS = {"displayModeBar": False}
+"""For `st.plotly_chart`: no tool bar over the titles; zoom and hover work without."""
+
+
+def score_chart(view: RunView, measure: Measure, over: Literal["iteration", "time"]) -> go.Figure:
     """Held-out results (bold), training's own (thin) and the level before training (dashed).
 
     Args:
-        measure: the graded score, or the share of exact matches.
+        measure: which figure.
         over: what runs along the bottom: iterations, or time at work.
     """
     unit_s, unit = time_unit(view.elapsed_s)
     column, scale = ("iteration", 1.0) if over == "iteration" else ("elapsed_s", unit_s)
-    bottom = "Iteration" if over == "iteration" else f"Time at work ({unit})"
-    training = view.metrics.get("reward_mean" if measure == "score" else "exact_share", pd.Series(dtype=float))
+    bottom = "Iteration" if over == "iteration" else f"Wall-clock ({unit})"
+    training = "reward_mean" if measure == "score" else "exact_share"
     figure = go.Figure()
-    if not training.empty:
+    if training in view.metrics:
         figure.add_scatter(
-            x=view.metrics[column] / scale, y=training, name="training samples, mean", mode="lines",
-            line={"color": TRAINING_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
+            x=view.metrics[column] / scale, y=view.metrics[training], name="training samples, mean",
+            mode="lines", line={"color": TRAINING_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
         )  # fmt: skip
     figure.add_scatter(
         x=view.scores[column] / scale, y=view.scores[measure], name="held-out prompts", mode="lines+markers",
@@ -48,7 +54,8 @@ def score_chart(view: RunView, measure: Literal["score", "exact"], over: Literal
             annotation_position="bottom right",
         )  # fmt: skip
     title = "Score (0 to 1)" if measure == "score" else "Exact matches (share)"
-    return _laid_out(figure, f"Over {'iterations' if over == 'iteration' else 'time'}", bottom, title)
+    heading = "Over iterations" if over == "iteration" else "Over wall-clock"
+    return _laid_out(figure, heading, bottom, title)
 
 
 def cost_chart(view: RunView) -> go.Figure:
@@ -67,9 +74,9 @@ def state_chart(view: RunView) -> go.Figure:
     """What the paid device time went into, dearest first."""
     figure = go.Figure()
     frame = view.cost_by_state
-    order = frame.groupby("state")["usd"].sum().sort_values().index.tolist()
+    order = list(dict.fromkeys(frame["state"]))[::-1]  # plotly draws the first bar at the bottom
     for market, colour in MARKET_COLOURS.items():
-        part = frame[frame["market"] == market].set_index("state").reindex(order).fillna({"usd": 0, "device_s": 0})
+        part = frame[frame["market"] == market].set_index("state").reindex(order).fillna(0)
         figure.add_bar(
             y=order, x=part["usd"], name=market, orientation="h", marker={"color": colour},
             customdata=part["device_s"], hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",

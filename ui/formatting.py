@@ -7,13 +7,18 @@ import time
 
 
 def duration(seconds: float) -> str:
-    """Seconds as `42 s`, `12 min 5 s` or `3 h 20 min`."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    """Seconds as `42 s`, `12 min 5 s` or `3 h 20 min`, to the second."""
+    minutes, left_s = divmod(round(seconds), 60)
+    hours, left_min = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {left_min} min"
+    return f"{minutes} min {left_s} s" if minutes else f"{left_s} s"
+
+
+def short_duration(seconds: float) -> str:
+    """Seconds in one unit, for narrow places: `42.0 s`, `12.8 min`, `3.3 h`."""
+    unit_s, unit = time_unit(seconds)
+    return f"{seconds / unit_s:.1f} {unit}"
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -40,7 +45,7 @@ def percent(share: float) -> str:
 def figure(value: float) -> str:
     """A training figure: plain where that is short, else scientific; a dash where there is none."""
     if math.isnan(value):
-        return "–"
+        return "-"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:.3g}"
     return f"{value:.1e}"

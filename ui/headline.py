@@ -5,8 +5,10 @@ from __future__ import annotations
 import streamlit as st
 
 from storage.errors import ConfigurationError
-from ui.formatting import duration, markdown_text, percent, usd
+from ui.formatting import duration, markdown_text, percent, short_duration, usd
 from ui.run_view import RunView
+
+_TILE_PX = 189  # six in a row of a window 1,400 wide
 
 
 def planned_iterations(view: RunView) -> int | None:
@@ -22,13 +24,15 @@ def show_state(view: RunView) -> None:
     run_id = view.row.run_id
     if view.row.status == "running" and not view.alive:
         st.warning(
-            f"The run's process {view.row.pid} is gone. Go on from its last checkpoint: `spotlight resume {run_id}`",
+            f"The run's process {view.row.pid} is gone. Go on from its last checkpoint with "
+            f"`spotlight resume {run_id}`",
             icon=":material/link_off:",
         )
     elif view.row.status in ("failed", "interrupted", "cancelled"):
-        reason = f": {view.row.error}" if view.row.error else ""
+        happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
+        reason = f": {view.row.error.rstrip('.')}" if view.row.error else ""
         st.warning(
-            markdown_text(f"The run was {view.row.status}{reason}. Go on with `spotlight resume {run_id}`"),
+            markdown_text(f"The run {happened}{reason}. Go on with `spotlight resume {run_id}`"),
             icon=":material/error:",
         )
 
@@ -36,7 +40,10 @@ def show_state(view: RunView) -> None:
 def show_verdict(view: RunView) -> None:
     """One sentence: better, worse or not to tell yet, by how much, after how long, for how much."""
     if view.scores.empty:
-        st.info("The model is being scored before training; its first figures appear here.", icon=":material/hourglass:")
+        st.info(
+            "The model is scored before training begins; its first figures appear here.",
+            icon=":material/hourglass:",
+        )
         return
     before, now = view.scores["score"].iloc[0], view.scores["score"].iloc[-1]
     if view.change is None:
@@ -48,8 +55,8 @@ def show_verdict(view: RunView) -> None:
     change = view.change
     figures = f"score {before:.2f} → {now:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
     base = (
-        f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations, "
-        f"{duration(view.scores['elapsed_s'].iloc[-1])} and {usd(view.paid('reserved_usd') + view.paid('spot_usd'))}."
+        f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations and "
+        f"{duration(view.scores['elapsed_s'].iloc[-1])}; {usd(view.paid_usd)} paid so far."
     )
     if not change.is_clear:
         st.info(markdown_text(f"**No clear change yet: {figures}**, {base}"), icon=":material/drag_handle:")
@@ -63,31 +70,33 @@ def show_figures(view: RunView) -> None:
     """Six big figures in a row."""
     done = len(view.metrics)
     planned = planned_iterations(view)
-    total_usd = view.paid("reserved_usd") + view.paid("spot_usd")
+    total_usd = view.paid_usd
     spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
-    columns = st.columns(6)
-    for column, name, title in ((columns[0], "score", "Score now"), (columns[1], "exact", "Exact match now")):
-        with column:
-            _show_measure(view, name, title)
-    columns[2].metric(
+    # Fixed widths in a row that wraps: in columns, a narrow window would cut the figures off.
+    row = st.container(horizontal=True)
+    with row:
+        _show_measure(view, "score", "Score now")
+        _show_measure(view, "exact", "Exact match now")
+    row.metric(
         "Iterations", f"{done} of {planned}" if planned else str(done),
-        percent(done / planned) if planned else None, delta_color="off", delta_arrow="off", border=True,
+        percent(done / planned) if planned else None,
+        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
     )  # fmt: skip
-    columns[3].metric(
-        "Wall-clock", duration(view.elapsed_s),
-        f"{duration(view.elapsed_s / done)} an iteration" if done else None,
-        delta_color="off", delta_arrow="off", border=True,
+    row.metric(
+        "Wall-clock", short_duration(view.elapsed_s),
+        f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
+        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
         help="Time at work, evaluations included; breaks between a kill and a resume do not count.",
     )  # fmt: skip
-    columns[4].metric(
+    row.metric(
         "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
-        delta_color="off", delta_arrow="off", border=True,
+        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
         help="Every second of every device, idle ones too, at the prices of the run's settings.",
     )  # fmt: skip
-    columns[5].metric(
-        "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "–",
+    row.metric(
+        "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
         f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
-        delta_color="off", delta_arrow="off", border=True,
+        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
         help="Spot devices' share of the paid device time.",
     )  # fmt: skip
 
@@ -95,15 +104,15 @@ def show_figures(view: RunView) -> None:
 def _show_measure(view: RunView, name: str, title: str) -> None:
     values = view.scores[name]
     if values.empty:
-        st.metric(title, "–", border=True)
+        st.metric(title, "-", border=True, width=_TILE_PX)
         return
     now, before = float(values.iloc[-1]), float(values.iloc[0])
     as_text = percent if name == "exact" else "{:.3f}".format
     st.metric(
         title, as_text(now),
         f"{now - before:+.3f} from {before:.3f}" if name == "score"
-        else f"{100 * (now - before):+.0f} points from {percent(before)}",
-        delta_color="normal" if len(values) > 1 and now != before else "off",
-        delta_arrow="auto" if now != before else "off", border=True,
+        else f"{100 * (now - before):+.0f} from {percent(before)}",
+        delta_color="normal" if now != before else "off",
+        delta_arrow="auto" if now != before else "off", border=True, width=_TILE_PX,
         help="Mean over the held-out prompts, with the moving average of the weights.",
     )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -24,18 +25,18 @@ class _Sign:
 _SIGNS = (
     _Sign(
         "Ratio deviation", "ratio_deviation", False,
-        "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should be "
-        "0: what is left is numerical difference between generating and training.",
+        "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should "
+        "be 0: what is left is numerical difference between generating and training.",
     ),
     _Sign(
         "KL to the reference", "kl", False,
-        "How far the policy has moved from the model before training. A steep rise with a falling score means "
-        "the reward is being gamed.",
+        "How far the policy has moved from the model before training. A steep rise with a falling score "
+        "means that the reward is being gamed.",
     ),
     _Sign(
         "Clip share", "clip_share", True,
-        "Share of the probability ratios outside the clip range. Near 0 the steps are small; above half, most "
-        "of the samples teach nothing: lower optimizer.learning_rate.",
+        "Share of the probability ratios outside the clip range. Near 0 the steps are small; above half, "
+        "most of the samples teach nothing: lower optimizer.learning_rate.",
     ),
     _Sign(
         "Groups without variance", None, True,
@@ -50,26 +51,32 @@ def show_health(view: RunView) -> None:
         st.caption("These figures appear with the first iteration.")
         return
     for column, sign in zip(st.columns(len(_SIGNS)), _SIGNS, strict=True):
-        course = _course(view.metrics, sign).dropna()
-        if course.empty:
-            column.metric(sign.title, "–", help=sign.meaning, border=True)
+        course = _course(view.metrics, sign)
+        if not course:
+            column.metric(sign.title, "-", help=sign.meaning, border=True)
             continue
-        latest = float(course.iloc[-1])
+        latest = course[-1]
         column.metric(
             sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True,
-            chart_data=course.tolist() if len(course) > 1 else None, chart_type="line",
+            chart_data=course if len(course) > 1 else None, chart_type="line",
         )  # fmt: skip
-    errors = view.metrics.get("scorer_errors", pd.Series(dtype=float)).sum()
-    if errors:
+    errors = np.nansum(_values(view.metrics, "scorer_errors"))
+    if errors > 0:
         st.warning(
-            f"The scorer failed on {errors:.0f} images so far; they count as score 0. The errors are in the table "
-            "`samples`.",
+            f"The scorer failed on {errors:.0f} images so far; they count as score 0. "
+            "The errors are in the table `samples`.",
             icon=":material/visibility_off:",
         )
 
 
-def _course(metrics: pd.DataFrame, sign: _Sign) -> pd.Series:
-    missing = pd.Series(float("nan"), index=metrics.index)
+def _course(metrics: pd.DataFrame, sign: _Sign) -> list[float]:
     if sign.column is not None:
-        return metrics.get(sign.column, missing)
-    return metrics.get("groups_dropped", missing) / metrics.get("groups", missing)
+        values = _values(metrics, sign.column)
+    else:
+        values = _values(metrics, "groups_dropped") / _values(metrics, "groups")
+    return values[np.isfinite(values)].tolist()
+
+
+def _values(metrics: pd.DataFrame, name: str) -> np.ndarray:
+    """A metric's course; NaN throughout where no iteration has it."""
+    return metrics[name].to_numpy(dtype=float) if name in metrics else np.full(len(metrics), np.nan)

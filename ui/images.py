@@ -35,7 +35,7 @@ def show_images(images: pd.DataFrame) -> None:
         return
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     if before == after:
-        st.caption("The untouched model's images; the trained one's appear beside them at the next evaluation.")
+        st.caption("The untouched model's images; the next evaluation puts the trained one's beside them.")
     cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]
     st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
 

@@ -58,12 +58,18 @@ class RunView:
 
     @property
     def is_live(self) -> bool:
+        """Whether more is to come."""
         return self.row.status == "running" and self.alive
 
     @property
     def elapsed_s(self) -> float:
         """Seconds at work, up to the last thing recorded."""
         return max([0.0, *self.scores["elapsed_s"], *self.metrics["elapsed_s"]])
+
+    @property
+    def paid_usd(self) -> float:
+        """The bill so far, in dollars."""
+        return self.paid("reserved_usd") + self.paid("spot_usd")
 
     def paid(self, column: str) -> float:
         """Total of a column of `cost` (they are cumulated)."""

@@ -7,6 +7,7 @@ Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a d
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -94,7 +95,9 @@ class Cluster:
         options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
         if gpu and self._gpu_share:
             options["num_gpus"] = self._gpu_share
-        return RemoteActor(name, ray.remote(actor).options(**options).remote(*args))
+        # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
+        named = type(re.sub(r"\W", "_", name), (actor,), {})
+        return RemoteActor(name, ray.remote(named).options(**options).remote(*args))
 
     def share(self, value: Any) -> Any:
         """Put a value into the object store once, to be passed to many calls."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from peft import LoraConfig
 
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config import AdaptationConfig
@@ -37,20 +36,7 @@ class Policy:
         transformer = model.transformer
         transformer.requires_grad_(not self._lora)
         if self._lora:
-            config = LoraConfig(
-                r=adaptation.rank,
-                lora_alpha=adaptation.alpha,  # pyright: ignore[reportArgumentType]  (a float is taken)
-                init_lora_weights="gaussian",
-                target_modules=list(adaptation.targets),
-            )
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                try:
-                    transformer.add_adapter(config)  # pyright: ignore[reportCallIssue]
-                except ValueError as error:
-                    raise ModelError(
-                        f"adaptation.targets={list(adaptation.targets)} names no layer of this model: {error}"
-                    ) from error
+            _add_adapters(transformer, adaptation, seed)
         self.trained: dict[str, torch.nn.Parameter] = {
             name: weight for name, weight in transformer.named_parameters() if weight.requires_grad
         }
@@ -106,6 +92,26 @@ class Policy:
         with torch.no_grad():
             for name, weight in self.trained.items():
                 weight.copy_(source[name])
+
+
+def _add_adapters(transformer: torch.nn.Module, adaptation: AdaptationConfig, seed: int) -> None:
+    # Imported here: it takes seconds, in every worker, and full training has no use for it.
+    from peft import LoraConfig
+
+    config = LoraConfig(
+        r=adaptation.rank,
+        lora_alpha=adaptation.alpha,  # pyright: ignore[reportArgumentType]  (a float is taken)
+        init_lora_weights="gaussian",
+        target_modules=list(adaptation.targets),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            transformer.add_adapter(config)  # pyright: ignore[reportCallIssue]
+        except ValueError as error:
+            raise ModelError(
+                f"adaptation.targets={list(adaptation.targets)} names no layer of this model: {error}"
+            ) from error
 
 
 def weights_digest(state: Mapping[str, np.ndarray]) -> str:

@@ -95,7 +95,8 @@ class EmbeddedModel:
         transformer = QwenImageTransformer2DModel.from_pretrained(
             str(folder), subfolder=_TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
         )
-        return cls(settings, codec, transformer.to(device))
+        moved: Any = transformer
+        return cls(settings, codec, moved.to(device))
 
     def save(self, path: str | Path) -> None:
         """Write the folder that `load` reads; existing files in it are replaced."""
@@ -158,7 +159,9 @@ def resolve_folder(path: str | Path) -> Path:
     if not missing:
         return folder
     if not embedded:
-        raise ModelError(f"{name}: no {', '.join(missing)} in it; give a folder that EmbeddedModel.save wrote")
+        raise ModelError(
+            f"{name}: no {', '.join(missing)} in it; give a folder that EmbeddedModel.save wrote"
+        )
     there = sorted(found.name for found in WEIGHTS_FOLDER.glob("*") if (found / _SETTINGS_FILE).is_file())
     task = folder.name.removesuffix("-sparse")
     raise ModelError(
@@ -171,4 +174,6 @@ def _read_settings(path: Path) -> EmbeddedSettings:
     try:
         return EmbeddedSettings(**json.loads(path.read_text(encoding="utf-8")))
     except (json.JSONDecodeError, TypeError) as error:
-        raise ModelError(f"{path}: not the settings of an embedded model ({error}); restore the file") from error
+        raise ModelError(
+            f"{path}: not the settings of an embedded model ({error}); restore the file"
+        ) from error

@@ -25,7 +25,7 @@ _ENGINE_PARAMETERS = {
     "EngineConfig.onnxruntime.inter_op_num_threads": 1,
     # The least width that a line is padded to (320 by default). A wider image still gets the
     # width that it needs; a short sign costs a third of the time.
-    "Rec.rec_img_shape": [3, 48, 96],
+    "Rec.rec_img_shape": [3, 48, 72],
 }
 
 

@@ -10,7 +10,7 @@ import streamlit as st
 from storage.config_loading import differences
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
-from ui.charts import cost_chart, score_chart, state_chart
+from ui.charts import PLOT_SETTINGS, Measure, cost_chart, score_chart, state_chart
 from ui.formatting import moment
 from ui.headline import show_figures, show_state, show_verdict
 from ui.health import show_health
@@ -18,7 +18,9 @@ from ui.images import show_images
 from ui.run_view import RunView, load_images, load_overview, load_run
 
 _REFRESH = "2s"
-_BADGES = {"running": "blue", "finished": "green", "failed": "red", "cancelled": "gray", "interrupted": "orange"}
+_COLOURS = {
+    "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray", "interrupted": "orange",
+}  # fmt: skip
 
 
 def show_page() -> None:
@@ -41,9 +43,11 @@ def _show_nothing(home: Path) -> None:
     if not load_overview(home).empty:
         st.rerun()
     st.title("No runs yet")
-    st.markdown("Start one; it appears here within seconds. This one takes minutes on a laptop, without a GPU:")
+    st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
     st.code("spotlight train --preset glyphs", language="bash")
-    st.caption(f"Looking in `{home}`. Runs kept elsewhere? Set `SPOTLIGHT_HOME` before starting the dashboard.")
+    st.caption(
+        f"Looking in `{home}`. Runs kept elsewhere? Set `SPOTLIGHT_HOME` before starting the dashboard."
+    )
 
 
 def _choose(overview: pd.DataFrame) -> str:
@@ -54,13 +58,16 @@ def _choose(overview: pd.DataFrame) -> str:
     chosen = st.selectbox(
         "Run", ids, index=ids.index(wanted) if wanted in ids else 0, format_func=labels.__getitem__
     )
+    assert chosen is not None, "a select box with options and an index has a choice"
     st.query_params["run"] = chosen
     return chosen
 
 
 def _label(row: dict) -> str:
-    scores = "" if pd.isna(row["score_before"]) else f" · score {row['score_before']:.2f} → {row['score_now']:.2f}"
-    return f"{row['run_id']} · {row['status']} · {moment(row['created_at'])}{scores}"
+    text = f"{row['run_id']} · {row['status']} · {moment(row['created_at'])}"
+    if row["status"] == "running" or pd.isna(row["score_before"]):  # the list is older than the page below
+        return text
+    return f"{text} · score {row['score_before']:.2f} → {row['score_now']:.2f}"
 
 
 def _show_run(home: Path, run_id: str, live: bool) -> None:
@@ -86,20 +93,20 @@ def _show_run(home: Path, run_id: str, live: bool) -> None:
 
 
 def _show_title(view: RunView) -> None:
-    title, badge = st.columns([6, 1], vertical_alignment="center")
-    title.title(view.row.run_id)
-    badge.badge(view.row.status, color=_BADGES.get(view.row.status, "gray"))
+    status = view.row.status if view.is_live or view.row.status != "running" else "interrupted"
+    st.header(f"{view.row.run_id} :{_COLOURS[status]}-badge[{status}]", anchor=False)
 
 
 def _show_scores(view: RunView) -> None:
     st.subheader("Score")
-    measure = st.segmented_control(
-        "Measure", ["score", "exact"], default="score", key="measure", label_visibility="collapsed",
-        format_func={"score": "Graded score", "exact": "Exact matches"}.__getitem__,
-    )  # fmt: skip
+    measures: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
+    chosen = st.segmented_control(
+        "Measure", list(measures), default="Graded score", key="measure", label_visibility="collapsed"
+    )
+    measure = measures[chosen or "Graded score"]  # a second click on the chosen one unchooses it
     left, right = st.columns(2)
-    left.plotly_chart(score_chart(view, measure or "score", "iteration"), key="score_by_iteration")
-    right.plotly_chart(score_chart(view, measure or "score", "time"), key="score_by_time")
+    left.plotly_chart(score_chart(view, measure, "iteration"), key="score_by_iteration", config=PLOT_SETTINGS)
+    right.plotly_chart(score_chart(view, measure, "time"), key="score_by_time", config=PLOT_SETTINGS)
 
 
 def _show_costs(view: RunView) -> None:
@@ -108,8 +115,8 @@ def _show_costs(view: RunView) -> None:
         st.caption("Costs appear with the first evaluation or iteration.")
         return
     left, right = st.columns(2)
-    left.plotly_chart(cost_chart(view), key="cost_by_market")
-    right.plotly_chart(state_chart(view), key="cost_by_state")
+    left.plotly_chart(cost_chart(view), key="cost_by_market", config=PLOT_SETTINGS)
+    right.plotly_chart(state_chart(view), key="cost_by_state", config=PLOT_SETTINGS)
 
 
 def _show_particulars(view: RunView) -> None:

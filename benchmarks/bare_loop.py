@@ -1,0 +1,133 @@
+"""The same iteration without Prefect, Ray and storage: one process, one loop.
+
+It is what the orchestration is measured against, what runs on a bare GPU machine, and, because
+every number is a function of its identity, it ends with the very weights of the orchestrated run.
+
+    python -m benchmarks.bare_loop --preset glyphs --iterations 5 [--set section.key=value]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration
+from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.rewards.guard import score_all
+from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.runtime import load_run_prompts, rollout_requests
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.config_loading import load_config
+
+
+@dataclass
+class BareResult:
+    """Times of each phase, one entry an iteration, and the digest of the weights at the end."""
+
+    rollout_s: list[float] = field(default_factory=list)
+    reward_s: list[float] = field(default_factory=list)
+    train_s: list[float] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    max_ratio_deviation: float = 0.0
+    digest: str = ""
+
+    @property
+    def iteration_s(self) -> list[float]:
+        """Whole iterations."""
+        return [sum(phases) for phases in zip(self.rollout_s, self.reward_s, self.train_s, strict=True)]
+
+
+def run(config: RunConfig, iterations: int) -> BareResult:
+    """Do some iterations of a run, from its start."""
+    train_prompts, _ = load_run_prompts(config)
+    by_id = {prompt.prompt_id: prompt for prompt in train_prompts}
+    scorer = build_scorer(config.reward.scorer)
+    worker = DeviceWorker(config, trains=True)
+    worker.own_weights("v0")
+    result = BareResult()
+    version = 0
+    for iteration in range(1, iterations + 1):
+        prompts = prompts_of_iteration(
+            list(by_id), config.algorithm.prompts_per_iteration, config.seed, iteration
+        )
+        plan = plain_plan(prompts, config.algorithm.group_size, iteration)
+        requests = rollout_requests(plan, by_id, config.seed, version)
+        with _timed(result.rollout_s):
+            samples = worker.generate(f"v{version}", requests)
+        with _timed(result.reward_s):
+            images = [sample.image_HWC for sample in samples]
+            scores = score_all(scorer, images, [by_id[request.prompt_id] for request in requests])
+        with _timed(result.train_s):
+            _, kept = training_samples(samples, scores, config)
+            report = worker.train(kept)
+        version += bool(report.training_steps)
+        worker.own_weights(f"v{version}")
+        result.rewards.append(statistics.fmean(score.value for score in scores))
+        result.max_ratio_deviation = max(result.max_ratio_deviation, report.ratio_deviation)
+    result.digest = weights_digest(worker.weights())
+    return result
+
+
+class _timed:
+    """Appends the seconds of its block to a list; waits for the GPU where there is one."""
+
+    def __init__(self, to: list[float]) -> None:
+        self._to = to
+
+    def __enter__(self) -> None:
+        _synchronize()
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        _synchronize()
+        self._to.append(time.perf_counter() - self._start)
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="glyphs")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--iterations", type=int, default=5)
+    arguments = parser.parse_args()
+    config = load_config(arguments.preset, arguments.set, os.environ)
+    result = run(config, arguments.iterations)
+    # The first iteration warms caches up and is left out where there is another.
+    warm = slice(1 if arguments.iterations > 1 else 0, None)
+    images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+    rollout_s = statistics.median(result.rollout_s[warm])
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
+    print(
+        json.dumps(
+            {
+                "device": device,
+                "iterations": arguments.iterations,
+                "iteration_s": statistics.median(result.iteration_s[warm]),
+                "rollout_s": rollout_s,
+                "reward_s": statistics.median(result.reward_s[warm]),
+                "train_s": statistics.median(result.train_s[warm]),
+                "images_per_s": images / rollout_s,
+                "reward_first": result.rewards[0],
+                "reward_last": result.rewards[-1],
+                "max_ratio_deviation": result.max_ratio_deviation,
+                "digest": result.digest,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What Prefect, Ray and storage add to the bare torch loop of the same iteration.
+
+Both sides compute the same iterations of the same preset on one device and one scorer, so that
+neither profits from a second core: the bare loop in one process, the orchestrated one through the
+real flow (Prefect server, Ray actors, DuckDB, MLflow, a checkpoint each iteration). They take
+turns, and the medians of all turns are compared, because machines are noisy.
+
+    python -m benchmarks.overhead [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from storage.config_loading import load_config
+from storage.database import Database
+from storage.home import Home
+
+_ONE_DEVICE = ("runtime.spot_workers=0", "runtime.scorer_workers=1", "evaluation.every=0", "evaluation.prompts=1")
+
+
+def bare(preset: str, iterations: int) -> tuple[list[float], str]:
+    """Seconds of each iteration after the first, and the weights' digest."""
+    code = (
+        "import json, os, sys; from benchmarks.bare_loop import run; from storage.config_loading import load_config;"
+        "c = load_config(sys.argv[1], sys.argv[3:], os.environ); r = run(c, int(sys.argv[2]));"
+        "print(json.dumps([r.iteration_s[1:], r.digest]))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code, preset, str(iterations), *_ONE_DEVICE],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    seconds, digest = json.loads(answer.stdout.splitlines()[-1])
+    return seconds, digest
+
+
+def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tuple[list[float], str]:
+    """Seconds between the ends of successive iterations of a real run, and the weights' digest."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Home(Path(folder))
+        sets = [item for value in (f"iterations={iterations}", *settings) for item in ("--set", value)]
+        subprocess.run(
+            [sys.executable, "-m", "flows.command_line", "train", "--preset", preset, "--run-id", "overhead", *sets],
+            check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
+        )  # fmt: skip
+        with Database(home.database).reading() as connection:
+            rows = connection.execute("SELECT ended_at FROM iterations ORDER BY iteration").fetchall()
+        ends = [ended_at for (ended_at,) in rows]
+        return [b - a for a, b in zip(ends, ends[1:], strict=False)], _digest(home)
+
+
+def _digest(home: Home) -> str:
+    from safetensors.numpy import load
+
+    from gpu_runtime.learning.policy import weights_digest
+    from storage.checkpoints import CheckpointStore
+
+    checkpoint = CheckpointStore(home.checkpoints("overhead"), 1).load_latest()
+    assert checkpoint is not None
+    return weights_digest(load(checkpoint.blobs["weights.safetensors"]))
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="glyphs")
+    parser.add_argument("--quick", action="store_true", help="one turn of 4 iterations instead of three of 8")
+    arguments = parser.parse_args()
+    load_config(arguments.preset, [], os.environ)
+    turns, iterations = (1, 4) if arguments.quick else (3, 8)
+    compute: list[float] = []
+    whole: list[float] = []
+    digests: set[str] = set()
+    for _ in range(turns):
+        for seconds, (values, digest) in (
+            (compute, bare(arguments.preset, iterations)),
+            (whole, orchestrated(arguments.preset, iterations, _ONE_DEVICE)),
+        ):
+            seconds += values
+            digests.add(digest)
+    default, _ = orchestrated(arguments.preset, iterations, ("evaluation.every=0", "evaluation.prompts=1"))
+    compute_s, iteration_s = statistics.median(compute), statistics.median(whole)
+    print(
+        json.dumps(
+            {
+                "iteration_s": iteration_s,
+                "compute_s": compute_s,
+                "overhead_ratio": iteration_s / compute_s - 1,
+                "iterations_measured": len(whole),
+                "identical_weights": len(digests) == 1,
+                "default_fleet_iteration_s": statistics.median(default),
+                "preset": arguments.preset,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""kill -9 at every phase, resume, and compare the final state with that of a run never killed.
+
+A run in a child process announces its phases; at the chosen one a process is killed: the flow's
+own (`driver`), or one of its children. Then `spotlight resume` goes on, unless the run survived
+by itself, as it should when it loses a spot worker or a scorer. `identical` counts kills after
+which weights, moving average and optimiser equal the undisturbed run's to the bit.
+`lost_iterations` is the largest number of finished iterations that a resumed run did again.
+
+    python -m benchmarks.resume [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from storage.checkpoints import CheckpointStore
+from storage.home import Home
+from storage.run_store import RunStore
+
+ITERATIONS = 4
+_SETTINGS = (
+    f"iterations={ITERATIONS}", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
+    "sampling.train_steps=6", "sampling.window_stop=5", "sampling.window_size=2", "sampling.evaluate_steps=4",
+    "evaluation.prompts=8", "evaluation.every=2", "runtime.spot_workers=1", "runtime.scorer_workers=1",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill `victim` when `phase` has begun for the `occurrence`-th time, `delay_s` later."""
+
+    victim: str
+    phase: str
+    occurrence: int
+    delay_s: float = 0.0
+
+
+KILLS = (
+    Kill("driver", "rollout", 2, 0.05),
+    Kill("driver", "reward", 2),
+    Kill("driver", "train", 3, 0.05),
+    Kill("driver", "commit", 2),
+    Kill("driver", "commit", 3, 0.03),
+    Kill("driver", "evaluate", 2, 0.1),
+    Kill("trainer", "train", 2, 0.05),
+    Kill("spot", "rollout", 3, 0.05),
+    Kill("scorer", "reward", 2, 0.02),
+    Kill("raylet", "rollout", 2, 0.05),
+    Kill("server", "train", 2),
+)
+
+
+def start(home: Path, run_id: str, command: str) -> subprocess.Popen[str]:
+    """Start or resume a run that announces its phases on standard output."""
+    arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id]
+    if command == "train":
+        arguments += [item for value in _SETTINGS for item in ("--set", value)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.announced_run", command, *arguments],
+        env=os.environ | {"SPOTLIGHT_HOME": str(home)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+def state_of(home: Path, run_id: str) -> dict[str, bytes]:
+    """Weights, moving average and optimiser of a run's last checkpoint."""
+    checkpoint = CheckpointStore(Home(home).checkpoints(run_id), 1).load_latest()
+    if checkpoint is None or checkpoint.iteration != ITERATIONS:
+        return {}
+    return checkpoint.blobs
+
+
+def find(victim: str, driver: subprocess.Popen[str]) -> int:
+    """The process to kill."""
+    if victim == "driver":
+        return driver.pid
+    marks = {
+        "trainer": "ray::reserved_0", "spot": "ray::spot_0", "scorer": "ray::scorer_0",
+        "raylet": "raylet/raylet", "server": "prefect server",
+    }  # fmt: skip
+    for process in psutil.Process(driver.pid).children(recursive=True):
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if marks[victim] in line:
+            return process.pid
+    raise SystemExit(f"no process of kind {victim} to kill")
+
+
+def disturb(home: Path, kill: Kill, run_id: str) -> tuple[str, int, int]:
+    """One kill: how the run went on, its finished iterations at the kill, where it went on from."""
+    child = start(home, run_id, "train")
+    assert child.stdout is not None
+    seen = finished = 0
+    killed = False
+    for line in child.stdout:
+        word, _, rest = line.strip().partition(" ")
+        if word == "ITERATION" and not killed:
+            finished = int(rest)
+        if word == "PHASE" and rest == kill.phase:
+            seen += 1
+            if seen == kill.occurrence and not killed:
+                time.sleep(kill.delay_s)
+                os.kill(find(kill.victim, child), signal.SIGKILL)
+                killed = True
+    if not killed:
+        raise SystemExit(f"the run ended before {kill} could strike")
+    if child.wait() == 0:
+        return "survived", finished, finished
+    again = start(home, run_id, "resume")
+    assert again.stdout is not None
+    lines = again.stdout.read().splitlines()
+    if again.wait() != 0:
+        return "not resumed", finished, 0
+    begun = next(int(line.split()[1]) for line in lines if line.startswith("BEGIN "))
+    return "resumed", finished, begun
+
+
+def main() -> None:
+    """Print one line a kill, and one JSON line last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the first 6 kills only")
+    kills = KILLS[:6] if parser.parse_args().quick else KILLS
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        undisturbed = start(home, "undisturbed", "train")
+        assert undisturbed.stdout is not None
+        undisturbed.stdout.read()
+        expected = state_of(home, "undisturbed")
+        if undisturbed.wait() != 0 or not expected:
+            raise SystemExit("the undisturbed run failed; see `spotlight doctor`")
+        identical = lost = 0
+        outcomes: list[str] = []
+        for number, kill in enumerate(kills):
+            run_id = f"killed-{number}"
+            outcome, finished, begun = disturb(home, kill, run_id)
+            same = state_of(home, run_id) == expected and RunStore(Home(home)).run(run_id).status == "finished"
+            identical += same
+            lost = max(lost, finished - begun)
+            outcomes.append(outcome)
+            print(f"{kill}: {outcome}, identical: {same}, iterations done again: {finished - begun}", flush=True)
+    print(
+        json.dumps(
+            {
+                "kills": len(kills),
+                "identical": identical,
+                "lost_iterations": lost,
+                "survived": outcomes.count("survived"),
+                "resumed": outcomes.count("resumed"),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

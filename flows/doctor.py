@@ -1,0 +1,97 @@
+"""`spotlight doctor`: what this machine has, and what would keep a run from working."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+
+from storage.config import RunConfig
+from storage.errors import SpotlightError
+from storage.home import Home
+from storage.run_store import RunStore
+
+_PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
+_FREE_GIB = 2.0
+
+
+def examine() -> bool:
+    """Print one line a check; True when nothing keeps a run from working."""
+    console = Console()
+    healthy = True
+    checks: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("python", _python),
+        ("packages", _packages),
+        ("cores", _cores),
+        ("device", _device),
+        ("home", _home),
+        ("database", _database),
+        ("model and scorer", _road),
+        ("prefect", _prefect),
+    )
+    for name, check in checks:
+        try:
+            console.print(f"[green]ok[/]    {name}: {check()}", highlight=False)
+        except (SpotlightError, importlib.metadata.PackageNotFoundError, OSError) as error:
+            healthy = False
+            console.print(f"[red]wrong[/] {name}: {error}", highlight=False)
+    return healthy
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _packages() -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+
+
+def _cores() -> str:
+    return f"{os.cpu_count()} cores, {_memory_gib():.0f} GiB memory"
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no GPU: models run on the CPU"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _home() -> str:
+    home = Home.from_environment().ensure()
+    free = shutil.disk_usage(home.path).free / 2**30
+    if free < _FREE_GIB:
+        raise OSError(f"{home.path} has {free:.1f} GiB free; checkpoints need room: free some, or set SPOTLIGHT_HOME")
+    return f"{home.path}, {free:.0f} GiB free"
+
+
+def _database() -> str:
+    return f"{len(RunStore(Home.from_environment()).runs())} runs"
+
+
+def _road() -> str:
+    from tasks.preflight import check
+
+    config = RunConfig()
+    warnings = check(config)
+    return f"{config.model.path} loads, {config.reward.scorer} judges" + "".join(f" ({w})" for w in warnings)
+
+
+def _prefect() -> str:
+    from flows.prefect_server import is_healthy
+
+    configured = os.environ.get("PREFECT_API_URL")
+    if not configured:
+        return "PREFECT_API_URL is not set: each run starts a local server"
+    if not is_healthy(configured):
+        raise OSError(f"no server answers at PREFECT_API_URL={configured}; start it or unset the variable")
+    return configured

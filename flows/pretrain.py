@@ -1,0 +1,33 @@
+"""Making the embedded models again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect import flow
+
+from flows.progress import reporter
+from tasks.pretrain import pretrain_model
+
+_STEPS_A_LINE = 100
+
+
+@flow(name="pretrain", persist_result=False)
+def pretrain(task: Literal["glyphs", "shapes"], out: str, seed: int = 0) -> dict[str, Any]:
+    """Make an embedded model from nothing: render images, train by flow matching, save.
+
+    Args:
+        task: what it learns to draw.
+        out: folder for `TASK` and `TASK-sparse`; must not exist or be empty.
+        seed: of weights, pictures and noise; the same seed gives the same weights.
+
+    Returns:
+        Sizes, losses and CPU seconds.
+    """
+
+    def progress(done: int, total: int, loss: float) -> None:
+        if done % _STEPS_A_LINE == 0 or done == total:
+            reporter().note(f"training step {done}/{total}: loss {loss:.4f}")
+
+    return pretrain_model(task, Path(out), seed, progress)

@@ -1,0 +1,70 @@
+"""Make the built-in prompt files of the embedded tasks again, to the byte.
+
+python -m gpu_runtime.embedded_tasks.prompt_files
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
+from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
+from storage.prompts import BUILTIN_FOLDER
+
+GLYPHS_TRAIN = 1024
+GLYPHS_EVALUATE = 128
+SHAPES_TRAIN_PER_TAG = 48
+SHAPES_EVALUATE_PER_TAG = 24
+
+
+def glyph_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
+    """Draw `count` prompts, no two of the same text in the same colour."""
+    rng = np.random.default_rng(seed)
+    lines: dict[str, None] = {}
+    while len(lines) < count:
+        lines[GlyphsTask().draw_prompt(rng, held_out).text] = None
+    return list(lines)
+
+
+def shape_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
+    """Draw `per_tag` rows of each tag, mixed; a tag with fewer rows than that repeats them.
+
+    Repetition keeps the tags in balance. A row that comes twice has two prompt ids, and so noise
+    of its own each time.
+    """
+    rng = np.random.default_rng(seed)
+    task = ShapesTask()
+    lines: list[str] = []
+    for tag in TAGS:
+        distinct: dict[str, None] = {}
+        for _ in range(4000):  # far beyond the 500 rows of the largest tag
+            if len(distinct) == per_tag:
+                break
+            distinct[json.dumps(task.draw_prompt_of(tag, rng, held_out).metadata)] = None
+        rows = list(distinct)
+        lines += [rows[index % len(rows)] for index in range(per_tag)]
+    return [lines[index] for index in rng.permutation(len(lines))]
+
+
+def built_in_files() -> dict[str, str]:
+    """Return the content of every built-in prompt file of the embedded tasks by its name."""
+    files = {
+        "glyphs-train.txt": glyph_lines(GLYPHS_TRAIN, held_out=False, seed=1),
+        "glyphs-evaluate.txt": glyph_lines(GLYPHS_EVALUATE, held_out=True, seed=2),
+        "shapes-train.jsonl": shape_lines(SHAPES_TRAIN_PER_TAG, held_out=False, seed=3),
+        "shapes-evaluate.jsonl": shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4),
+    }
+    return {name: "\n".join(lines) + "\n" for name, lines in files.items()}
+
+
+def main() -> None:
+    """Write the files."""
+    BUILTIN_FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, content in built_in_files().items():
+        (BUILTIN_FOLDER / name).write_text(content, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

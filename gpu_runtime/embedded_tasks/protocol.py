@@ -1,0 +1,47 @@
+"""What an embedded task is: prompts without end, and for each of them a picture that is right."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import numpy as np
+
+from storage.prompts import PromptRecord
+
+
+class EmbeddedTask(Protocol):
+    """A little world that the project can draw itself: training data for the embedded model.
+
+    Both methods take all their randomness from the generator passed in.
+    """
+
+    name: str
+    scorer: str
+    """Name of the reward that judges it (`gpu_runtime.rewards.registry`)."""
+
+    height: int
+    """Canvas height in pixels, a multiple of 8."""
+
+    width: int
+    """Canvas width in pixels, a multiple of 8."""
+
+    text_length: int
+    """Tokens that the longest prompt may have, a multiple of 4."""
+
+    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
+        """Draw a prompt (its prompt_id is 0) from those to train on, or from those held out."""
+        ...
+
+    def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
+        """Draw a picture that fulfils a prompt of this task: uint8 RGB, shape (H, W, 3)."""
+        ...
+
+
+def is_held_out(content: str, one_in: int) -> bool:
+    """Whether `content` is kept for evaluation: one in `one_in` is, by a hash of its spelling.
+
+    A rule needs no list to be kept in step: training and evaluation cannot overlap.
+    """
+    digest = hashlib.blake2b(content.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % one_in == 0

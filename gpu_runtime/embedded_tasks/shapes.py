@@ -1,0 +1,177 @@
+"""The task `shapes`: GenEval's six kinds of prompt in miniature, on a 32x32 canvas.
+
+Rows have GenEval's own format (Ghosh et al., 2023): tag, include, exclude, prompt.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from gpu_runtime.embedded_tasks.protocol import is_held_out
+from storage.errors import ConfigurationError
+from storage.prompts import PromptRecord
+
+CLASSES = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
+"""Singular to plural."""
+
+COLOURS: dict[str, tuple[int, int, int]] = {
+    "red": (225, 45, 40),
+    "yellow": (235, 215, 50),
+    "green": (45, 185, 70),
+    "blue": (60, 100, 240),
+    "purple": (150, 60, 200),
+    "pink": (250, 150, 200),
+    "white": (240, 240, 240),
+}
+BACKGROUND = (24, 24, 28)
+TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+RELATIONS = ("left of", "right of", "above", "below")
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+
+SIZE = 10
+"""Side of an object's bounding box, in pixels."""
+
+_CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))
+_CELL = 16
+_JITTER = 1
+_SUPERSAMPLING = 8
+_HELD_OUT_ONE_IN = 5
+_TAGS_HELD_OUT = ("colors", "position", "color_attr")
+"""The other tags have too few prompts (4 to 12) to keep any from training."""
+
+
+class ShapesTask:
+    """Implements `gpu_runtime.embedded_tasks.protocol.EmbeddedTask`."""
+
+    name = "shapes"
+    scorer = "shapes"
+    height = 32
+    width = 32
+    text_length = 12
+
+    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
+        """Draw one of the six tags, then a prompt of it."""
+        return self.draw_prompt_of(TAGS[rng.integers(len(TAGS))], rng, held_out)
+
+    def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
+        """Draw a prompt of one tag; `held_out` makes no difference to tags with few prompts."""
+        while True:
+            row = _draw_row(tag, rng)
+            if tag not in _TAGS_HELD_OUT or is_held_out(row["prompt"], _HELD_OUT_ONE_IN) == held_out:
+                return PromptRecord(0, row["prompt"], row)
+
+    def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
+        """Draw what `include` asks for, in cells of a 2x2 grid, displaced by up to a pixel.
+
+        Colours that the prompt leaves open are random, one for each entry of `include`.
+
+        Raises:
+            ConfigurationError: the row asks for what this task cannot draw.
+        """
+        objects = _objects(prompt)
+        cells = _choose_cells(objects, rng)
+        image_HWC = np.empty((self.height, self.width, 3), dtype=np.float32)
+        image_HWC[:] = BACKGROUND
+        for (name, colour, _), cell in zip(objects, cells, strict=True):
+            colour = colour or list(COLOURS)[rng.integers(len(COLOURS))]
+            margin = (_CELL - SIZE) // 2
+            top, left = (
+                place * _CELL + margin + int(rng.integers(-_JITTER, _JITTER + 1)) for place in _CELLS[cell]
+            )
+            mask_HW1 = coverage(name)[..., None]
+            box = image_HWC[top : top + SIZE, left : left + SIZE]
+            box += mask_HW1 * (np.array(COLOURS[colour], dtype=np.float32) - box)
+        return image_HWC.round().astype(np.uint8)
+
+
+@lru_cache(maxsize=len(CLASSES))
+def coverage(name: str) -> np.ndarray:
+    """Return how much of each pixel a shape covers: float32 in [0, 1], shape (SIZE, SIZE)."""
+    side = SIZE * _SUPERSAMPLING
+    canvas = Image.new("L", (side, side), 0)
+    draw = ImageDraw.Draw(canvas)
+    end = side - 1
+    if name == "circle":
+        draw.ellipse((0, 0, end, end), fill=255)
+    elif name == "square":
+        draw.rectangle((0, 0, end, end), fill=255)
+    elif name == "triangle":
+        draw.polygon(((side // 2, 0), (end, end), (0, end)), fill=255)
+    else:
+        near, far = side * 0.32, side * 0.68
+        draw.rectangle((near, 0, far, end), fill=255)
+        draw.rectangle((0, near, end, far), fill=255)
+    small = canvas.resize((SIZE, SIZE), Image.Resampling.BOX)
+    return np.asarray(small, dtype=np.float32) / 255
+
+
+def _draw_row(tag: str, rng: np.random.Generator) -> dict[str, Any]:
+    """Draw a GenEval row of one tag, with GenEval's wording."""
+    first, second = (list(CLASSES)[index] for index in rng.choice(len(CLASSES), 2, replace=False))
+    colour, other = (list(COLOURS)[index] for index in rng.choice(len(COLOURS), 2, replace=False))
+    if tag == "single_object":
+        return _row(tag, [{"class": first, "count": 1}], f"a {first}")
+    if tag == "two_object":
+        include = [{"class": first, "count": 1}, {"class": second, "count": 1}]
+        return _row(tag, include, f"a {first} and a {second}")
+    if tag == "counting":
+        count = int(rng.integers(min(NUMBERS), max(NUMBERS) + 1))
+        exclude = [{"class": first, "count": count + 1}]
+        return _row(tag, [{"class": first, "count": count}], f"{NUMBERS[count]} {CLASSES[first]}", exclude)
+    if tag == "colors":
+        return _row(tag, [{"class": first, "count": 1, "color": colour}], f"a {colour} {first}")
+    if tag == "position":
+        relation = RELATIONS[rng.integers(len(RELATIONS))]
+        include = [{"class": second, "count": 1}, {"class": first, "count": 1, "position": [relation, 0]}]
+        return _row(tag, include, f"a {first} {relation} a {second}")
+    include = [{"class": first, "count": 1, "color": colour}, {"class": second, "count": 1, "color": other}]
+    return _row(tag, include, f"a {colour} {first} and a {other} {second}")
+
+
+def _row(
+    tag: str, include: list[dict[str, Any]], what: str, exclude: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {"tag": tag, "include": include}
+    if exclude is not None:
+        row["exclude"] = exclude
+    return row | {"prompt": f"a photo of {what}"}
+
+
+def _objects(prompt: PromptRecord) -> list[tuple[str, str | None, tuple[str, int] | None]]:
+    """List (class, colour, position) of each object to draw."""
+    objects = []
+    for item in prompt.metadata.get("include", []):
+        name, colour, position = item["class"], item.get("color"), item.get("position")
+        if name not in CLASSES or (colour is not None and colour not in COLOURS):
+            raise ConfigurationError(
+                f"{prompt.text!r}: the shapes task draws {', '.join(CLASSES)} in {', '.join(COLOURS)}, "
+                f"not {colour or 'any'} {name}"
+            )
+        objects += [(name, colour, position)] * item["count"]
+    if not 0 < len(objects) <= len(_CELLS):
+        raise ConfigurationError(
+            f"{prompt.text!r} asks for {len(objects)} objects; the shapes task draws 1 to {len(_CELLS)}"
+        )
+    return objects
+
+
+def _choose_cells(
+    objects: list[tuple[str, str | None, tuple[str, int] | None]], rng: np.random.Generator
+) -> list[int]:
+    """Give each object a cell of its own, such that every relation holds."""
+    while True:
+        cells = [int(cell) for cell in rng.permutation(len(_CELLS))[: len(objects)]]
+        if all(
+            position is None or _holds(position[0], _CELLS[cell], _CELLS[cells[position[1]]])
+            for (_, _, position), cell in zip(objects, cells, strict=True)
+        ):
+            return cells
+
+
+def _holds(relation: str, cell: tuple[int, int], other: tuple[int, int]) -> bool:
+    down, right = cell[0] - other[0], cell[1] - other[1]
+    return {"left of": right < 0, "right of": right > 0, "above": down < 0, "below": down > 0}[relation]

@@ -1,0 +1,285 @@
+"""Pre-train an embedded model from nothing: flow matching on pictures that the task draws.
+
+Training stops on purpose while the model still fails often: reinforcement learning needs room to
+improve, and successes to learn from. The `-sparse` weights stop earlier in the same run, where a
+success is rare.
+
+    python -m gpu_runtime.learning.pretraining glyphs
+
+Shape suffixes: B samples, S image tokens, C latent channels.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import QwenImageTransformer2DModel
+
+from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
+from gpu_runtime.embedded_tasks.registry import find_task
+from gpu_runtime.models.embedded import WEIGHTS_FOLDER, EmbeddedModel, EmbeddedSettings
+from gpu_runtime.models.pca_codec import PatchCodec
+from storage.errors import ConfigurationError, TrainingError
+
+ProgressCallback = Callable[[int, int, float], None]
+"""Called with (optimiser steps done, optimiser steps in all, loss)."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Sizes and settings of one task's pre-training; the defaults are measured, see the model cards."""
+
+    optimizer_steps: int
+    """Training steps of the main weights."""
+
+    sparse_steps: int
+    """Training steps after which the `-sparse` weights are saved; fewer than `optimizer_steps`."""
+
+    components: int = 32
+    """Latent channels: principal components kept of an 8x8 patch."""
+
+    whitening: float = 0.5
+    """See `PatchCodec.fit`."""
+
+    layers: int = 3
+    heads: int = 4
+    head_width: int = 24
+    rope_axes: tuple[int, int, int] = (8, 8, 8)
+    text_width: int = 128
+    batch_size: int = 64
+    muon_learning_rate: float = 0.02
+    """For the matrices of the blocks (torch.optim.Muon)."""
+
+    adamw_learning_rate: float = 1.5e-3
+    """For everything else."""
+
+    warmup_steps: int = 20
+    average_decay: float = 0.99
+    """Decay of the moving average of the weights, which is what is saved."""
+
+    codec_images: int = 2048
+    """Pictures that the codec is fitted to."""
+
+
+RECIPES = {
+    "glyphs": Recipe(optimizer_steps=420, sparse_steps=360),
+    "shapes": Recipe(optimizer_steps=1200, sparse_steps=700),
+}
+
+
+@dataclass(frozen=True)
+class PretrainReport:
+    """What `pretrain` did.
+
+    Attributes:
+        task: name of the task.
+        seed: of the run.
+        parameters: of the transformer.
+        loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the steps.
+        cpu_s: CPU seconds of the process in all.
+        main_folder, sparse_folder: where the two sets of weights are.
+    """
+
+    task: str
+    seed: int
+    parameters: int
+    loss_at_start: float
+    loss_at_end: float
+    cpu_s: float
+    main_folder: Path
+    sparse_folder: Path
+
+
+class Pretraining:
+    """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread."""
+
+    def __init__(self, task: EmbeddedTask, recipe: Recipe, seed: int) -> None:
+        self.task, self.recipe, self.seed = task, recipe, seed
+        self.steps_done = 0
+        self._data = np.random.default_rng([seed, 0])
+        self._noise = torch.Generator().manual_seed(seed)
+        self._model = self._untrained_model()
+        self._average = {n: p.detach().clone() for n, p in self._model.transformer.state_dict().items()}
+        self._optimizers = _optimizers(self._model.transformer, recipe)
+
+    def advance(self) -> float:
+        """Do one training step and return its loss.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        warmup = min(1.0, (self.steps_done + 1) / self.recipe.warmup_steps)
+        self._model.transformer.train()
+        loss = self._loss()
+        if not math.isfinite(loss.item()):
+            raise TrainingError(
+                f"pre-training loss is {loss.item()} at step {self.steps_done}; lower the learning rates"
+            )
+        loss.backward()
+        for optimizer, rate in self._optimizers:
+            optimizer.param_groups[0]["lr"] = rate * warmup
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.steps_done += 1
+        self._update_average()
+        return loss.item()
+
+    def averaged_model(self, training: dict[str, object] | None = None) -> EmbeddedModel:
+        """Return a model with the moving average of the weights so far."""
+        model = self._model
+        transformer = _build_transformer(self.recipe, model.codec.channels)
+        transformer.load_state_dict(self._average)
+        settings = replace(model.settings, training=dict(training or {}))
+        return EmbeddedModel(settings, model.codec, transformer)
+
+    def _untrained_model(self) -> EmbeddedModel:
+        task, recipe = self.task, self.recipe
+        settings = EmbeddedSettings(
+            task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed
+        )
+        pictures = [task.render(task.draw_prompt(self._data), self._data) for _ in range(recipe.codec_images)]
+        codec = PatchCodec.fit(np.stack(pictures), recipe.components, recipe.whitening)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            transformer = _build_transformer(recipe, codec.channels)
+        _zero_modulations(transformer)
+        return EmbeddedModel(settings, codec, transformer)
+
+    def _loss(self) -> torch.Tensor:
+        """Flow matching: x = (1 - sigma) x0 + sigma noise, target noise - x0, logit-normal sigma."""
+        size = self.recipe.batch_size
+        prompts = [self.task.draw_prompt(self._data) for _ in range(size)]
+        pictures = np.stack([self.task.render(prompt, self._data) for prompt in prompts])
+        clean_BSC = self._model.codec.encode(torch.from_numpy(pictures))
+        noise_BSC = torch.randn(clean_BSC.shape, generator=self._noise)
+        sigma_B = torch.randn(size, generator=self._noise).sigmoid()
+        mixed_BSC = torch.lerp(clean_BSC, noise_BSC, sigma_B[:, None, None])
+        conditioning = self._model.encode_prompts([prompt.text for prompt in prompts])
+        velocity_BSC = self._model.velocity(mixed_BSC, sigma_B, conditioning)
+        return (velocity_BSC - (noise_BSC - clean_BSC)).square().mean()
+
+    @torch.no_grad()
+    def _update_average(self) -> None:
+        # The ramp lets the average forget the untrained weights soon.
+        decay = min(self.recipe.average_decay, (1 + self.steps_done) / (10 + self.steps_done))
+        for name, value in self._model.transformer.state_dict().items():
+            self._average[name].lerp_(value, 1 - decay)
+
+
+def pretrain(
+    task_name: str,
+    out_dir: str | Path,
+    *,
+    seed: int = 0,
+    recipe: Recipe | None = None,
+    callback: ProgressCallback | None = None,
+) -> PretrainReport:
+    """Make `out_dir`/TASK-sparse and `out_dir`/TASK from nothing, in one run.
+
+    The same seed gives the same weights to the bit on the same machine with one torch thread.
+
+    Args:
+        task_name: a name of `embedded_tasks.registry.TASKS`.
+        out_dir: folder for the two folders of weights.
+        seed: of initial weights, pictures and noise.
+        recipe: settings; the task's own by default.
+        callback: called after each training step.
+
+    Raises:
+        ConfigurationError: no such task, or a recipe whose sparse weights come not before the main.
+        TrainingError: the loss is not finite.
+    """
+    task = find_task(task_name)
+    recipe = recipe or RECIPES[task_name]
+    if not 0 < recipe.sparse_steps < recipe.optimizer_steps:
+        raise ConfigurationError(
+            f"sparse_steps is {recipe.sparse_steps}; it must lie between 1 and optimizer_steps - 1 = "
+            f"{recipe.optimizer_steps - 1}"
+        )
+    started = time.process_time()
+    run = Pretraining(task, recipe, seed)
+    main_folder, sparse_folder = Path(out_dir) / task_name, Path(out_dir) / f"{task_name}-sparse"
+    losses: list[float] = []
+    for step in range(1, recipe.optimizer_steps + 1):
+        losses.append(run.advance())
+        if step in (recipe.sparse_steps, recipe.optimizer_steps):
+            folder = sparse_folder if step == recipe.sparse_steps else main_folder
+            run.averaged_model({**asdict(recipe), "steps_done": step}).save(folder)
+        if callback is not None:
+            callback(step, recipe.optimizer_steps, losses[-1])
+    tenth = max(1, len(losses) // 10)
+    parameters = sum(p.numel() for p in run.averaged_model().transformer.parameters())
+    return PretrainReport(
+        task=task_name,
+        seed=seed,
+        parameters=parameters,
+        loss_at_start=sum(losses[:tenth]) / tenth,
+        loss_at_end=sum(losses[-tenth:]) / tenth,
+        cpu_s=time.process_time() - started,
+        main_folder=main_folder,
+        sparse_folder=sparse_folder,
+    )
+
+
+def _build_transformer(recipe: Recipe, channels: int) -> QwenImageTransformer2DModel:
+    return QwenImageTransformer2DModel(
+        patch_size=1,
+        in_channels=channels,
+        out_channels=channels,
+        num_layers=recipe.layers,
+        attention_head_dim=recipe.head_width,
+        num_attention_heads=recipe.heads,
+        joint_attention_dim=recipe.text_width,
+        axes_dims_rope=recipe.rope_axes,
+    )
+
+
+@torch.no_grad()
+def _zero_modulations(transformer: QwenImageTransformer2DModel) -> None:
+    """adaLN-zero (Peebles and Xie, 2023): every block starts as the identity, the output as zero.
+
+    diffusers leaves it to the checkpoint; without it a minute of training is not enough.
+    """
+    for name, parameter in transformer.named_parameters():
+        if any(part in name for part in ("img_mod", "txt_mod", "norm_out", "proj_out")):
+            parameter.zero_()
+
+
+def _optimizers(transformer: torch.nn.Module, recipe: Recipe) -> list[tuple[torch.optim.Optimizer, float]]:
+    """Return (optimiser, its learning rate): Muon for the blocks' matrices, AdamW for the rest."""
+    matrices, rest = [], []
+    for name, parameter in transformer.named_parameters():
+        in_block = name.startswith("transformer_blocks.") and parameter.ndim == 2
+        (matrices if in_block else rest).append(parameter)
+    muon = torch.optim.Muon(matrices, lr=recipe.muon_learning_rate, weight_decay=0.0)
+    adamw = torch.optim.AdamW(rest, lr=recipe.adamw_learning_rate, betas=(0.9, 0.99), weight_decay=0.0)
+    return [(muon, recipe.muon_learning_rate), (adamw, recipe.adamw_learning_rate)]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Command line: the task's name, the folder (the project's own by default) and the seed."""
+    import argparse
+
+    parser = argparse.ArgumentParser(description="Pre-train an embedded model from nothing.")
+    parser.add_argument("task", choices=sorted(RECIPES))
+    parser.add_argument("--out", type=Path, default=WEIGHTS_FOLDER)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    # More threads change the sums' rounding, and so the weights.
+    torch.set_num_threads(1)
+
+    def show(step: int, total: int, loss: float) -> None:
+        if step % 50 == 0:
+            print(f"step {step}/{total}  loss {loss:.4f}", flush=True)
+
+    print(pretrain(options.task, options.out, seed=options.seed, callback=show))
+
+
+if __name__ == "__main__":
+    main()

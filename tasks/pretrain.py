@@ -1,0 +1,38 @@
+"""Making an embedded model, as a task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from gpu_runtime.learning.pretraining import pretrain
+from storage.errors import ConfigurationError
+
+
+@task(name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
+def pretrain_model(
+    embedded_task: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
+) -> dict[str, Any]:
+    """Render, train, save.
+
+    Args:
+        embedded_task: `glyphs` or `shapes`.
+        out: folder for the two folders of weights.
+        seed: of weights, pictures and noise.
+        progress: called with (steps done, steps in all, loss).
+
+    Raises:
+        ConfigurationError: if the folder holds something already, or there is no such task.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigurationError(f"--out {out} is not empty; name a new folder")
+    # More threads change the rounding of sums, and so the weights.
+    torch.set_num_threads(1)
+    report = asdict(pretrain(embedded_task, out, seed=seed, callback=progress))
+    return {name: str(value) if isinstance(value, Path) else value for name, value in report.items()}

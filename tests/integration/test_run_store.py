@@ -1,0 +1,313 @@
+"""Runs in a real DuckDB file: recorded, found, reconciled; and what is asked of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from storage import queries
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.home import Home
+from storage.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from storage.run_store import RunStore
+from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+
+TABLES = (
+    "runs", "iterations", "iteration_metrics", "prompts", "samples", "evaluations", "evaluation_images",
+    "worker_states", "costs", "events",
+)  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    return RunStore(Home(tmp_path), wait_s=2.0)
+
+
+def contents(store: RunStore) -> dict[str, list[tuple]]:
+    """Every row of every table."""
+    with store.database.reading() as connection:
+        return {table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in TABLES}
+
+
+def test_home_is_named_by_the_environment(tmp_path: Path):
+    home = Home.from_environment({"SPOTLIGHT_HOME": str(tmp_path / "a")})
+    assert home.path == tmp_path / "a"
+    assert home.ensure().artifacts.is_dir()
+    assert home.mlflow_uri == f"sqlite:///{tmp_path}/a/mlflow.db"
+    assert Home.from_environment({}).path == Path(__file__).resolve().parents[2] / ".spotlight"
+
+
+def test_an_empty_home_has_no_runs_and_reading_makes_no_file(store: RunStore):
+    assert store.runs() == []
+    assert store.reconcile() == []
+    with pytest.raises(RunNotFoundError, match="spotlight train"):
+        store.run("glyphs-1")
+    assert not store.home.database.exists()
+
+
+def test_a_run_comes_back_as_it_went_in(store: RunStore):
+    config = RunConfig.model_validate({"name": "mine", "sampling": {"noise_level": 0.5}})
+    store.create_run("mine-1", config, {"torch": "2.13.0"}, os.getpid())
+    store.set_summary("mine-1", {"score": 0.5, "nested": {"a": [1]}})
+    row = store.run("mine-1")
+    assert row.config == config
+    assert (row.name, row.status, row.environment) == ("mine", "running", {"torch": "2.13.0"})
+    assert row.summary == {"score": 0.5, "nested": {"a": [1]}}
+    assert (row.last_iteration, row.error, row.ended_at) == (None, None, None)
+    store.set_status("mine-1", "failed", "no memory")
+    row = store.run("mine-1")
+    assert (row.status, row.error) == ("failed", "no memory")
+    assert row.ended_at is not None
+    store.resume_run("mine-1", os.getpid())
+    row = store.run("mine-1")
+    assert (row.status, row.error, row.ended_at) == ("running", None, None)
+
+
+def test_identifiers(store: RunStore):
+    for run_id in ("glyphs-1", "shapes-1"):
+        store.create_run(run_id, RunConfig(), {}, os.getpid())
+    with pytest.raises(StorageError, match="exists already"):
+        store.create_run("glyphs-1", RunConfig(), {}, os.getpid())
+    with pytest.raises(RunNotFoundError, match="did you mean glyphs-1"):
+        store.run("glyph-1")
+    with pytest.raises(RunNotFoundError, match="the latest are shapes-1, glyphs-1"):
+        store.commit_iteration(iteration_record("xyz", 1, 0.0))
+    with pytest.raises(StorageError, match="is none of"):
+        store.set_status("glyphs-1", "done")  # type: ignore[arg-type]
+    assert [row.run_id for row in store.runs()] == ["shapes-1", "glyphs-1"]
+
+
+def test_a_configuration_of_another_version_does_not_hide_the_run(store: RunStore):
+    store.create_run("old", RunConfig(), {}, os.getpid())
+    with store.database.writing() as connection:
+        connection.execute("UPDATE runs SET config = ?", [json.dumps({"gone": 1})])
+    [row] = store.runs()
+    with pytest.raises(ConfigurationError, match="gone"):
+        _ = row.config
+
+
+def test_writing_a_record_twice_is_writing_it_once(store: RunStore):
+    write_sample_run(store, iterations=3)
+    iteration = iteration_record("glyphs-sample", 4, 5e8)
+    evaluation = evaluation_record("glyphs-sample", 4, 6e8)
+    store.commit_iteration(iteration)
+    store.commit_evaluation(evaluation)
+    once = contents(store)
+    store.commit_iteration(iteration)
+    store.commit_evaluation(evaluation)
+    assert contents(store) == once
+    assert len(once["samples"]) == 4 * 256
+
+
+def test_a_shorter_record_leaves_nothing_of_a_longer_one(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.commit_iteration(iteration_record("r", 1, 0.0))
+    store.commit_iteration(IterationRecord("r", 1, 1, 0.0, 1.0, {"only": 1.0}))
+    rows = contents(store)
+    assert [len(rows[t]) for t in ("iterations", "iteration_metrics", "samples", "worker_states", "costs")] == [
+        1, 1, 0, 0, 0,
+    ]  # fmt: skip
+
+
+def test_odd_values_survive(store: RunStore):
+    sample = SampleRecord(7, "emoji 🌞 'quoted'", 2**40, 3, 0.25, False, "", "boom", 0, None, None, "w")
+    record = IterationRecord("r", 1, 1, 0.0, 1.0, {"loss": float("nan"), "new name": float("inf")}, [sample])
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.commit_iteration(record)
+    with store.database.reading() as connection:
+        row = connection.execute(
+            "SELECT prompt, seed_index, error, explored_score, advantage FROM samples "
+            "JOIN prompts USING (run_id, prompt_id)"
+        ).fetchone()
+        frame = queries.metric_curves(connection, "r")
+    assert row == ("emoji 🌞 'quoted'", 2**40, "boom", None, None)
+    assert frame["loss"].isna().all()
+    assert frame["new name"].tolist() == [float("inf")]
+
+
+def test_a_failing_record_leaves_no_part_of_itself(store: RunStore):
+    write_sample_run(store, iterations=1)
+    before = contents(store)
+    record = iteration_record("glyphs-sample", 2, 0.0)
+    twice = [*record.samples, record.samples[0]]
+    with pytest.raises(StorageError, match="duplicate key"):
+        store.commit_iteration(dataclasses.replace(record, samples=twice))
+    assert contents(store) == before
+
+
+def test_going_back_keeps_the_bill(store: RunStore):
+    write_sample_run(store, iterations=12)
+    with store.database.reading() as connection:
+        paid = queries.cost_by_state(connection, "glyphs-sample")[["device_s", "usd"]].sum()
+        elapsed = queries.metric_curves(connection, "glyphs-sample")["elapsed_s"].max()
+    store.discard_after("glyphs-sample", 8)
+    once = contents(store)
+    store.discard_after("glyphs-sample", 8)
+    assert contents(store) == once
+    with store.database.reading() as connection:
+        states = queries.cost_by_state(connection, "glyphs-sample")
+        after = states[["device_s", "usd"]].sum()
+        assert queries.metric_curves(connection, "glyphs-sample")["iteration"].max() == 8
+        assert queries.score_curve(connection, "glyphs-sample")["iteration"].tolist() == [0]
+        intervals = queries.device_states(connection, "glyphs-sample")
+    assert after.to_numpy() == pytest.approx(paid.to_numpy())
+    assert intervals["usd"].sum() == pytest.approx(paid["usd"])
+    lost = states[states["state"] == "lost"]
+    assert lost["device_s"].sum() == pytest.approx(3 * (4 * 18 + 9))
+    # Done again, at a later time: paid twice, and the time at work goes on from where it was.
+    store.commit_iteration(iteration_record("glyphs-sample", 9, time.time() + 3600))
+    with store.database.reading() as connection:
+        again = queries.metric_curves(connection, "glyphs-sample")
+    assert again["elapsed_s"].iloc[-1] == pytest.approx(elapsed + 18 + 0, abs=9.1)
+
+
+def test_queries_on_hand_worked_figures(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+
+    def at(start: float, market: str, lasting_s: float) -> StateInterval:
+        return StateInterval("w-" + market, market, "rollout", start, start + lasting_s, 3.6)  # type: ignore[arg-type]
+
+    store.commit_evaluation(EvaluationRecord("r", 0, 0, 100, 110, 0.25, 0.0, [], [at(100, "reserved", 10)]))
+    store.commit_iteration(IterationRecord("r", 1, 1, 110, 130, {"kl": 0.5}, [], [at(110, "spot", 20)]))
+    store.commit_iteration(IterationRecord("r", 2, 2, 125, 150, {"kl": 0.6, "late": 1}, [], [at(130, "reserved", 20)]))
+    # A night passes between a kill and a resume.
+    store.commit_iteration(IterationRecord("r", 3, 3, 9000, 9010, {}, [], [at(9000, "spot", 10)]))
+    store.commit_evaluation(EvaluationRecord("r", 3, 3, 9010, 9020, 0.75, 0.5))
+    with store.database.reading() as connection:
+        curves = queries.metric_curves(connection, "r")
+        scores = queries.score_curve(connection, "r")
+        cost = queries.cost_by_iteration(connection, "r")
+        latest = queries.latest_metrics(connection, "r")
+        overview = queries.run_overview(connection)
+    assert curves["elapsed_s"].tolist() == [30, 50, 60]
+    assert curves["kl"].tolist()[:2] == [0.5, 0.6]
+    assert scores[["iteration", "score", "elapsed_s"]].to_numpy().tolist() == [[0, 0.25, 10], [3, 0.75, 70]]
+    assert cost["reserved_usd"].tolist() == pytest.approx([0.01, 0.01, 0.03, 0.03])
+    assert cost["spot_usd"].tolist() == pytest.approx([0, 0.02, 0.02, 0.03])
+    assert cost["spot_device_s"].tolist() == [0, 20, 20, 30]
+    assert latest.empty
+    assert overview[["iterations", "score_before", "score_now", "usd"]].to_numpy().tolist() == [
+        pytest.approx([3, 0.25, 0.75, 0.06])
+    ]
+
+
+def test_images_of_the_same_prompt_and_seed(store: RunStore):
+    write_sample_run(store, iterations=10)
+    with store.database.reading() as connection:
+        images = queries.images_before_after(connection, "glyphs-sample")
+        pairs = queries.paired_scores(connection, "glyphs-sample")
+    assert len(images) == 12
+    assert set(images["iteration_before"]) == {0}
+    assert set(images["iteration_after"]) == {10}
+    assert all(bytes(png).startswith(b"\x89PNG") for png in [*images["png_before"], *images["png_after"]])
+    assert len(pairs) == 96
+    assert pairs["score_after"].mean() > pairs["score_before"].mean()
+
+
+def test_events_newest_first(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    for message in ("first", "second"):
+        store.add_event("r", "note", message)
+    with store.database.reading() as connection:
+        assert queries.events(connection, "r")["message"].tolist() == ["second", "first"]
+        assert queries.events(connection, "r", limit=1)["message"].tolist() == ["second"]
+
+
+class TestReconcile:
+    """A run whose process is gone is interrupted; nothing else is."""
+
+    def test_a_dead_process(self, store: RunStore):
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        store.create_run("dead", RunConfig(), {}, child.pid)
+        store.create_run("mine", RunConfig(), {}, os.getpid())
+        assert store.reconcile() == []
+        child.kill()
+        time.sleep(0.2)
+        assert store.reconcile() == ["dead"]  # not waited for yet: a zombie is as dead
+        child.communicate()
+        assert store.reconcile() == []
+        row = store.run("dead")
+        assert row.status == "interrupted"
+        assert row.ended_at is not None
+        assert store.run("mine").status == "running"
+
+    def test_a_pid_that_was_given_to_another_process(self, store: RunStore):
+        store.create_run("old", RunConfig(), {}, os.getpid())
+        with store.database.writing() as connection:
+            connection.execute("UPDATE runs SET process_started_at = process_started_at - 100")
+        assert store.reconcile() == ["old"]
+
+    def test_a_run_of_another_machine_is_left_alone(self, store: RunStore):
+        store.create_run("far", RunConfig(), {}, 2**22 + 1)
+        with store.database.writing() as connection:
+            connection.execute("UPDATE runs SET host = 'elsewhere'")
+        assert store.reconcile() == []
+
+
+class TestTheFile:
+    """What the database says when it cannot be used."""
+
+    def test_another_schema(self, store: RunStore):
+        store.create_run("r", RunConfig(), {}, os.getpid())
+        with store.database.writing() as connection:
+            connection.execute("UPDATE schema_version SET version = 99")
+        for attempt in (store.runs, lambda: store.add_event("r", "a", "b")):
+            with pytest.raises(StorageError, match=r"version 99.*move the file away"):
+                attempt()
+
+    def test_no_database(self, store: RunStore):
+        store.home.database.write_bytes(b"not a database" * 1000)
+        with pytest.raises(StorageError, match="not a valid DuckDB"):
+            store.runs()
+
+    def test_a_file_without_tables_yet_is_empty(self, store: RunStore):
+        duckdb.connect(str(store.home.database)).close()  # a first writer killed before its commit
+        assert store.runs() == []
+        store.create_run("r", RunConfig(), {}, os.getpid())
+
+    def test_a_lock_that_stays_names_its_holder(self, store: RunStore):
+        store.create_run("r", RunConfig(), {}, os.getpid())
+        program = f"import duckdb; c = duckdb.connect({str(store.home.database)!r}); print('ready', flush=True); input()"
+        child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            impatient = RunStore(store.home, wait_s=0.3)
+            for attempt in (impatient.runs, lambda: impatient.add_event("r", "a", "b")):
+                with pytest.raises(StorageError, match=rf"stayed locked for 0.3 s by process {child.pid} \(.*duckdb"):
+                    attempt()
+            threading.Timer(0.3, child.kill).start()
+            assert len(store.runs()) == 1  # waits, and gets it
+        finally:
+            child.kill()
+            child.communicate()
+
+    def test_threads_take_turns(self, store: RunStore):
+        store.create_run("r", RunConfig(), {}, os.getpid())
+        failures: list[StorageError] = []
+
+        def work(number: int) -> None:
+            try:
+                for k in range(8):
+                    store.add_event("r", "note", f"{number}/{k}")
+                    store.runs()
+            except StorageError as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        assert len(contents(store)["events"]) == 32

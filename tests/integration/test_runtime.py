@@ -1,0 +1,180 @@
+"""The door to the devices, on real Ray actors and the embedded model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from safetensors.numpy import load
+
+from benchmarks.bare_loop import run
+from gpu_runtime.exploration.plan import plain_plan
+from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Runtime, load_run_prompts, rollout_requests
+from gpu_runtime.worker import DeviceWorker
+from storage.config_loading import load_config
+from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
+from storage.prompts import PromptRecord
+
+SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2"]
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("smoke", SETTINGS, {})
+
+
+@pytest.fixture(scope="module")
+def runtime(config):
+    runtime = Runtime(config)
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def untrained(runtime):
+    return runtime.blobs()
+
+
+@pytest.fixture
+def fresh(runtime, untrained):
+    """The runtime with the weights of its start: one Ray serves all tests of this file."""
+    runtime.restore(untrained, 0)
+    return runtime
+
+
+def worker_process(name: str) -> psutil.Process:
+    for process in psutil.Process().children(recursive=True):
+        if f"ray::{name}" in " ".join(process.cmdline()):
+            return process
+    raise AssertionError(f"no process of worker {name}")
+
+
+def same(a, b) -> bool:
+    return all(
+        np.array_equal(x.sample.image_HWC, y.sample.image_HWC)
+        and np.array_equal(x.sample.trajectory.log_prob_W, y.sample.trajectory.log_prob_W)
+        for x, y in zip(a.delivered, b.delivered, strict=True)
+    )
+
+
+def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
+    runtime, worker = fresh, DeviceWorker(config, trains=False)
+    worker.own_weights("v0")
+    prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
+    plan = runtime.explore(1)
+    rolled = runtime.rollout(plan)
+    alone = worker.generate("v0", rollout_requests(plan, prompts, runtime.config.seed, 0))
+    assert [d.sample.request for d in rolled.delivered] == [s.request for s in alone]
+    for delivered, sample in zip(rolled.delivered, alone, strict=True):
+        assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC)
+        assert np.array_equal(delivered.sample.trajectory.after_WSC, sample.trajectory.after_WSC)
+    assert len({delivered.worker for delivered in rolled.delivered}) > 1
+
+
+def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime):
+    plan = plain_plan([0, 1, 2, 3, 4, 5], 32, 1)
+    undisturbed = runtime.rollout(plan)
+    victim = worker_process("spot_0")
+    threading.Timer(0.1, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
+    disturbed = runtime.rollout(plan)
+    assert same(undisturbed, disturbed)
+    time.sleep(0.2)
+    again = runtime.rollout(plan)
+    assert same(undisturbed, again)
+    assert runtime.lost_workers == ["spot-0"]
+    assert worker_process("spot_0_1").is_running()
+
+
+def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
+    rolled = runtime.rollout(plain_plan([0, 1, 2, 3], 32, 1))
+    scores = runtime.reward(rolled)
+    os.kill(worker_process("scorer_0").pid, signal.SIGKILL)
+    assert runtime.reward(rolled) == scores
+
+
+def test_evaluations_between_leave_training_as_the_bare_loop_has_it(fresh, config):
+    expected = run(config, 2)
+    for iteration in (1, 2):
+        fresh.evaluate()
+        rolled = fresh.rollout(fresh.explore(iteration))
+        trained = fresh.train(rolled, fresh.reward(rolled))
+        assert trained.report.training_steps > 0
+        assert trained.report.ratio_deviation <= config.algorithm.ratio_tolerance
+        fresh.evaluate()
+    assert weights_digest(load(fresh.blobs()["weights.safetensors"])) == expected.digest
+
+
+def test_restoring_goes_on_to_the_same_weights(fresh, untrained):
+    rolled = fresh.rollout(fresh.explore(1))
+    scores = fresh.reward(rolled)
+    fresh.train(rolled, scores)
+    once = fresh.blobs()
+    assert once["weights.safetensors"] != untrained["weights.safetensors"]
+    fresh.restore(untrained, 0)
+    assert fresh.blobs() == untrained
+    fresh.train(fresh.rollout(fresh.explore(1)), scores)
+    assert fresh.blobs() == once
+
+
+def test_a_sync_that_changes_nothing_is_an_error(fresh, monkeypatch):
+    rolled = fresh.rollout(fresh.explore(1))
+    ask = fresh._fleet.ask_trainer
+    idle = TrainingReport(1, 0.0, 0.0, 0.0, 0.0, 0.0)
+    monkeypatch.setattr(fresh._fleet, "ask_trainer", lambda m, *a: idle if m == "train" else ask(m, *a))
+    with pytest.raises(TrainingError, match="changes nothing"):
+        fresh.train(rolled, fresh.reward(rolled))
+
+
+def test_an_iteration_without_variance_keeps_the_weights_and_their_version(fresh, untrained):
+    rolled = fresh.rollout(fresh.explore(1))
+    flat = [Score(0.5, False, "") for _ in rolled.delivered]
+    trained = fresh.train(rolled, flat)
+    assert trained.report.training_steps == 0
+    assert trained.policy_version == 0
+    assert trained.advantages.dropped == rolled.prompt_count
+    assert fresh.blobs() == untrained
+
+
+def test_a_scorer_that_fails_on_everything_stops_the_run(fresh, monkeypatch):
+    rolled = fresh.rollout(fresh.explore(1))
+    unquoted = {i: PromptRecord(i, "a red sign") for i in fresh._train_by_id}
+    monkeypatch.setattr(fresh, "_train_by_id", unquoted)
+    with pytest.raises(RewardError, match="failed on all"):
+        fresh.reward(rolled)
+
+
+def test_intervals_of_every_device_are_contiguous(runtime):
+    runtime.take_intervals()
+    runtime.rollout(runtime.explore(2))
+    intervals = runtime.take_intervals()
+    by_worker = {}
+    for interval in intervals:
+        by_worker.setdefault(interval.worker, []).append(interval)
+    assert {"reserved-0", "spot-1"} <= by_worker.keys()
+    for own in by_worker.values():
+        assert all(a.ended_at == b.started_at for a, b in zip(own, own[1:], strict=False))
+        assert "rollout" in {interval.state for interval in own}
+
+
+def test_too_few_prompts_are_refused_before_anything_starts(tmp_path, config):
+    prompts = tmp_path / "few.txt"
+    prompts.write_text('a red sign that says "ABC"\n')
+    few = config.model_copy(update={"prompts": config.prompts.model_copy(update={"train": str(prompts)})})
+    with pytest.raises(ConfigurationError, match="1 prompts, fewer than"):
+        load_run_prompts(few)
+
+
+def test_the_trainers_death_stops_the_run_with_what_to_do(runtime):
+    """Last in this file: the runtime is of no use afterwards."""
+    os.kill(worker_process("reserved_0").pid, signal.SIGKILL)
+    with pytest.raises(RuntimeFailure, match="spotlight resume"):
+        runtime.rollout(runtime.explore(3))

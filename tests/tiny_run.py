@@ -1,0 +1,83 @@
+"""A run of a few samples on the tiny model: its configuration, its requests, its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.trainer import Trainer, TrainingSample
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.config import RunConfig
+from tests.tiny_model import TinyModel
+
+# Prompts of different lengths, so that text masks differ; the last one fills the text.
+PROMPTS = ("a", "two words", "three words here", "one two three four five")
+
+
+def tiny_config(**sections: dict[str, Any]) -> RunConfig:
+    """Four denoising steps, two of them trained, batches of four; `sections` override."""
+    base: dict[str, dict[str, Any]] = {
+        "sampling": {
+            "train_steps": 4,
+            "evaluate_steps": 3,
+            "window_size": 2,
+            "window_stop": 3,
+            "batch_size": 4,
+        },
+        "algorithm": {"prompts_per_iteration": 3, "group_size": 2},
+        "adaptation": {"mode": "full", "rank": 2, "alpha": 4.0, "targets": ["to_q", "to_v", "to_out.0"]},
+        "optimizer": {"learning_rate": 1e-3},
+    }
+    merged = {name: base.get(name, {}) | sections.get(name, {}) for name in base.keys() | sections.keys()}
+    return RunConfig.model_validate(merged)
+
+
+def request(
+    prompt_id: int, seed_index: int, kind: RequestKind = RequestKind.ROLLOUT, iteration: int = 1
+) -> SampleRequest:
+    """The request of one sample."""
+    prompt = PROMPTS[prompt_id % len(PROMPTS)]
+    return SampleRequest(kind, 5, iteration, prompt_id, seed_index, 0, prompt)
+
+
+class TinyRun:
+    """A policy on a tiny model with its sampler and its trainer."""
+
+    def __init__(self, config: RunConfig, model: TinyModel | None = None) -> None:
+        self.config = config
+        self.model = model or TinyModel()
+        self.policy = Policy(self.model, config.adaptation, seed=3)
+        self.sampler = Sampler(self.model, config.sampling)
+        self.trainer = Trainer(self.policy, self.sampler, config)
+
+    def rollout(self, iteration: int = 1) -> list[TrainingSample]:
+        """Two samples of each of three prompts under the weights of now; advantages of both signs."""
+        wanted = [request(prompt, seed, iteration=iteration) for prompt in range(3) for seed in range(2)]
+        advantages = (1.0, -1.0, 0.5, -0.25, -2.0, 1.5)
+        return [
+            TrainingSample(sample.request, sample.trajectory, advantage)
+            for sample, advantage in zip(self.sampler.generate(wanted), advantages, strict=True)
+        ]
+
+    def perturb(self, scale: float = 0.05, seed: int = 0) -> None:
+        """Move every trained weight, as training would."""
+        self.policy.load(perturbed(self.policy.state(), scale, seed))
+
+
+def perturbed(state: WeightState, scale: float = 0.05, seed: int = 0) -> WeightState:
+    """The weights plus normal noise."""
+    generator = np.random.default_rng(seed)
+    return {
+        name: value + scale * generator.standard_normal(value.shape, dtype=np.float32)
+        for name, value in state.items()
+    }
+
+
+def shuffled(samples: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
+    """The samples in another order."""
+    order = np.random.default_rng(seed).permutation(len(samples))
+    return [samples[place] for place in order]

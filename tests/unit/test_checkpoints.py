@@ -1,0 +1,196 @@
+"""Saving, loading, falling back, pruning; each torn state that a kill could leave."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from array import array
+from pathlib import Path
+
+import pytest
+
+import storage.checkpoints
+from storage.checkpoints import CheckpointStore
+from storage.errors import CheckpointError
+
+BLOBS = {"policy.safetensors": b"weights" * 100, "optimizer.pt": bytes(range(256)), "empty": b""}
+
+
+def save(store: CheckpointStore, iteration: int) -> Path:
+    return store.save(iteration, BLOBS | {"n": str(iteration).encode()}, {"iteration": iteration}, {"seed": 1})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "run", keep=2)
+
+
+def test_what_is_saved_is_loaded(store: CheckpointStore):
+    path = save(store, 12)
+    assert path.name == "iteration-000012"
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert (loaded.iteration, loaded.path, loaded.rejected) == (12, path, [])
+    assert loaded.blobs == BLOBS | {"n": b"12"}
+    assert (loaded.record, loaded.config) == ({"iteration": 12}, {"seed": 1})
+
+
+def test_any_buffer_is_a_blob(store: CheckpointStore):
+    floats = array("f", [1.0, 2.0])
+    store.save(1, {"view": memoryview(floats), "bytearray": bytearray(b"ab"), "none": memoryview(b"")}, {}, {})
+    assert store.load(1).blobs == {"view": floats.tobytes(), "bytearray": b"ab", "none": b""}
+
+
+def test_without_checkpoints_there_is_none(store: CheckpointStore):
+    assert store.load_latest() is None
+    store.folder.mkdir()
+    assert store.load_latest() is None
+    with pytest.raises(CheckpointError, match="no checkpoint of iteration 3"):
+        store.load(3)
+
+
+def test_older_ones_go(store: CheckpointStore):
+    for iteration in (1, 2, 3):
+        save(store, iteration)
+    assert names(store.folder) == ["iteration-000002", "iteration-000003"]
+
+
+def damage_truncate(path: Path) -> None:
+    os.truncate(path / "optimizer.pt", 10)
+
+
+def damage_flip(path: Path) -> None:
+    content = bytearray((path / "optimizer.pt").read_bytes())
+    content[7] ^= 1
+    (path / "optimizer.pt").write_bytes(content)
+
+
+def damage_missing_blob(path: Path) -> None:
+    (path / "optimizer.pt").unlink()
+
+
+def damage_missing_manifest(path: Path) -> None:
+    (path / "manifest.json").unlink()
+
+
+def damage_manifest(path: Path) -> None:
+    manifest = path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"iteration": 2', '"iteration": 3'))
+
+
+def damage_torn_manifest(path: Path) -> None:
+    os.truncate(path / "manifest.json", 25)
+
+
+DAMAGES = [
+    damage_truncate,
+    damage_flip,
+    damage_missing_blob,
+    damage_missing_manifest,
+    damage_manifest,
+    damage_torn_manifest,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_newest_one_is_passed_over_and_told(store: CheckpointStore, damage):
+    save(store, 1)
+    damage(save(store, 2))
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.iteration == 1
+    assert len(loaded.rejected) == 1
+    assert "iteration-000002" in loaded.rejected[0]
+    with pytest.raises(CheckpointError):
+        store.load(2)
+
+
+def test_all_damaged_is_an_error(store: CheckpointStore):
+    damage_flip(save(store, 1))
+    damage_truncate(save(store, 2))
+    with pytest.raises(CheckpointError, match=r"iteration-000002.*iteration-000001"):
+        store.load_latest()
+
+
+def test_a_save_after_going_back_is_the_newest_and_stays(tmp_path: Path):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 5)
+    damage_flip(store.folder / "iteration-000005")
+    save(store, 4)
+    assert names(tmp_path) == ["iteration-000004"]
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.iteration == 4
+
+
+def test_the_same_iteration_again_replaces(store: CheckpointStore):
+    save(store, 3)
+    store.save(3, {"other": b"x"}, {}, {})
+    assert store.load(3).blobs == {"other": b"x"}
+    assert names(store.folder) == ["iteration-000003"]
+
+
+def test_killed_between_the_two_renames_of_a_replacement(store: CheckpointStore):
+    path = save(store, 3)
+    path.rename(path.with_name("iteration-000003.replaced"))
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.iteration == 3
+    save(store, 4)
+    assert names(store.folder) == ["iteration-000003", "iteration-000004"]
+
+
+def test_killed_after_the_second_rename_of_a_replacement(store: CheckpointStore):
+    path = save(store, 3)
+    shutil.copytree(path, path.with_name("iteration-000003.replaced"))
+    save(store, 4)
+    assert names(store.folder) == ["iteration-000003", "iteration-000004"]
+
+
+def test_leftovers_go_with_the_next_save_and_not_with_a_load(store: CheckpointStore):
+    save(store, 1)
+    for leftover in (".saving-iteration-000002", ".deleting-iteration-000000"):
+        (store.folder / leftover).mkdir()
+        (store.folder / leftover / "policy.safetensors").write_bytes(b"torn")
+    (store.folder / "notes.txt").write_text("a person's own file")
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.iteration == 1
+    assert len(names(store.folder)) == 4
+    save(store, 2)
+    assert names(store.folder) == ["iteration-000001", "iteration-000002", "notes.txt"]
+
+
+def test_a_full_disk_leaves_the_earlier_ones(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch):
+    save(store, 1)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storage.checkpoints, "_write_durably", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        save(store, 2)
+    monkeypatch.undo()
+    loaded = store.load_latest()
+    assert loaded is not None
+    assert loaded.iteration == 1
+    save(store, 2)
+    assert store.iterations() == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["../evil", "manifest.json", "record.json", "", ".hidden", "a/b"])
+def test_names_that_could_do_harm_are_refused(store: CheckpointStore, name: str):
+    with pytest.raises(ValueError, match="cannot be a blob's name"):
+        store.save(1, {name: b""}, {}, {})
+
+
+def test_impossible_arguments(tmp_path: Path):
+    with pytest.raises(ValueError, match="keep is 0"):
+        CheckpointStore(tmp_path, keep=0)
+    with pytest.raises(ValueError, match="iteration is -1"):
+        CheckpointStore(tmp_path, keep=1).save(-1, {}, {}, {})

@@ -1,0 +1,60 @@
+"""The configuration's own checks, and that it survives its way through JSON."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pydantic import ValidationError
+
+from storage.config import RunConfig, SamplingConfig
+
+
+def test_defaults_are_valid_and_round_trip_through_json():
+    config = RunConfig()
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_it_is_frozen():
+    with pytest.raises(ValidationError):
+        RunConfig().seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"sampling": {"window_size": 5, "window_start": 5}}, "leave room for 4"),
+        ({"sampling": {"window_stop": 11}}, "above train_steps=10"),
+        ({"sampling": {"sde": "cps", "noise_level": 1.2}}, "cps needs at most 1"),
+        ({"sampling": {"sde": "cps", "window_stop": 10}}, "no noise in the last step"),
+        ({"algorithm": {"ratio_tolerance": 0.01}}, "above clip_range"),
+        ({"algorithm": {"updates_per_iteration": 20}}, "an update needs a whole group"),
+        ({"price": {"spot_usd_per_hour": 20}}, "spot devices do not pay"),
+        ({"name": "../elsewhere"}, "name"),
+        ({"seed": 2**32}, "seed"),
+        ({"no_such": 1}, "no_such"),
+    ],
+)
+def test_what_cannot_work_is_refused(values: dict, said: str):
+    with pytest.raises(ValidationError, match=said):
+        RunConfig.model_validate(values)
+
+
+def test_every_setting_has_a_description():
+    def undescribed(model: type) -> list[str]:
+        fields = model.model_fields.items()  # type: ignore[attr-defined]
+        return [name for name, field in fields if not field.description and not hasattr(field.annotation, "model_fields")]
+
+    sections = [field.annotation for field in RunConfig.model_fields.values()]
+    models = [RunConfig, *(s for s in sections if isinstance(s, type) and hasattr(s, "model_fields"))]
+    assert {model.__name__: undescribed(model) for model in models} == {m.__name__: [] for m in models}
+    assert SamplingConfig in models
+
+
+def test_it_imports_without_the_heavy_libraries():
+    # A GPU machine with torch alone, the dashboard, and the Prefect form all read it.
+    heavy = "{'torch', 'ray', 'prefect', 'streamlit', 'mlflow', 'duckdb'}"
+    program = f"import sys, storage.config; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,125 @@
+"""Sources, their order, and errors that say what to do."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from storage.config import RunConfig
+from storage.config_loading import PRESETS, differences, list_presets, load_config
+from storage.errors import ConfigurationError
+
+PRESET_NAMES = ["glyphs", "glyphs-sparse", "shapes", "shapes-sparse", "smoke"]
+
+
+def refusal(preset: str | None = None, sets: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load_config(preset, sets, environ or {})
+    return str(caught.value)
+
+
+def test_later_sources_win(tmp_path: Path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text("seed = 1\niterations = 11\n[sampling]\nnoise_level = 0.1\ntrain_steps = 20\n")
+    environ = {"SPOTLIGHT_ITERATIONS": "12", "SPOTLIGHT_SAMPLING__NOISE_LEVEL": "0.2", "SPOTLIGHT_HOME": "/x"}
+    config = load_config(str(preset), ["sampling.noise_level=0.3"], environ)
+    assert (config.seed, config.iterations) == (1, 12)
+    assert (config.sampling.train_steps, config.sampling.noise_level) == (20, 0.3)
+    assert config.sampling.window_size == RunConfig().sampling.window_size
+
+
+def test_without_sources_it_is_the_defaults():
+    assert load_config(None, [], {"PATH": "/bin", "SPOTLIGHT_HOME": "/x"}) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("name=42", {"name": "42"}),
+        ("name='x=y'", None),  # not a name, but the second `=` belongs to the value
+        ("model.path=/models/a b", {"model": {"path": "/models/a b"}}),
+        ("model.path=\"quoted\"", {"model": {"path": "quoted"}}),
+        ("sampling.sde=cps", {"sampling": {"sde": "cps"}}),
+        ("optimizer.learning_rate=5e-5", {"optimizer": {"learning_rate": 5e-5}}),
+        ('adaptation.targets=["to_q", "to_k"]', {"adaptation": {"targets": ["to_q", "to_k"]}}),
+        ("sampling={noise_level = 0.5}", {"sampling": {"noise_level": 0.5}}),
+        (" seed = 7 ", {"seed": 7}),
+    ],
+)
+def test_values_are_toml_or_bare_text(assignment: str, expected: dict | None):
+    if expected is None:
+        assert "'x=y'" in refusal(sets=(assignment,))
+    else:
+        assert differences(load_config(None, [assignment], {})) == expected
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("sampling.noise_level=5", "sampling.noise_level = 5 (from --set): must be at most 2.0; lower it (default 0.7)"),
+        ("algorithm.group_size=1", "must be at least 2; raise it"),
+        ("sampling.sde=flwo", "must be one of 'flow', 'cps'; did you mean flow?"),
+        ("seed=many", "seed = 'many' (from --set): must be a whole number (default 0)"),
+        ("seed=1.5", "must be a whole number"),
+        ("sampling.train_stps=3", "no such setting; did you mean sampling.train_steps?"),
+        ("learning_rate=3", "did you mean optimizer.learning_rate?"),
+        ("samplng.noise_level=3", "did you mean sampling?"),
+        ("sampling=3", "is a section, not a value"),
+        ("adaptation.targets=to_q", "must be a list"),
+        ("algorithm.kl_weight=inf", "must be finite"),
+        ("sampling.window_size=9", None),
+        ("nothing", "--set nothing: write section.key=value"),
+        ("=3", "write section.key=value"),
+        ("seed=1\niterations=3", "must be a whole number"),
+    ],
+)
+def test_an_error_says_value_limit_and_next_step(assignment: str, said: str | None):
+    if said is None:  # at the limit: nine steps fit in a window from 0 to 9
+        assert load_config(None, [assignment], {}).sampling.window_size == 9
+    else:
+        message = refusal(sets=(assignment,))
+        assert said in message
+        assert "\n" not in message
+
+
+def test_all_problems_are_told_at_once_one_line_each():
+    message = refusal(sets=("seed=-1", "oops"), environ={"SPOTLIGHT_ITERATIONS": "0", "SPOTLIGHT_X__Y": "1"})
+    heading, *lines = message.splitlines()
+    assert heading == "4 settings are wrong:"
+    assert len(lines) == 4
+    assert any(line.startswith("iterations = 0 (from SPOTLIGHT_ITERATIONS): must be at least 1") for line in lines)
+    assert any(line.startswith("x (from SPOTLIGHT_X__Y): no such setting") for line in lines)
+
+
+def test_variables_of_others_are_left_alone_but_near_misses_are_not():
+    assert load_config(None, [], {"SPOTLIGHT_HOME": "/x", "SPOTLIGHT_COLOUR": "red"}) == RunConfig()
+    assert "did you mean iterations?" in refusal(environ={"SPOTLIGHT_ITERATION": "3"})
+
+
+def test_unknown_or_broken_presets(tmp_path: Path):
+    assert "did you mean glyphs?" in refusal("glyps")
+    assert "No such file" in refusal(str(tmp_path / "none.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("seed = \n")
+    assert "is no TOML" in refusal(str(broken))
+    broken.write_bytes(b"\xff\xfe")
+    assert "is no TOML" in refusal(str(broken))
+    broken.write_text("sed = 3\n")
+    assert f"sed (from preset {broken}): no such setting; did you mean seed?" in refusal(str(broken))
+
+
+def test_the_presets_are_the_ones_we_promise():
+    assert [preset.name for preset in list_presets()] == PRESET_NAMES
+    for preset in list_presets():
+        assert preset.path.read_text(encoding="utf-8").startswith("# "), preset.name
+        assert len(preset.summary) > 20, preset.name
+
+
+@pytest.mark.parametrize("name", PRESET_NAMES)
+def test_a_preset_loads_and_holds_only_differences(name: str):
+    written = tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
+    config = load_config(name, [], {})
+    assert differences(config) == written
+    assert config.name == name

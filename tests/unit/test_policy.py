@@ -1,0 +1,152 @@
+"""What is trained, what the reference is, and how weights travel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_runtime.learning.policy import Policy, check_sync, weights_digest
+from storage.config import AdaptationConfig
+from storage.errors import ModelError, TrainingError
+from tests.tiny_model import TinyModel
+from tests.tiny_run import perturbed
+
+MODES = ["lora", "full"]
+
+
+def adaptation(mode: str, *targets: str) -> AdaptationConfig:
+    """Adapters of rank 2 on two layers of each attention, or everything."""
+    names = targets or ("to_q", "to_out.0")
+    return AdaptationConfig.model_validate({"mode": mode, "rank": 2, "alpha": 4.0, "targets": names})
+
+
+def velocity_of(model: TinyModel) -> torch.Tensor:
+    """What the model predicts for a fixed batch."""
+    latents = torch.randn(4, *model.latent_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        conditioning = model.encode_prompts(["a", "b c", "d", "e f g"])
+        return model.velocity(latents, torch.full((4,), 0.5), conditioning)
+
+
+def test_lora_trains_only_its_adapters_and_starts_at_the_model() -> None:
+    model = TinyModel()
+    before = velocity_of(model)
+    policy = Policy(model, adaptation("lora"), seed=0)
+    assert len(policy.trained) == 4
+    assert all("lora" in name for name in policy.trained)
+    assert sum(value.size for value in policy.state().values()) == 4 * 2 * 32
+    assert torch.equal(velocity_of(model), before)
+
+
+def test_full_trains_every_weight() -> None:
+    model = TinyModel()
+    policy = Policy(model, adaptation("full"), seed=0)
+    assert policy.trained.keys() == dict(model.transformer.named_parameters()).keys()
+
+
+def test_adapters_follow_from_the_seed_and_leave_the_global_generator() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, same, other = (
+        weights_digest(Policy(TinyModel(), adaptation("lora"), seed).state()) for seed in (1, 1, 2)
+    )
+    assert one == same != other
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reference_is_the_model_before_training_and_restores_to_the_bit(mode: str) -> None:
+    model = TinyModel()
+    untrained = velocity_of(model)
+    policy = Policy(model, adaptation(mode), seed=0)
+    policy.load(perturbed(policy.state()))
+    trained, digest = velocity_of(model), weights_digest(policy.state())
+    assert not torch.equal(trained, untrained)
+    with policy.reference():
+        assert torch.equal(velocity_of(model), untrained)
+    assert torch.equal(velocity_of(model), trained)
+    assert weights_digest(policy.state()) == digest
+    assert all(weight.requires_grad for weight in policy.trained.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reference_restores_after_an_error(mode: str) -> None:
+    model = TinyModel()
+    policy = Policy(model, adaptation(mode), seed=0)
+    policy.load(perturbed(policy.state()))
+    trained = velocity_of(model)
+    with pytest.raises(RuntimeError, match="in between"), policy.reference():
+        raise RuntimeError("in between")
+    assert torch.equal(velocity_of(model), trained)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_loaded_weights_give_another_worker_the_same_policy(mode: str) -> None:
+    here, there = TinyModel(), TinyModel()
+    trainer, worker = Policy(here, adaptation(mode), seed=0), Policy(there, adaptation(mode), seed=0)
+    trainer.load(perturbed(trainer.state()))
+    worker.load(trainer.state())
+    assert weights_digest(worker.state()) == weights_digest(trainer.state())
+    assert torch.equal(velocity_of(there), velocity_of(here))
+
+
+def test_state_is_a_copy() -> None:
+    policy = Policy(TinyModel(), adaptation("full"), seed=0)
+    taken = policy.state()
+    digest = weights_digest(taken)
+    policy.load(perturbed(taken))
+    assert weights_digest(taken) == digest != weights_digest(policy.state())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_shapes_are_refused_and_no_weight_changes(mode: str) -> None:
+    policy = Policy(TinyModel(), adaptation(mode), seed=0)
+    digest = weights_digest(policy.state())
+    state = perturbed(policy.state())
+    last = list(state)[-1]
+    state[last] = state[last][:-1]
+    with pytest.raises(ModelError, match="has shape"):
+        policy.load(state)
+    assert weights_digest(policy.state()) == digest
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_other_names_are_refused_and_no_weight_changes(mode: str) -> None:
+    policy = Policy(TinyModel(), adaptation(mode), seed=0)
+    digest = weights_digest(policy.state())
+    missing = perturbed(policy.state())
+    name, value = missing.popitem()
+    for state in (missing, missing | {name: value, "stranger": value}):
+        with pytest.raises(ModelError, match="do not fit"):
+            policy.load(state)
+    assert weights_digest(policy.state()) == digest
+
+
+def test_targets_that_name_no_layer_are_refused() -> None:
+    with pytest.raises(ModelError, match="adaptation.targets"):
+        Policy(TinyModel(), adaptation("lora", "no_such_layer"), seed=0)
+
+
+def test_digest_sees_every_bit_and_no_order() -> None:
+    state = {"a": np.zeros((2, 3), np.float32), "b": np.ones(4, np.float32)}
+    digest = weights_digest(state)
+    assert weights_digest({"b": state["b"], "a": state["a"]}) == digest
+    assert weights_digest(state | {"a": np.asfortranarray(state["a"])}) == digest
+    others = [
+        state | {"a": -state["a"]},  # minus zero equals zero, but not to the bit
+        state | {"a": state["a"].reshape(3, 2)},
+        state | {"b": np.nextafter(state["b"], np.float32(2))},
+        {"a": state["a"], "c": state["b"]},
+    ]
+    digests = {digest, *map(weights_digest, others)}
+    assert len(digests) == 1 + len(others)
+
+
+def test_a_sync_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(TrainingError, match="changes nothing.*abc"):
+        check_sync(published="abc", before="abc")
+
+
+def test_a_sync_that_changes_the_weights_passes() -> None:
+    check_sync(published="abc", before="abd")

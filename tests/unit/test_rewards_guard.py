@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gpu_runtime.rewards.guard import score_all, score_each
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.registry import SCORERS, build_scorer
+from storage.errors import ConfigurationError, RewardError
+from storage.prompts import PromptRecord
+
+PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
+IMAGES = np.zeros((3, 8, 8, 3), np.uint8)
+
+
+class Scripted:
+    """Gives back, for each prompt, the value written for it, or raises it."""
+
+    name = "scripted"
+
+    def __init__(self, *values: float | Exception) -> None:
+        self._values = values
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        value = self._values[prompt.prompt_id]
+        if isinstance(value, Exception):
+            raise value
+        return Score(value, value == 1.0, "seen")
+
+
+def test_scores_pass_through_in_order() -> None:
+    assert [score.value for score in score_all(Scripted(0.0, 0.5, 1.0), IMAGES, PROMPTS)] == [0.0, 0.5, 1.0]
+
+
+def test_one_failure_costs_one_score() -> None:
+    scores = score_all(Scripted(1.0, OSError("engine gone"), 0.25), IMAGES, PROMPTS)
+    assert scores[1] == Score(0.0, False, "", error="OSError: engine gone")
+    assert [score.error for score in (scores[0], scores[2])] == [None, None]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.5])
+def test_what_is_no_score_is_an_error(value: float) -> None:
+    score = score_each(Scripted(1.0, value, 1.0), IMAGES, PROMPTS)[1]
+    assert (score.value, score.exact) == (0.0, False)
+    assert "not in [0, 1]" in str(score.error)
+
+
+def test_failure_on_all_stops_the_run() -> None:
+    broken = Scripted(*[ImportError("no engine")] * 3)
+    with pytest.raises(RewardError, match=r"'scripted' failed on all 3 images.*ImportError: no engine"):
+        score_all(broken, IMAGES, PROMPTS)
+    with pytest.raises(RewardError, match="failed on all 2"):
+        score_all(Scripted(math.nan, math.nan), IMAGES[:2], PROMPTS[:2])
+
+
+def test_one_image_alone_or_none_may_fail() -> None:
+    assert score_all(Scripted(ValueError("x")), IMAGES[:1], PROMPTS[:1])[0].error == "ValueError: x"
+    assert score_all(Scripted(), [], []) == []
+
+
+def test_lengths_must_agree() -> None:
+    with pytest.raises(RewardError, match="3 images but 2 prompts"):
+        score_all(Scripted(), IMAGES, PROMPTS[:2])
+
+
+def test_registry() -> None:
+    assert build_scorer("shapes").name == "shapes"
+    assert set(SCORERS) == {"ocr", "shapes"}
+    with pytest.raises(ConfigurationError, match="'clip'; choose one of: ocr, shapes"):
+        build_scorer("clip")

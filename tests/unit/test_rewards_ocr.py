@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpu_runtime.embedded_tasks.glyphs import COLOURS, GlyphsTask
+from gpu_runtime.rewards.ocr import OcrScorer, normalise, ocr_reward, target_text
+from storage.errors import PromptFileError
+from storage.prompts import PromptRecord
+
+
+@pytest.fixture(scope="module")
+def scorer() -> OcrScorer:
+    return OcrScorer()
+
+
+@pytest.mark.parametrize(
+    ("target", "read", "expected"),
+    [
+        ("k7a", "k7a", 1.0),
+        ("k7a", "xk7ay", 1.0),  # a substring
+        ("k7a", "k1a", 2 / 3),  # one of three substituted
+        ("k7a", "ka", 2 / 3),  # one deleted
+        ("k7a", "kx7a", 2 / 3),  # one inserted
+        ("k7a", "xyz", 0.0),
+        ("k7a", "", 0.0),
+        ("k7a", "much too long a text", 0.0),  # the distance is held at the target's length
+        ("open", "oqen", 0.75),
+        ("ab", "ba", 0.0),  # a swap is two edits
+    ],
+)
+def test_hand_worked_values(target: str, read: str, expected: float) -> None:
+    assert ocr_reward(target, read) == pytest.approx(expected)
+
+
+def test_target_is_the_first_quoted_text_without_case_and_spaces() -> None:
+    assert target_text('a sign "Hello World" beside "other"') == "helloworld"
+    assert normalise(" A b C") == "abc"
+    for prompt in ("a sign", 'a sign ""', 'a sign " "', 'an open "quote'):
+        with pytest.raises(PromptFileError, match="double quotes"):
+            target_text(prompt)
+
+
+def test_the_engine_reads_what_was_drawn(scorer: OcrScorer) -> None:
+    rng = np.random.default_rng(0)
+    prompts = [
+        PromptRecord(0, f'a {colour} sign that says "{text}"')
+        for colour, text in zip(COLOURS, ("K7A", "HEN", "2ZX", "R4T", "M9P", "WAY"), strict=True)
+    ]
+    scores = [scorer.score(GlyphsTask().render(prompt, rng), prompt) for prompt in prompts]
+    assert [score.exact for score in scores] == [True] * 6
+    assert scores[0].detail == "K7A"
+    assert scores[0].value == 1.0
+
+
+def test_a_wrong_character_and_an_empty_sign(scorer: OcrScorer) -> None:
+    image_HWC = GlyphsTask().render(PromptRecord(0, 'a red sign that says "K7A"'), np.random.default_rng(0))
+    wrong = scorer.score(image_HWC, PromptRecord(0, 'a red sign that says "K2A"'))
+    assert wrong.value == pytest.approx(2 / 3)
+    assert not wrong.exact
+    empty = scorer.score(np.full((32, 48, 3), 80, np.uint8), PromptRecord(0, 'a sign that says "K7A"'))
+    assert (empty.value, empty.exact, empty.error) == (0.0, False, None)
+
+
+def test_a_long_line_is_read_whole(scorer: OcrScorer) -> None:
+    """The engine's least width is set for short signs; wider images must not be squeezed into it."""
+    task, rng = GlyphsTask(), np.random.default_rng(1)
+    texts = ("HEN", "R4T", "WAY")
+    parts = [task.render(PromptRecord(0, f'a blue sign that says "{text}"'), rng) for text in texts]
+    score = scorer.score(np.concatenate(parts, axis=1), PromptRecord(0, '"HENR4TWAY"'))
+    assert score.exact, score.detail

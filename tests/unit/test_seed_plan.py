@@ -1,0 +1,35 @@
+import pytest
+
+from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration
+
+
+def test_each_epoch_has_every_prompt_once_in_another_order():
+    ids = list(range(12))
+    epochs = [
+        [p for i in range(start, start + 3) for p in prompts_of_iteration(ids, 4, run_seed=7, iteration=i)]
+        for start in (1, 4)
+    ]
+    assert all(sorted(epoch) == ids for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_an_iteration_across_two_epochs_has_no_prompt_twice():
+    for iteration in range(1, 40):
+        chosen = prompts_of_iteration(list(range(7)), 5, run_seed=1, iteration=iteration)
+        assert len(set(chosen)) == 5
+
+
+def test_plans_follow_from_the_run_seed_alone():
+    assert prompts_of_iteration(range(50), 8, 3, 9) == prompts_of_iteration(range(50), 8, 3, 9)
+    assert prompts_of_iteration(range(50), 8, 3, 9) != prompts_of_iteration(range(50), 8, 4, 9)
+
+
+def test_more_prompts_than_there_are_is_refused():
+    with pytest.raises(ValueError, match="5 prompts an iteration are asked of 4"):
+        prompts_of_iteration(range(4), 5, 0, 1)
+    with pytest.raises(ValueError, match="count from 1"):
+        prompts_of_iteration(range(4), 2, 0, 0)
+
+
+def test_the_plain_plan_takes_the_first_seeds():
+    assert plain_plan([4, 2], 3, 1).seeds == {4: (0, 1, 2), 2: (0, 1, 2)}

@@ -1,0 +1,291 @@
+"""The optimiser step against gradients worked row by row, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
+from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.learning.trainer import TrainingSample
+from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from storage.config import RunConfig
+from storage.errors import TrainingError
+from tests.tiny_model import TinyModel
+from tests.tiny_run import TinyRun, shuffled, tiny_config
+
+MODES = ["lora", "full"]
+Gradients = dict[str, torch.Tensor]
+
+
+def config(mode: str = "full", **sections: dict[str, Any]) -> RunConfig:
+    return tiny_config(adaptation={"mode": mode}, **sections)
+
+
+def digest_of(run: TinyRun) -> str:
+    return weights_digest(run.policy.state())
+
+
+def train_and_catch_gradients(run: TinyRun, samples: list[TrainingSample]) -> list[Gradients]:
+    """Gradients that each training step of one iteration handed to the optimiser."""
+    caught: list[Gradients] = []
+
+    def catch(*_: object) -> None:
+        grads = {name: weight.grad for name, weight in run.policy.trained.items()}
+        caught.append({name: grad.clone() for name, grad in grads.items() if grad is not None})
+
+    hook = run.trainer.optimizer.register_step_pre_hook(catch)
+    run.trainer.train(samples)
+    hook.remove()
+    return caught
+
+
+def row_policy(model: TinyModel, sample: TrainingSample, place: int, settings: RunConfig) -> Transition:
+    """The policy of one stochastic step of one sample, computed alone."""
+    trajectory, sampling = sample.trajectory, settings.sampling
+    step = torch.from_numpy(trajectory.step_W[place : place + 1])
+    times = StepTimes.at(model.sigmas(sampling.train_steps), step)
+    before = torch.from_numpy(trajectory.before_WSC[place : place + 1])
+    velocity = model.velocity(before, times.sigma_B, model.encode_prompts([sample.request.prompt]))
+    return transition(sampling.sde, before, velocity, times, torch.tensor([sampling.noise_level]))
+
+
+def gradients_row_by_row(
+    run: TinyRun, samples: list[TrainingSample], row_loss: Callable[[TrainingSample, int], torch.Tensor]
+) -> Gradients:
+    """Mean over all rows of the gradient of `row_loss`, one row at a time in float64 sums."""
+    sums: dict[str, torch.Tensor] = {}
+    rows = [(sample, place) for sample in samples for place in range(len(sample.trajectory.step_W))]
+    names, weights = list(run.policy.trained), list(run.policy.trained.values())
+    for sample, place in rows:
+        grads = torch.autograd.grad(row_loss(sample, place).sum(), weights, allow_unused=True)
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                sums[name] = sums.get(name, 0) + grad.double() / len(rows)
+    return sums
+
+
+def assert_gradients_equal(found: Gradients, expected: Gradients) -> None:
+    """Equal but for float32 rounding, on the scale of the whole gradient."""
+    assert found.keys() == expected.keys()
+    scale = math.sqrt(sum(float(grad.norm()) ** 2 for grad in expected.values()))
+    assert scale > 0
+    for name, grad in found.items():
+        assert float((grad - expected[name]).norm()) < 1e-5 * scale, name
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["flow", "cps"])
+def test_ratio_is_one_at_the_first_update_of_every_iteration(mode: str, kind: str) -> None:
+    run = TinyRun(config(mode, sampling={"sde": kind}))
+    for iteration in (1, 2, 3):
+        report = run.trainer.train(run.rollout(iteration))
+        assert report.ratio_deviation <= 1e-6
+        assert report.training_steps == 1
+        assert report.gradient_norm > 0
+
+
+@pytest.mark.parametrize("size", [4, 5, 16])
+def test_gradient_is_the_mean_over_rows_of_minus_a_times_that_of_log_p(size: int) -> None:
+    # 12 rows: three full batches, two and a part, or one that is mostly padding.
+    settings = config(sampling={"batch_size": size}, optimizer={"max_grad_norm": 1e6})
+    run = TinyRun(settings)
+    run.perturb()
+    samples = run.rollout()
+
+    def row_loss(sample: TrainingSample, place: int) -> torch.Tensor:
+        after = torch.from_numpy(sample.trajectory.after_WSC[place : place + 1])
+        policy = row_policy(run.model, sample, place, settings)
+        return -sample.advantage * log_prob(settings.sampling.sde, after, policy)
+
+    expected = gradients_row_by_row(run, samples, row_loss)
+    (found,) = train_and_catch_gradients(run, samples)
+    assert_gradients_equal(found, expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kl_adds_beta_times_its_gradient(mode: str) -> None:
+    beta = 3.0
+    settings = config(mode, algorithm={"kl_weight": beta}, optimizer={"max_grad_norm": 1e6})
+    run, reference_model = TinyRun(settings), TinyModel()
+    run.perturb()
+    samples = run.rollout()
+    kls: list[float] = []
+
+    def row_loss(sample: TrainingSample, place: int) -> torch.Tensor:
+        after = torch.from_numpy(sample.trajectory.after_WSC[place : place + 1])
+        policy = row_policy(run.model, sample, place, settings)
+        with torch.no_grad():
+            reference = row_policy(reference_model, sample, place, settings)
+        kl = ((policy.mean_BSC - reference.mean_BSC) ** 2).mean() / (2 * policy.s_B**2)
+        kls.append(float(kl.detach()))
+        return -sample.advantage * log_prob(settings.sampling.sde, after, policy) + beta * kl
+
+    expected = gradients_row_by_row(run, samples, row_loss)
+    (found,) = train_and_catch_gradients(run, samples)
+    assert_gradients_equal(found, expected)
+    assert np.mean(kls) > 1e-5
+
+    twin = TinyRun(settings)
+    twin.perturb()
+    report = twin.trainer.train(samples)
+    assert report.kl == pytest.approx(np.mean(kls), rel=1e-4)
+    # At ratio 1 the policy's loss is the mean of -A: (1 - 1 + 0.5 - 0.25 - 2 + 1.5) / 6 with two rows each.
+    assert report.loss == pytest.approx(0.25 / 6, abs=1e-6)
+    assert report.clip_share == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kl_is_zero_before_any_training(mode: str) -> None:
+    run, without = TinyRun(config(mode, algorithm={"kl_weight": 1.0})), TinyRun(config(mode))
+    samples = run.rollout()
+    assert run.trainer.train(samples).kl == 0
+    assert without.trainer.train(samples).kl == 0
+    assert digest_of(run) == digest_of(without)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_order_of_samples_does_not_change_a_bit_of_the_weights(mode: str) -> None:
+    digests = set()
+    for seed in range(3):
+        run = TinyRun(config(mode, algorithm={"updates_per_iteration": 2, "kl_weight": 0.5}))
+        untrained = digest_of(run)
+        run.trainer.train(shuffled(run.rollout(), seed))
+        digests.add(digest_of(run))
+    assert len(digests) == 1
+    assert untrained not in digests
+
+
+def test_training_raises_the_probability_of_what_had_an_advantage() -> None:
+    settings = config(optimizer={"learning_rate": 1e-4})
+    run = TinyRun(settings)
+    samples = run.rollout()
+    run.trainer.train(samples)
+    gain = 0.0
+    for sample in samples:
+        for place, old in enumerate(sample.trajectory.log_prob_W):
+            with torch.no_grad():
+                policy = row_policy(run.model, sample, place, settings)
+                after = torch.from_numpy(sample.trajectory.after_WSC[place : place + 1])
+                gain += sample.advantage * float(log_prob("flow", after, policy) - float(old))
+    assert gain > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trajectories_of_other_weights_are_refused_and_nothing_changes(mode: str) -> None:
+    run = TinyRun(config(mode))
+    samples = run.rollout()
+    run.perturb()
+    before = digest_of(run)
+    with pytest.raises(TrainingError, match="probability ratio"):
+        run.trainer.train(samples)
+    assert digest_of(run) == before
+    assert all(weight.grad is None for weight in run.policy.trained.values())
+    assert run.trainer.average.training_steps == 0
+
+
+def test_a_log_prob_that_is_no_number_is_refused() -> None:
+    run = TinyRun(config())
+    samples = run.rollout()
+    broken = replace(samples[-1].trajectory, log_prob_W=np.full(2, np.nan, np.float32))
+    before = digest_of(run)
+    with pytest.raises(TrainingError, match="probability ratio.* nan"):
+        run.trainer.train([*samples[:-1], replace(samples[-1], trajectory=broken)])
+    assert digest_of(run) == before
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("updates", [1, 3])
+def test_an_advantage_that_is_not_finite_is_refused_and_nothing_changes(bad: float, updates: int) -> None:
+    # The bad sample belongs to the last prompt, and so to the last of the updates.
+    settings = config(algorithm={"updates_per_iteration": updates})
+    run, untouched = TinyRun(settings), TinyRun(settings)
+    samples = run.rollout()
+    before = digest_of(run)
+    with pytest.raises(TrainingError, match="finite"):
+        run.trainer.train([*samples[:-1], replace(samples[-1], advantage=bad)])
+    assert digest_of(run) == before
+    run.trainer.train(samples)
+    untouched.trainer.train(samples)
+    assert digest_of(run) == digest_of(untouched), "the refused samples left something behind"
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_nothing_changes() -> None:
+    run = TinyRun(config())
+    samples = run.rollout()
+    before = digest_of(run)
+    weight = next(iter(run.policy.trained.values()))
+    hook = weight.register_hook(lambda grad: grad * math.inf)
+    with pytest.raises(TrainingError, match="gradient"):
+        run.trainer.train(samples)
+    hook.remove()
+    assert digest_of(run) == before
+    assert not run.trainer.optimizer.state
+
+
+def test_an_iteration_is_divided_over_its_updates_by_whole_groups() -> None:
+    settings = config(algorithm={"updates_per_iteration": 2}, optimizer={"max_grad_norm": 1e6})
+    run = TinyRun(settings)
+    samples = run.rollout()
+    caught = train_and_catch_gradients(run, samples)
+    assert len(caught) == 2
+    assert run.trainer.average.training_steps == 2
+    # Two of the three groups make the first update.
+    alone = TinyRun(config(optimizer={"max_grad_norm": 1e6}))
+    first = [sample for sample in samples if sample.request.prompt_id in (0, 2)]
+    (expected,) = train_and_catch_gradients(alone, first)
+    assert_gradients_equal(caught[0], {name: grad.double() for name, grad in expected.items()})
+
+
+def test_later_updates_may_leave_ratio_one_and_are_clipped() -> None:
+    settings = config(
+        algorithm={"updates_per_iteration": 3, "clip_range": 1e-5}, optimizer={"learning_rate": 1e-2}
+    )
+    run = TinyRun(settings)
+    report = run.trainer.train(run.rollout())
+    assert report.training_steps == 3
+    assert report.ratio_deviation <= 1e-6
+    assert report.clip_share > 0
+
+
+def test_updates_are_never_empty() -> None:
+    run = TinyRun(config(algorithm={"updates_per_iteration": 3}))
+    one_group = [sample for sample in run.rollout() if sample.request.prompt_id == 1]
+    assert run.trainer.train(one_group).training_steps == 1
+
+
+def test_no_samples_no_training_step() -> None:
+    run = TinyRun(config())
+    before = digest_of(run)
+    report = run.trainer.train([])
+    assert (report.training_steps, report.loss, report.gradient_norm, report.ratio_deviation) == (0, 0, 0, 0)
+    assert digest_of(run) == before
+
+
+def test_gradients_are_clipped_to_their_norm() -> None:
+    run = TinyRun(config(optimizer={"max_grad_norm": 0.01}))
+    (caught,) = train_and_catch_gradients(run, run.rollout())
+    assert math.sqrt(sum(float(grad.norm()) ** 2 for grad in caught.values())) == pytest.approx(
+        0.01, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_restored_trainer_goes_on_to_the_same_bits(mode: str) -> None:
+    settings = config(mode, algorithm={"kl_weight": 0.5}, optimizer={"ema_interval": 2})
+    whole = TinyRun(settings)
+    whole.trainer.train(whole.rollout(1))
+    blobs = trainer_blobs(whole.trainer)
+    resumed = TinyRun(settings)
+    restore_trainer(resumed.trainer, blobs)
+    for iteration in (2, 3):
+        for run in (whole, resumed):
+            run.trainer.train(run.rollout(iteration))
+    assert digest_of(resumed) == digest_of(whole)
+    assert weights_digest(resumed.trainer.average.state) == weights_digest(whole.trainer.average.state)

@@ -58,8 +58,6 @@ def resume(run_id: str) -> None:
     store = RunStore(home)
     store.reconcile()
     row = store.run(run_id)
-    if row.status == "running":
-        raise ConfigurationError(f"run {run_id!r} is going on in process {row.pid}; cancel it first")
     if row.status == "finished":
         raise ConfigurationError(
             f"run {run_id!r} is finished after {row.last_iteration} iterations; start a new one with `spotlight train`"

@@ -20,7 +20,7 @@ from prefect.futures import PrefectFuture
 from flows.progress import reporter
 from flows.run_identity import new_run_id
 from storage.config import RunConfig
-from storage.errors import RunNotFoundError
+from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
 from storage.records import EvaluationRecord
 from storage.results import evaluated_iterations, run_result
@@ -59,14 +59,30 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
 
 
 def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
-    """Note in the database that this process works on the run, new or known."""
+    """Note in the database that this process works on the run, new or interrupted.
+
+    Raises:
+        ConfigurationError: the run is finished, goes on elsewhere, or has another configuration;
+            nothing is changed then.
+    """
+    store.reconcile()
     try:
         known = store.run(run_id)
     except RunNotFoundError:
         store.create_run(run_id, config, environment(), os.getpid())
-    else:
-        if known.status != "running" or known.pid != os.getpid():
-            store.resume_run(run_id, os.getpid())
+        return
+    if known.status == "finished":
+        raise ConfigurationError(
+            f"run {run_id!r} is finished after {known.last_iteration} iterations; start a new one with "
+            "`spotlight train`"
+        )
+    if known.status == "running" and known.pid != os.getpid():
+        raise ConfigurationError(f"run {run_id!r} is going on in process {known.pid}; cancel it first")
+    if known.config != config:
+        raise ConfigurationError(
+            f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` takes its own"
+        )
+    store.resume_run(run_id, os.getpid())
 
 
 def _iterate(session: Session) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread for each process, nothing phones home, and hypothesis repeats its examples."""
+"""What holds for every test: one thread a process, nothing phones home, examples that repeat."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 # Before any import of torch or onnxruntime, which read it once; processes started by tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import flows  # noqa: E402, F401  (switches telemetry off)
-from hypothesis import settings  # noqa: E402
+from hypothesis import settings
+
+import flows  # noqa: F401  (switches telemetry off)
 
 # Times on a shared machine say nothing, and a failure must be the same one tomorrow.
 settings.register_profile("spotlight", deadline=None, derandomize=True, max_examples=50)

@@ -76,7 +76,8 @@ def state_chart(view: RunView) -> go.Figure:
     frame = view.cost_by_state
     order = list(dict.fromkeys(frame["state"]))[::-1]  # plotly draws the first bar at the bottom
     for market, colour in MARKET_COLOURS.items():
-        part = frame[frame["market"] == market].set_index("state").reindex(order).fillna(0)
+        part = frame[frame["market"] == market].set_index("state")[["usd", "device_s"]]
+        part = part.reindex(order, fill_value=0.0)
         figure.add_bar(
             y=order, x=part["usd"], name=market, orientation="h", marker={"color": colour},
             customdata=part["device_s"], hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",

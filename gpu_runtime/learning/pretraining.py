@@ -59,6 +59,10 @@ class Recipe:
     adamw_learning_rate: float = 1.5e-3
     """For everything else."""
 
+    sigma_shift: float = 0.0
+    """Mean of the logit-normal noise level; above 0 more of the training is at high noise, where
+    what stands where is decided."""
+
     warmup_steps: int = 20
     average_decay: float = 0.99
     """Decay of the moving average of the weights, which is what is saved."""
@@ -158,7 +162,7 @@ class Pretraining:
         pictures = np.stack([self.task.render(prompt, self._data) for prompt in prompts])
         clean_BSC = self._model.codec.encode(torch.from_numpy(pictures))
         noise_BSC = torch.randn(clean_BSC.shape, generator=self._noise)
-        sigma_B = torch.randn(size, generator=self._noise).sigmoid()
+        sigma_B = (torch.randn(size, generator=self._noise) + self.recipe.sigma_shift).sigmoid()
         mixed_BSC = torch.lerp(clean_BSC, noise_BSC, sigma_B[:, None, None])
         conditioning = self._model.encode_prompts([prompt.text for prompt in prompts])
         velocity_BSC = self._model.velocity(mixed_BSC, sigma_B, conditioning)

@@ -76,10 +76,13 @@ def sizes(store: RunStore) -> dict[int, tuple[int, int, int, int]]:
     """Iteration -> how many rows each of its tables has."""
     tables = ("samples", "iteration_metrics", "worker_states", "costs")
     counts = ", ".join(
-        f"(SELECT count(*) FROM {t} x WHERE x.run_id = i.run_id AND x.iteration = i.iteration)" for t in tables
+        f"(SELECT count(*) FROM {t} x WHERE x.run_id = i.run_id AND x.iteration = i.iteration)"
+        for t in tables
     )
     with store.database.reading() as connection:
-        rows = connection.execute(f"SELECT iteration, {counts} FROM iterations i ORDER BY iteration").fetchall()
+        rows = connection.execute(
+            f"SELECT iteration, {counts} FROM iterations i ORDER BY iteration"
+        ).fetchall()
         for table in tables:  # and none that belongs to no iteration
             orphans = connection.execute(
                 f"SELECT count(*) FROM {table} ANTI JOIN iterations USING (run_id, iteration)"

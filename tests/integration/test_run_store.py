@@ -1,4 +1,4 @@
-"""Runs in a real DuckDB file: recorded, found, reconciled; and what is asked of them."""
+"""Runs in a real DuckDB file: recorded, found, reconciled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from storage import queries
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
-from storage.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from storage.records import IterationRecord
 from storage.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 
@@ -36,7 +35,9 @@ def store(tmp_path: Path) -> RunStore:
 def contents(store: RunStore) -> dict[str, list[tuple]]:
     """Every row of every table."""
     with store.database.reading() as connection:
-        return {table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in TABLES}
+        return {
+            table: connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall() for table in TABLES
+        }
 
 
 def test_home_is_named_by_the_environment(tmp_path: Path):
@@ -114,25 +115,10 @@ def test_a_shorter_record_leaves_nothing_of_a_longer_one(store: RunStore):
     store.commit_iteration(iteration_record("r", 1, 0.0))
     store.commit_iteration(IterationRecord("r", 1, 1, 0.0, 1.0, {"only": 1.0}))
     rows = contents(store)
-    assert [len(rows[t]) for t in ("iterations", "iteration_metrics", "samples", "worker_states", "costs")] == [
+    tables = ("iterations", "iteration_metrics", "samples", "worker_states", "costs")
+    assert [len(rows[table]) for table in tables] == [
         1, 1, 0, 0, 0,
     ]  # fmt: skip
-
-
-def test_odd_values_survive(store: RunStore):
-    sample = SampleRecord(7, "emoji 🌞 'quoted'", 2**40, 3, 0.25, False, "", "boom", 0, None, None, "w")
-    record = IterationRecord("r", 1, 1, 0.0, 1.0, {"loss": float("nan"), "new name": float("inf")}, [sample])
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    store.commit_iteration(record)
-    with store.database.reading() as connection:
-        row = connection.execute(
-            "SELECT prompt, seed_index, error, explored_score, advantage FROM samples "
-            "JOIN prompts USING (run_id, prompt_id)"
-        ).fetchone()
-        frame = queries.metric_curves(connection, "r")
-    assert row == ("emoji 🌞 'quoted'", 2**40, "boom", None, None)
-    assert frame["loss"].isna().all()
-    assert frame["new name"].tolist() == [float("inf")]
 
 
 def test_a_failing_record_leaves_no_part_of_itself(store: RunStore):
@@ -143,84 +129,6 @@ def test_a_failing_record_leaves_no_part_of_itself(store: RunStore):
     with pytest.raises(StorageError, match="duplicate key"):
         store.commit_iteration(dataclasses.replace(record, samples=twice))
     assert contents(store) == before
-
-
-def test_going_back_keeps_the_bill(store: RunStore):
-    write_sample_run(store, iterations=12)
-    with store.database.reading() as connection:
-        paid = queries.cost_by_state(connection, "glyphs-sample")[["device_s", "usd"]].sum()
-        elapsed = queries.metric_curves(connection, "glyphs-sample")["elapsed_s"].max()
-    store.discard_after("glyphs-sample", 8)
-    once = contents(store)
-    store.discard_after("glyphs-sample", 8)
-    assert contents(store) == once
-    with store.database.reading() as connection:
-        states = queries.cost_by_state(connection, "glyphs-sample")
-        after = states[["device_s", "usd"]].sum()
-        assert queries.metric_curves(connection, "glyphs-sample")["iteration"].max() == 8
-        assert queries.score_curve(connection, "glyphs-sample")["iteration"].tolist() == [0]
-        intervals = queries.device_states(connection, "glyphs-sample")
-    assert after.to_numpy() == pytest.approx(paid.to_numpy())
-    assert intervals["usd"].sum() == pytest.approx(paid["usd"])
-    lost = states[states["state"] == "lost"]
-    assert lost["device_s"].sum() == pytest.approx(3 * (4 * 18 + 9))
-    # Done again, at a later time: paid twice, and the time at work goes on from where it was.
-    store.commit_iteration(iteration_record("glyphs-sample", 9, time.time() + 3600))
-    with store.database.reading() as connection:
-        again = queries.metric_curves(connection, "glyphs-sample")
-    assert again["elapsed_s"].iloc[-1] == pytest.approx(elapsed + 18 + 0, abs=9.1)
-
-
-def test_queries_on_hand_worked_figures(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-
-    def at(start: float, market: str, lasting_s: float) -> StateInterval:
-        return StateInterval("w-" + market, market, "rollout", start, start + lasting_s, 3.6)  # type: ignore[arg-type]
-
-    store.commit_evaluation(EvaluationRecord("r", 0, 0, 100, 110, 0.25, 0.0, [], [at(100, "reserved", 10)]))
-    store.commit_iteration(IterationRecord("r", 1, 1, 110, 130, {"kl": 0.5}, [], [at(110, "spot", 20)]))
-    store.commit_iteration(IterationRecord("r", 2, 2, 125, 150, {"kl": 0.6, "late": 1}, [], [at(130, "reserved", 20)]))
-    # A night passes between a kill and a resume.
-    store.commit_iteration(IterationRecord("r", 3, 3, 9000, 9010, {}, [], [at(9000, "spot", 10)]))
-    store.commit_evaluation(EvaluationRecord("r", 3, 3, 9010, 9020, 0.75, 0.5))
-    with store.database.reading() as connection:
-        curves = queries.metric_curves(connection, "r")
-        scores = queries.score_curve(connection, "r")
-        cost = queries.cost_by_iteration(connection, "r")
-        latest = queries.latest_metrics(connection, "r")
-        overview = queries.run_overview(connection)
-    assert curves["elapsed_s"].tolist() == [30, 50, 60]
-    assert curves["kl"].tolist()[:2] == [0.5, 0.6]
-    assert scores[["iteration", "score", "elapsed_s"]].to_numpy().tolist() == [[0, 0.25, 10], [3, 0.75, 70]]
-    assert cost["reserved_usd"].tolist() == pytest.approx([0.01, 0.01, 0.03, 0.03])
-    assert cost["spot_usd"].tolist() == pytest.approx([0, 0.02, 0.02, 0.03])
-    assert cost["spot_device_s"].tolist() == [0, 20, 20, 30]
-    assert latest.empty
-    assert overview[["iterations", "score_before", "score_now", "usd"]].to_numpy().tolist() == [
-        pytest.approx([3, 0.25, 0.75, 0.06])
-    ]
-
-
-def test_images_of_the_same_prompt_and_seed(store: RunStore):
-    write_sample_run(store, iterations=10)
-    with store.database.reading() as connection:
-        images = queries.images_before_after(connection, "glyphs-sample")
-        pairs = queries.paired_scores(connection, "glyphs-sample")
-    assert len(images) == 12
-    assert set(images["iteration_before"]) == {0}
-    assert set(images["iteration_after"]) == {10}
-    assert all(bytes(png).startswith(b"\x89PNG") for png in [*images["png_before"], *images["png_after"]])
-    assert len(pairs) == 96
-    assert pairs["score_after"].mean() > pairs["score_before"].mean()
-
-
-def test_events_newest_first(store: RunStore):
-    store.create_run("r", RunConfig(), {}, os.getpid())
-    for message in ("first", "second"):
-        store.add_event("r", "note", message)
-    with store.database.reading() as connection:
-        assert queries.events(connection, "r")["message"].tolist() == ["second", "first"]
-        assert queries.events(connection, "r", limit=1)["message"].tolist() == ["second"]
 
 
 class TestReconcile:
@@ -277,14 +185,19 @@ class TestTheFile:
 
     def test_a_lock_that_stays_names_its_holder(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())
-        program = f"import duckdb; c = duckdb.connect({str(store.home.database)!r}); print('ready', flush=True); input()"
-        child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        path = str(store.home.database)
+        program = f"import duckdb; c = duckdb.connect({path!r}); print('ready', flush=True); input()"
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         try:
             assert child.stdout is not None
             child.stdout.readline()
             impatient = RunStore(store.home, wait_s=0.3)
             for attempt in (impatient.runs, lambda: impatient.add_event("r", "a", "b")):
-                with pytest.raises(StorageError, match=rf"stayed locked for 0.3 s by process {child.pid} \(.*duckdb"):
+                with pytest.raises(
+                    StorageError, match=rf"stayed locked for 0.3 s by process {child.pid} \(.*duckdb"
+                ):
                     attempt()
             threading.Timer(0.3, child.kill).start()
             assert len(store.runs()) == 1  # waits, and gets it

@@ -10,7 +10,6 @@ import time
 import numpy as np
 import psutil
 import pytest
-
 from safetensors.numpy import load
 
 from benchmarks.bare_loop import run

@@ -9,12 +9,37 @@ from storage.config import RunConfig
 from storage.config_loading import differences, load_config
 from storage.errors import ConfigurationError
 
-SETTINGS = ["seed", "name", "iterations", "sampling", "sampling.noise_level", "adaptation.targets", "model.path", "price"]
+SETTINGS = [
+    "seed",
+    "name",
+    "iterations",
+    "sampling",
+    "sampling.noise_level",
+    "adaptation.targets",
+    "model.path",
+    "price",
+]
 values = st.one_of(
     st.text(max_size=40),
     st.integers().map(str),
     st.floats().map(str),
-    st.sampled_from(["[", "[" * 3000, "{", "{a=1}", '"', "''", "true", "nan", "2026-01-01", "0x10", "1_0", "#", "9" * 5000]),
+    st.sampled_from(
+        [
+            "[",
+            "[" * 3000,
+            "{",
+            "{a=1}",
+            '"',
+            "''",
+            "true",
+            "nan",
+            "2026-01-01",
+            "0x10",
+            "1_0",
+            "#",
+            "9" * 5000,
+        ]
+    ),
 )
 
 
@@ -40,9 +65,16 @@ def test_the_environment_raises_nothing_but_configuration_errors(name: str, valu
     targets=st.lists(st.text(max_size=8), max_size=4),
     path=st.text(max_size=30),
 )
-def test_a_configuration_survives_json_and_its_own_differences(seed: int, rate: float, targets: list[str], path: str):
+def test_a_configuration_survives_json_and_its_own_differences(
+    seed: int, rate: float, targets: list[str], path: str
+):
     config = RunConfig.model_validate(
-        {"seed": seed, "optimizer": {"learning_rate": rate}, "adaptation": {"targets": targets}, "model": {"path": path}}
+        {
+            "seed": seed,
+            "optimizer": {"learning_rate": rate},
+            "adaptation": {"targets": targets},
+            "model": {"path": path},
+        }
     )
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     assert RunConfig.model_validate(differences(config)) == config

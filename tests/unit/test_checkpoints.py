@@ -18,7 +18,9 @@ BLOBS = {"policy.safetensors": b"weights" * 100, "optimizer.pt": bytes(range(256
 
 
 def save(store: CheckpointStore, iteration: int) -> Path:
-    return store.save(iteration, BLOBS | {"n": str(iteration).encode()}, {"iteration": iteration}, {"seed": 1})
+    return store.save(
+        iteration, BLOBS | {"n": str(iteration).encode()}, {"iteration": iteration}, {"seed": 1}
+    )
 
 
 def names(folder: Path) -> list[str]:
@@ -42,7 +44,9 @@ def test_what_is_saved_is_loaded(store: CheckpointStore):
 
 def test_any_buffer_is_a_blob(store: CheckpointStore):
     floats = array("f", [1.0, 2.0])
-    store.save(1, {"view": memoryview(floats), "bytearray": bytearray(b"ab"), "none": memoryview(b"")}, {}, {})
+    store.save(
+        1, {"view": memoryview(floats), "bytearray": bytearray(b"ab"), "none": memoryview(b"")}, {}, {}
+    )
     assert store.load(1).blobs == {"view": floats.tobytes(), "bytearray": b"ab", "none": b""}
 
 

@@ -45,7 +45,11 @@ def test_what_cannot_work_is_refused(values: dict, said: str):
 def test_every_setting_has_a_description():
     def undescribed(model: type) -> list[str]:
         fields = model.model_fields.items()  # type: ignore[attr-defined]
-        return [name for name, field in fields if not field.description and not hasattr(field.annotation, "model_fields")]
+        return [
+            name
+            for name, field in fields
+            if not field.description and not hasattr(field.annotation, "model_fields")
+        ]
 
     sections = [field.annotation for field in RunConfig.model_fields.values()]
     models = [RunConfig, *(s for s in sections if isinstance(s, type) and hasattr(s, "model_fields"))]

@@ -14,7 +14,9 @@ from storage.errors import ConfigurationError
 PRESET_NAMES = ["glyphs", "glyphs-sparse", "shapes", "shapes-sparse", "smoke"]
 
 
-def refusal(preset: str | None = None, sets: tuple[str, ...] = (), environ: dict[str, str] | None = None) -> str:
+def refusal(
+    preset: str | None = None, sets: tuple[str, ...] = (), environ: dict[str, str] | None = None
+) -> str:
     with pytest.raises(ConfigurationError) as caught:
         load_config(preset, sets, environ or {})
     return str(caught.value)
@@ -40,7 +42,7 @@ def test_without_sources_it_is_the_defaults():
         ("name=42", {"name": "42"}),
         ("name='x=y'", None),  # not a name, but the second `=` belongs to the value
         ("model.path=/models/a b", {"model": {"path": "/models/a b"}}),
-        ("model.path=\"quoted\"", {"model": {"path": "quoted"}}),
+        ('model.path="quoted"', {"model": {"path": "quoted"}}),
         ("sampling.sde=cps", {"sampling": {"sde": "cps"}}),
         ("optimizer.learning_rate=5e-5", {"optimizer": {"learning_rate": 5e-5}}),
         ('adaptation.targets=["to_q", "to_k"]', {"adaptation": {"targets": ["to_q", "to_k"]}}),
@@ -58,7 +60,10 @@ def test_values_are_toml_or_bare_text(assignment: str, expected: dict | None):
 @pytest.mark.parametrize(
     ("assignment", "said"),
     [
-        ("sampling.noise_level=5", "sampling.noise_level = 5 (from --set): must be at most 2.0; lower it (default 0.7)"),
+        (
+            "sampling.noise_level=5",
+            "sampling.noise_level = 5 (from --set): must be at most 2.0; lower it (default 0.7)",
+        ),
         ("algorithm.group_size=1", "must be at least 2; raise it"),
         ("sampling.sde=flwo", "must be one of 'flow', 'cps'; did you mean flow?"),
         ("seed=many", "seed = 'many' (from --set): must be a whole number (default 0)"),
@@ -89,7 +94,9 @@ def test_all_problems_are_told_at_once_one_line_each():
     heading, *lines = message.splitlines()
     assert heading == "4 settings are wrong:"
     assert len(lines) == 4
-    assert any(line.startswith("iterations = 0 (from SPOTLIGHT_ITERATIONS): must be at least 1") for line in lines)
+    assert any(
+        line.startswith("iterations = 0 (from SPOTLIGHT_ITERATIONS): must be at least 1") for line in lines
+    )
     assert any(line.startswith("x (from SPOTLIGHT_X__Y): no such setting") for line in lines)
 
 

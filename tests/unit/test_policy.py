@@ -124,7 +124,7 @@ def test_other_names_are_refused_and_no_weight_changes(mode: str) -> None:
 
 
 def test_targets_that_name_no_layer_are_refused() -> None:
-    with pytest.raises(ModelError, match="adaptation.targets"):
+    with pytest.raises(ModelError, match=r"adaptation\.targets"):
         Policy(TinyModel(), adaptation("lora", "no_such_layer"), seed=0)
 
 
@@ -144,7 +144,7 @@ def test_digest_sees_every_bit_and_no_order() -> None:
 
 
 def test_a_sync_that_changes_nothing_is_refused() -> None:
-    with pytest.raises(TrainingError, match="changes nothing.*abc"):
+    with pytest.raises(TrainingError, match=r"changes nothing.*abc"):
         check_sync(published="abc", before="abc")
 
 

@@ -8,11 +8,17 @@ import pytest
 from storage.errors import PromptFileError
 from storage.prompts import load_prompts
 
-ROW = {"tag": "colors", "include": [{"class": "cow", "count": 1, "color": "blue"}], "prompt": "a photo of a blue cow"}
+ROW = {
+    "tag": "colors",
+    "include": [{"class": "cow", "count": 1, "color": "blue"}],
+    "prompt": "a photo of a blue cow",
+}
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8"
+    )
     return path
 
 
@@ -64,7 +70,7 @@ def test_missing_empty_and_unknown(tmp_path: Path) -> None:
         load_prompts(tmp_path / "no.txt")
     with pytest.raises(PromptFileError, match="no prompts"):
         load_prompts(write(tmp_path / "p.txt", "", " "))
-    with pytest.raises(PromptFileError, match="suffix '.csv'"):
+    with pytest.raises(PromptFileError, match=r"suffix '\.csv'"):
         load_prompts(write(tmp_path / "p.csv", "a"))
     with pytest.raises(PromptFileError, match="builtin:glyphs-train"):
         load_prompts("builtin:no-such-set")

@@ -12,7 +12,7 @@ from storage.errors import ConfigurationError, RewardError
 from storage.prompts import PromptRecord
 
 PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
-IMAGES = np.zeros((3, 8, 8, 3), np.uint8)
+IMAGES = [np.zeros((8, 8, 3), np.uint8)] * 3
 
 
 class Scripted:

@@ -24,7 +24,9 @@ def draw(*objects: Object) -> np.ndarray:
 
 
 def row(include: list[dict[str, Any]], exclude: list[dict[str, Any]] | None = None) -> PromptRecord:
-    return PromptRecord(0, "a photo of", {"include": include, "exclude": exclude or [], "prompt": "a photo of"})
+    return PromptRecord(
+        0, "a photo of", {"include": include, "exclude": exclude or [], "prompt": "a photo of"}
+    )
 
 
 CIRCLE, SQUARE = {"class": "circle", "count": 1}, {"class": "square", "count": 1}
@@ -80,7 +82,9 @@ def test_one_fault_each(prompt: PromptRecord, objects: list[Object], value: floa
 
 
 def test_detections_have_class_colour_and_box() -> None:
-    found = {item.class_name: item for item in detect(draw(("cross", "pink", 2, 20), ("triangle", "white", 18, 4)))}
+    found = {
+        item.class_name: item for item in detect(draw(("cross", "pink", 2, 20), ("triangle", "white", 18, 4)))
+    }
     assert {name: item.colour for name, item in found.items()} == {"cross": "pink", "triangle": "white"}
     assert found["cross"].box == pytest.approx((20, 2, 30, 12), abs=1.0)
 

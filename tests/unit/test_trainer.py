@@ -136,7 +136,7 @@ def test_kl_adds_beta_times_its_gradient(mode: str) -> None:
     twin.perturb()
     report = twin.trainer.train(samples)
     assert report.kl == pytest.approx(np.mean(kls), rel=1e-4)
-    # At ratio 1 the policy's loss is the mean of -A: (1 - 1 + 0.5 - 0.25 - 2 + 1.5) / 6 with two rows each.
+    # At ratio 1 the loss is the mean of -A: -(1 - 1 + 0.5 - 0.25 - 2 + 1.5) / 6.
     assert report.loss == pytest.approx(0.25 / 6, abs=1e-6)
     assert report.clip_share == 0
 
@@ -152,10 +152,11 @@ def test_kl_is_zero_before_any_training(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_order_of_samples_does_not_change_a_bit_of_the_weights(mode: str) -> None:
+    settings = config(mode, algorithm={"updates_per_iteration": 2, "kl_weight": 0.5})
+    untrained = digest_of(TinyRun(settings))
     digests = set()
     for seed in range(3):
-        run = TinyRun(config(mode, algorithm={"updates_per_iteration": 2, "kl_weight": 0.5}))
-        untrained = digest_of(run)
+        run = TinyRun(settings)
         run.trainer.train(shuffled(run.rollout(), seed))
         digests.add(digest_of(run))
     assert len(digests) == 1
@@ -195,7 +196,7 @@ def test_a_log_prob_that_is_no_number_is_refused() -> None:
     samples = run.rollout()
     broken = replace(samples[-1].trajectory, log_prob_W=np.full(2, np.nan, np.float32))
     before = digest_of(run)
-    with pytest.raises(TrainingError, match="probability ratio.* nan"):
+    with pytest.raises(TrainingError, match=r"probability ratio.* nan"):
         run.trainer.train([*samples[:-1], replace(samples[-1], trajectory=broken)])
     assert digest_of(run) == before
 

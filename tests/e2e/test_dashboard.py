@@ -1,0 +1,171 @@
+"""The dashboard as a person meets it: nothing yet, a finished run, a live one, and trouble."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from storage.config import RunConfig
+from storage.home import Home
+from storage.run_store import RunStore
+from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+
+APP = Path(__file__).resolve().parents[2] / "ui" / "app.py"
+CACHE_S = 2.2
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    return RunStore(Home(tmp_path))
+
+
+def opened(**query: str) -> AppTest:
+    page = AppTest.from_file(str(APP), default_timeout=60)
+    for name, value in query.items():
+        page.query_params[name] = value
+    page.run()
+    assert not page.exception, page.exception
+    return page
+
+
+def figures(page: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in page.metric}
+
+
+def sentences(page: AppTest) -> str:
+    """The coloured boxes at the top, in one text."""
+    return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
+
+
+def test_an_empty_home_says_how_to_start(store: RunStore):
+    page = opened()
+    assert page.title[0].value == "No runs yet"
+    assert page.code[0].value == "spotlight train --preset glyphs"
+    assert not store.home.database.exists(), "looking must not make anything"
+
+
+def test_a_finished_run(store: RunStore):
+    write_sample_run(store, "glyphs-1", iterations=40)
+    page = opened()
+    assert "glyphs-1" in page.header[0].value
+    assert "finished" in page.header[0].value
+    assert "Better: score 0.38 → 0.84 (+0.46 ± 0.06)" in page.success[0].value
+    shown = figures(page)
+    assert shown["Score now"] == "0.837"
+    assert shown["Iterations"] == "40 of 40"
+    assert shown["Wall-clock"] == "12.8 min"
+    # 40 iterations of 18 s and 5 evaluations of 9 s, on one reserved and two spot devices.
+    assert shown["Cost so far"] == f"${(40 * 18 + 5 * 9) * (10.98 + 2 * 2.51) / 3600:.2f}"
+    assert shown["Spot share"] == "67 %"
+    assert shown["Ratio deviation"].endswith("e-07")
+    assert shown["Groups without variance"].endswith("%")
+    assert len(page.get("plotly_chart")) == 4
+    gallery = next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)
+    assert gallery.count("data:image/png;base64,") == 24
+    assert gallery.count("after 40 iterations</div>") == 12
+    assert "read &quot;" in gallery
+
+
+def test_the_exact_measure_and_another_run_can_be_chosen(store: RunStore):
+    write_sample_run(store, "older", iterations=1)
+    write_sample_run(store, "newer", iterations=2)
+    page = opened()
+    assert figures(page)["Iterations"] == "2 of 40"
+    page.selectbox[0].select("older").run()
+    assert figures(page)["Iterations"] == "1 of 40"
+    assert page.query_params["run"] in ("older", ["older"])
+    assert figures(opened(run="older"))["Iterations"] == "1 of 40"
+    assert figures(opened(run="no such run"))["Iterations"] == "2 of 40"
+    charts = str(page.get("plotly_chart")[0].proto)
+    page.segmented_control[0].select("Exact matches").run()
+    assert not page.exception
+    assert str(page.get("plotly_chart")[0].proto) != charts
+
+
+def test_a_live_run_moves_on_and_ends(store: RunStore):
+    store.create_run("live", RunConfig(), {}, os.getpid())
+    page = opened()
+    assert "scored before training" in sentences(page)
+    assert figures(page)["Score now"] == "-"
+    begin = time.time()
+    store.commit_evaluation(evaluation_record("live", 0, begin))
+    store.commit_iteration(iteration_record("live", 1, begin + 9))
+    time.sleep(CACHE_S)
+    page.run()
+    assert "Score before training: 0.38" in sentences(page)
+    assert figures(page)["Iterations"] == "1 of 40"
+    assert ":blue-badge[running]" in page.header[0].value
+    store.commit_evaluation(evaluation_record("live", 10, begin + 27))
+    store.set_status("live", "failed", "out of memory; costs $5 to $6")
+    time.sleep(CACHE_S)
+    page.run()
+    assert not page.exception
+    assert "Better" in sentences(page)
+    assert (
+        r"The run failed: out of memory; costs \$5 to \$6. Go on with `spotlight resume live`"
+        in sentences(page)
+    )
+
+
+def test_a_run_whose_process_is_gone_says_so(store: RunStore):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    store.create_run("gone", RunConfig(), {}, child.pid)
+    child.kill()
+    child.communicate()
+    page = opened()
+    assert f"process {child.pid} is gone" in sentences(page)
+    assert "spotlight resume gone" in sentences(page)
+    assert store.run("gone").status == "running", "the dashboard only reads"
+
+
+def test_no_change_and_change_for_the_worse(store: RunStore):
+    begin = time.time()
+    for run_id, first, second in (("same", 5, 5), ("worse", 30, 0)):
+        store.create_run(run_id, RunConfig(), {}, os.getpid())
+        for place, skill in enumerate((first, second)):
+            record = evaluation_record(run_id, skill, begin)
+            store.commit_evaluation(type(record)(**{**vars(record), "iteration": place}))
+        store.set_status(run_id, "finished")
+    assert "No clear change yet" in sentences(opened(run="same"))
+    assert "Worse: score" in sentences(opened(run="worse"))
+
+
+def test_scorer_errors_and_hostile_text(store: RunStore):
+    begin = time.time()
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    record = iteration_record("r", 1, begin)
+    record.metrics["scorer_errors"] = 3.0
+    store.commit_iteration(record)
+    evaluation = evaluation_record("r", 0, begin)
+    image = evaluation.images[0]
+    hostile = type(image)(**{**vars(image), "prompt": "<script>alert(1)</script>", "error": "<b>boom</b>"})
+    evaluation.images[0] = hostile
+    store.commit_evaluation(evaluation)
+    page = opened()
+    assert "failed on 3 images" in sentences(page)
+    gallery = next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)
+    assert "<script>" not in gallery
+    assert "not scored: &lt;b&gt;boom" in gallery
+
+
+def test_a_database_of_another_version_is_explained(store: RunStore):
+    write_sample_run(store, iterations=1)
+    with store.database.writing() as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    page = opened()
+    assert "move the file away" in page.error[0].value
+
+
+def test_a_run_with_settings_of_another_version_is_still_shown(store: RunStore):
+    write_sample_run(store, iterations=1)
+    with store.database.writing() as connection:
+        connection.execute("""UPDATE runs SET config = '{"gone": 1}'""")
+    page = opened()
+    assert figures(page)["Iterations"] == "1"

@@ -1,0 +1,111 @@
+"""The whole road under Prefect: train, evaluate, resume, cancel. One Ray at a time a process."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.evaluate import evaluate_model
+from flows.post_train import post_train
+from storage.checkpoints import CheckpointStore
+from storage.config_loading import load_config
+from storage.database import Database
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.results import evaluated_iterations, run_result
+from storage.run_store import RunStore
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("smoke", ["iterations=3", "runtime.spot_workers=1", "evaluation.every=2"], {})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SPOTLIGHT_HOME", str(folder))
+    with prefect_test_harness(server_startup_timeout=120):
+        yield Home(folder).ensure()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def finished(home, config):
+    return post_train(config, "run-a")
+
+
+def last_state(home, config, run_id):
+    checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+    assert checkpoint is not None
+    return checkpoint.iteration, checkpoint.blobs
+
+
+def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
+    store = RunStore(home)
+    assert store.run("run-a").status == "finished"
+    assert finished == store.run("run-a").summary == run_result(store.database, "run-a")
+    assert finished["iterations"] == 3
+    assert finished["max_ratio_deviation"] <= config.algorithm.ratio_tolerance
+    assert finished["cost_usd"] > 0
+    assert evaluated_iterations(store.database, "run-a") == {0, 2, 3}
+    assert last_state(home, config, "run-a")[0] == 3
+    with Database(home.database).reading() as connection:
+        samples = connection.execute("SELECT count(*), count(DISTINCT iteration) FROM samples").fetchone()
+        states = {s for (s,) in connection.execute("SELECT DISTINCT state FROM worker_states").fetchall()}
+        images = connection.execute("SELECT count(*) FROM evaluation_images WHERE png IS NOT NULL").fetchone()
+    assert samples == (3 * 4 * 4, 3)
+    assert {"rollout", "train", "load", "idle"} <= states
+    assert images == (3 * 8,)
+
+
+def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=home.mlflow_uri)
+    experiment = client.get_experiment_by_name("spotlight")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.params["optimizer.learning_rate"] == "0.0001"
+    assert run.data.metrics["evaluation_score"] == pytest.approx(finished["score_after"])
+    assert len(client.get_metric_history(run.info.run_id, "reward_mean")) == 3
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"weights.safetensors"}
+
+
+def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, config, finished):
+    """As after a kill between the checkpoint and the rows: the newest rows are missing."""
+    expected = last_state(home, config, "run-a")
+    store = RunStore(home)
+    shutil.rmtree(home.checkpoints("run-a") / "iteration-000003")
+    store.discard_after("run-a", 1)
+    store.set_status("run-a", "interrupted")
+    resumed = post_train(config, "run-a")
+    assert last_state(home, config, "run-a") == expected
+    assert resumed["score_after"] == finished["score_after"]
+    assert evaluated_iterations(store.database, "run-a") >= {2, 3}
+    assert store.run("run-a").status == "finished"
+    with Database(home.database).reading() as connection:
+        rows = connection.execute("SELECT iteration FROM iterations ORDER BY iteration").fetchall()
+    assert [iteration for (iteration,) in rows] == [1, 2, 3]
+
+
+def test_a_run_that_cannot_go_on_is_refused_and_left_as_it_was(home, config, finished):
+    store = RunStore(home)
+    with pytest.raises(ConfigurationError, match="is finished"):
+        post_train(config, "run-a")
+    store.set_status("run-a", "interrupted")
+    with pytest.raises(ConfigurationError, match="another configuration"):
+        post_train(config.model_copy(update={"seed": 1}), "run-a")
+    assert store.run("run-a").status == "interrupted"
+    store.set_status("run-a", "finished")
+
+
+def test_evaluating_the_checkpoint_gives_the_runs_last_score(home, config, finished):
+    result = evaluate_model(config, "run-a")
+    assert result["score"] == finished["score_after"]
+    assert result["exact"] == finished["exact_after"]
+    untouched = evaluate_model(config)
+    assert untouched["score"] == finished["score_before"]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
+from gpu_runtime.embedded_tasks.prompt_files import built_in_files
+from gpu_runtime.embedded_tasks.registry import TASKS, find_task
+from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
+from gpu_runtime.models.text_encoder import tokenize
+from storage.errors import ConfigurationError
+from storage.prompts import BUILTIN_FOLDER, PromptRecord, load_prompts
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_everything_follows_from_the_generator(name: str) -> None:
+    task = find_task(name)
+
+    def draw() -> list[tuple[str, bytes]]:
+        rng = np.random.default_rng(3)
+        prompts = [task.draw_prompt(rng, held_out) for held_out in (False, True) * 8]
+        return [(prompt.text, task.render(prompt, rng).tobytes()) for prompt in prompts]
+
+    assert draw() == draw()
+
+
+@pytest.mark.parametrize("name", sorted(TASKS))
+def test_pictures_and_prompts_fit_the_task(name: str) -> None:
+    task, rng = find_task(name), np.random.default_rng(4)
+    assert task.name == name
+    assert task.text_length % 4 == 0
+    for _ in range(200):
+        prompt = task.draw_prompt(rng)
+        assert len(tokenize(prompt.text)) <= task.text_length
+        image_HWC = task.render(prompt, rng)
+        assert image_HWC.shape == (task.height, task.width, 3)
+        assert image_HWC.dtype == np.uint8
+
+
+def test_the_committed_prompt_files_are_what_the_generator_makes() -> None:
+    for name, content in built_in_files().items():
+        assert (BUILTIN_FOLDER / name).read_bytes() == content.encode(), f"{name}: run prompt_files again"
+
+
+def texts(name: str) -> set[str]:
+    return {re.findall(r'"(.*)"', record.text)[0] for record in load_prompts(f"builtin:{name}")}
+
+
+def test_glyphs_to_evaluate_are_never_trained_on() -> None:
+    evaluate = texts("glyphs-evaluate")
+    assert not evaluate & texts("glyphs-train")
+    task, rng = GlyphsTask(), np.random.default_rng(0)
+    assert not evaluate & {task.draw_prompt(rng).text[-4:-1] for _ in range(3000)}
+
+
+def test_shapes_to_evaluate_are_apart_where_the_space_allows() -> None:
+    train, evaluate = load_prompts("builtin:shapes-train"), load_prompts("builtin:shapes-evaluate")
+    for tag in TAGS:
+        of_train = {record.text for record in train if record.metadata["tag"] == tag}
+        of_evaluate = [record.text for record in evaluate if record.metadata["tag"] == tag]
+        assert len(of_evaluate) == 24
+        if tag in ("colors", "position", "color_attr"):
+            assert not of_train & set(of_evaluate)
+
+
+@pytest.mark.parametrize(
+    ("include", "message"),
+    [
+        ([{"class": "dog", "count": 1}], "not any dog"),
+        ([{"class": "circle", "count": 1, "color": "black"}], "not black circle"),
+        ([{"class": "circle", "count": 5}], "asks for 5 objects"),
+    ],
+)
+def test_shapes_refuses_what_it_cannot_draw(include: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        ShapesTask().render(PromptRecord(0, "a photo of", {"include": include}), np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("text", ["a dog", 'a pink sign that says "K7A"', 'a red sign that says "K7AB"'])
+def test_glyphs_refuses_what_it_cannot_draw(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="no prompt of the glyphs task"):
+        GlyphsTask().render(PromptRecord(0, text), np.random.default_rng(0))
+
+
+def test_unknown_task() -> None:
+    with pytest.raises(ConfigurationError, match="'cats'; choose one of: glyphs, shapes"):
+        find_task("cats")

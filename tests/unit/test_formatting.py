@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ui.formatting import duration, figure, markdown_text, percent, short_duration, usd
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "short"),
+    [
+        (0, "0 s", "0.0 s"),
+        (9.4, "9 s", "9.4 s"),
+        (59.7, "1 min 0 s", "59.7 s"),
+        (765, "12 min 45 s", "12.8 min"),
+        (12000, "3 h 20 min", "3.3 h"),
+    ],
+)
+def test_durations(seconds: float, text: str, short: str):
+    assert duration(seconds) == text
+    assert short_duration(seconds) == short
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "$0.00"),
+        (1234.5, "$1,234.50"),
+        (0.34, "$0.34"),
+        (0.0085, "$0.0085"),
+        (0.00012345, "$0.00012"),
+        (1e-12, "$0.00"),
+    ],
+)
+def test_dollars(amount: float, text: str):
+    assert usd(amount) == text
+
+
+def test_shares_and_figures():
+    assert [percent(x) for x in (0, 0.004, 0.5, 1)] == ["0 %", "0.4 %", "50 %", "100 %"]
+    assert [figure(x) for x in (0, 0.5, 4.3e-7, 12345.0, float("nan"))] == [
+        "0",
+        "0.5",
+        "4.3e-07",
+        "1.2e+04",
+        "-",
+    ]
+    assert markdown_text("$5 to $6") == r"\$5 to \$6"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_runtime.learning.pretraining import RECIPES, Recipe, pretrain
+from gpu_runtime.models.embedded import EmbeddedModel
+from storage.errors import ConfigurationError
+
+SMALL = Recipe(
+    optimizer_steps=50,
+    sparse_steps=20,
+    components=16,
+    layers=1,
+    heads=2,
+    head_width=16,
+    rope_axes=(4, 6, 6),
+    text_width=32,
+    batch_size=16,
+    warmup_steps=4,
+    codec_images=64,
+)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return EmbeddedModel.load(folder).transformer.state_dict()
+
+
+@pytest.mark.parametrize("task", sorted(RECIPES))
+def test_it_learns_and_repeats_to_the_bit(task: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    seen: list[tuple[int, int]] = []
+    first = pretrain(
+        task, tmp_path / "a", seed=3, recipe=SMALL, callback=lambda done, total, _: seen.append((done, total))
+    )
+    torch.manual_seed(2)  # the global generator must not matter
+    second = pretrain(task, tmp_path / "b", seed=3, recipe=SMALL)
+    assert first.loss_at_end < 0.97 * first.loss_at_start
+    assert seen == [(step, 50) for step in range(1, 51)]
+    assert (first.loss_at_start, first.loss_at_end) == (second.loss_at_start, second.loss_at_end)
+    for one, other in (
+        (first.main_folder, second.main_folder),
+        (first.sparse_folder, second.sparse_folder),
+    ):
+        mine, its = weights(one), weights(other)
+        assert all(torch.equal(mine[name], its[name]) for name in mine)
+    assert EmbeddedModel.load(first.sparse_folder).settings.training["steps_done"] == 20
+    brief = replace(SMALL, optimizer_steps=2, sparse_steps=1)
+    losses = {pretrain(task, tmp_path / "c", seed=seed, recipe=brief).loss_at_end for seed in (3, 4)}
+    assert len(losses) == 2
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="unknown embedded task"):
+        pretrain("cats", tmp_path)
+    with pytest.raises(ConfigurationError, match="sparse_steps is 24"):
+        pretrain("glyphs", tmp_path, recipe=Recipe(optimizer_steps=24, sparse_steps=24))

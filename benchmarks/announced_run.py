@@ -1,6 +1,6 @@
 """The `spotlight` command with every phase announced on standard output, for fault benchmarks.
 
-    python -m benchmarks.announced_run train --preset smoke
+python -m benchmarks.announced_run train --preset smoke
 """
 
 from __future__ import annotations

@@ -98,7 +98,9 @@ def _synchronize() -> None:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="glyphs")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--iterations", type=int, default=5)
@@ -109,7 +111,9 @@ def main() -> None:
     warm = slice(1 if arguments.iterations > 1 else 0, None)
     images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     rollout_s = statistics.median(result.rollout_s[warm])
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
+    device = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
+    )
     print(
         json.dumps(
             {

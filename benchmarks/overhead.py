@@ -11,6 +11,7 @@ turns, and the medians of all turns are compared, because machines are noisy.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -23,13 +24,19 @@ from storage.config_loading import load_config
 from storage.database import Database
 from storage.home import Home
 
-_ONE_DEVICE = ("runtime.spot_workers=0", "runtime.scorer_workers=1", "evaluation.every=0", "evaluation.prompts=1")
+_ONE_DEVICE = (
+    "runtime.spot_workers=0",
+    "runtime.scorer_workers=1",
+    "evaluation.every=0",
+    "evaluation.prompts=1",
+)
 
 
 def bare(preset: str, iterations: int) -> tuple[list[float], str]:
     """Seconds of each iteration after the first, and the weights' digest."""
     code = (
-        "import json, os, sys; from benchmarks.bare_loop import run; from storage.config_loading import load_config;"
+        "import json, os, sys; from benchmarks.bare_loop import run;"
+        "from storage.config_loading import load_config;"
         "c = load_config(sys.argv[1], sys.argv[3:], os.environ); r = run(c, int(sys.argv[2]));"
         "print(json.dumps([r.iteration_s[1:], r.digest]))"
     )
@@ -47,13 +54,14 @@ def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tup
         home = Home(Path(folder))
         sets = [item for value in (f"iterations={iterations}", *settings) for item in ("--set", value)]
         subprocess.run(
-            [sys.executable, "-m", "flows.command_line", "train", "--preset", preset, "--run-id", "overhead", *sets],
+            [sys.executable, "-m", "flows.command_line", "train", "--preset", preset,
+             "--run-id", "overhead", *sets],
             check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
         )  # fmt: skip
         with Database(home.database).reading() as connection:
             rows = connection.execute("SELECT ended_at FROM iterations ORDER BY iteration").fetchall()
         ends = [ended_at for (ended_at,) in rows]
-        return [b - a for a, b in zip(ends, ends[1:], strict=False)], _digest(home)
+        return [b - a for a, b in itertools.pairwise(ends)], _digest(home)
 
 
 def _digest(home: Home) -> str:
@@ -69,7 +77,9 @@ def _digest(home: Home) -> str:
 
 def main() -> None:
     """Print one JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="glyphs")
     parser.add_argument("--quick", action="store_true", help="one turn of 4 iterations instead of three of 8")
     arguments = parser.parse_args()

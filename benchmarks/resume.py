@@ -130,7 +130,9 @@ def disturb(home: Path, kill: Kill, run_id: str) -> tuple[str, int, int]:
 
 def main() -> None:
     """Print one line a kill, and one JSON line last."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="the first 6 kills only")
     kills = KILLS[:6] if parser.parse_args().quick else KILLS
     with tempfile.TemporaryDirectory() as folder:
@@ -146,11 +148,15 @@ def main() -> None:
         for number, kill in enumerate(kills):
             run_id = f"killed-{number}"
             outcome, finished, begun = disturb(home, kill, run_id)
-            same = state_of(home, run_id) == expected and RunStore(Home(home)).run(run_id).status == "finished"
+            same = (
+                state_of(home, run_id) == expected and RunStore(Home(home)).run(run_id).status == "finished"
+            )
             identical += same
             lost = max(lost, finished - begun)
             outcomes.append(outcome)
-            print(f"{kill}: {outcome}, identical: {same}, iterations done again: {finished - begun}", flush=True)
+            print(
+                f"{kill}: {outcome}, identical: {same}, iterations done again: {finished - begun}", flush=True
+            )
     print(
         json.dumps(
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -27,19 +28,34 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+
+class EmbeddedTaskName(StrEnum):
+    """The tasks of the embedded models."""
+
+    GLYPHS = "glyphs"
+    SHAPES = "shapes"
+
+
 Preset = Annotated[str | None, typer.Option("--preset", "-p", help="A preset's name, or a TOML file.")]
 Sets = Annotated[
-    list[str] | None, typer.Option("--set", "-s", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable.")
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
 ]
-RayAddress = Annotated[str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
+]
 
 
-@app.command(epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5")
+@app.command(
+    epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5"
+)
 def train(
     preset: Preset = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
-    run_id: Annotated[str | None, typer.Option(help="Identifier of the new run; made up where missing.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Identifier of the new run; made up where missing.")
+    ] = None,
 ) -> None:
     """Train a new run and print its result as one line of JSON."""
     config = _configuration(preset, set_, ray_address)
@@ -60,7 +76,8 @@ def resume(run_id: str) -> None:
     row = store.run(run_id)
     if row.status == "finished":
         raise ConfigurationError(
-            f"run {run_id!r} is finished after {row.last_iteration} iterations; start a new one with `spotlight train`"
+            f"run {run_id!r} is finished after {row.last_iteration} iterations; start a new one with "
+            "`spotlight train`"
         )
     _preflight(row.config)
     _post_train(home, run_id, row.config)
@@ -68,7 +85,9 @@ def resume(run_id: str) -> None:
 
 @app.command(epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --set evaluation.prompts=128")
 def evaluate(
-    run_id: Annotated[str | None, typer.Argument(help="A run; without it the untouched model of the preset.")] = None,
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run; without it the untouched model of the preset.")
+    ] = None,
     preset: Preset = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
@@ -76,7 +95,9 @@ def evaluate(
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
     home = Home.from_environment().ensure()
     if run_id is not None and preset is not None:
-        raise ConfigurationError("--preset is given with a run, which has a configuration of its own; drop one")
+        raise ConfigurationError(
+            "--preset is given with a run, which has a configuration of its own; drop one"
+        )
     base = RunStore(home).run(run_id).config if run_id else None
     config = _configuration(preset, set_, ray_address, base)
     _preflight(config)
@@ -90,7 +111,7 @@ def evaluate(
 
 @app.command(epilog="Example: spotlight pretrain glyphs --out my-glyphs")
 def pretrain(
-    task: Annotated[str, typer.Argument(help="glyphs or shapes.")],
+    task: Annotated[EmbeddedTaskName, typer.Argument(help="What it learns to draw.")],
     out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
 ) -> None:
@@ -101,7 +122,7 @@ def pretrain(
     with prefect_server(home):
         from flows.pretrain import pretrain as pretrain_flow
 
-        _print_json(pretrain_flow(task, out, seed))
+        _print_json(pretrain_flow(task.value, out, seed))
 
 
 @app.command(epilog="Example: spotlight ui --port 8600")
@@ -140,7 +161,7 @@ def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
 def presets() -> None:
     """List the presets."""
     for preset in list_presets():
-        typer.echo(f"{preset.name:20} {preset.description}")
+        typer.echo(f"{preset.name:20} {preset.summary}")
 
 
 @app.command(epilog="Example: spotlight doctor")

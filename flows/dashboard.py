@@ -30,7 +30,7 @@ def serve(port: int) -> int:
         [
             sys.executable, "-m", "streamlit", "run", str(_APP),
             "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
-            "--browser.gatherUsageStats", "false",
+            "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
         ],
         stdin=subprocess.DEVNULL,
     )  # fmt: skip

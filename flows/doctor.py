@@ -70,7 +70,9 @@ def _home() -> str:
     home = Home.from_environment().ensure()
     free = shutil.disk_usage(home.path).free / 2**30
     if free < _FREE_GIB:
-        raise OSError(f"{home.path} has {free:.1f} GiB free; checkpoints need room: free some, or set SPOTLIGHT_HOME")
+        raise OSError(
+            f"{home.path} has {free:.1f} GiB free; checkpoints need room: free some, or set SPOTLIGHT_HOME"
+        )
     return f"{home.path}, {free:.0f} GiB free"
 
 

@@ -80,7 +80,8 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
         raise ConfigurationError(f"run {run_id!r} is going on in process {known.pid}; cancel it first")
     if known.config != config:
         raise ConfigurationError(
-            f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` takes its own"
+            f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` "
+            "takes its own"
         )
     store.resume_run(run_id, os.getpid())
 
@@ -108,7 +109,9 @@ def _iterate(session: Session) -> dict[str, Any]:
         committing = commit.submit(session, record)
         report.iteration(record)
         started_at = ended_at
-        if iteration == config.iterations or (config.evaluation.every and iteration % config.evaluation.every == 0):
+        if iteration == config.iterations or (
+            config.evaluation.every and iteration % config.evaluation.every == 0
+        ):
             committing.result()
             _evaluate(session, iteration)
             started_at = time.time()

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-
 import httpx
 
 from storage.errors import ServerError
@@ -66,7 +65,8 @@ class LocalServer:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise ServerError(
-                    f"the Prefect server ended with code {self._process.returncode} while starting; see {self.log}"
+                    f"the Prefect server ended with code {self._process.returncode} while starting; "
+                    f"see {self.log}"
                 )
             if is_healthy(self.api_url):
                 return
@@ -114,8 +114,8 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     if configured:
         if not is_healthy(configured):
             raise ServerError(
-                f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the variable to "
-                "have a local one started"
+                f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the "
+                "variable to have a local one started"
             )
         yield configured.removesuffix("/api")
         return
@@ -154,7 +154,8 @@ def close_orphaned_flow_runs(run_ids: list[str]) -> None:
         for run_id in run_ids:
             orphans = client.read_flow_runs(
                 flow_run_filter=FlowRunFilter(
-                    tags=FlowRunFilterTags(all_=[run_id]), state=FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}})
+                    tags=FlowRunFilterTags(all_=[run_id]),
+                    state=FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}}),
                 )
             )
             for orphan in orphans:
@@ -165,5 +166,3 @@ def _die_with_parent() -> None:
     """In the child, before exec: get SIGTERM when the parent dies, however it dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from prefect import flow
 
@@ -14,11 +14,11 @@ _STEPS_A_LINE = 100
 
 
 @flow(name="pretrain", persist_result=False)
-def pretrain(task: Literal["glyphs", "shapes"], out: str, seed: int = 0) -> dict[str, Any]:
+def pretrain(task: str, out: str, seed: int = 0) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save.
 
     Args:
-        task: what it learns to draw.
+        task: what it learns to draw, `glyphs` or `shapes`.
         out: folder for `TASK` and `TASK-sparse`; must not exist or be empty.
         seed: of weights, pictures and noise; the same seed gives the same weights.
 

@@ -58,7 +58,8 @@ class Reporter:
     def evaluation(self, record: EvaluationRecord) -> None:
         """A held-out evaluation is done."""
         self.note(
-            f"held-out after iteration {record.iteration}: score {record.score:.3f}, exact match {record.exact:.1%} "
+            f"held-out after iteration {record.iteration}: score {record.score:.3f}, "
+            f"exact match {record.exact:.1%} "
             f"({len(record.images)} images)"
         )
 

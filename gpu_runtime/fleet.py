@@ -30,6 +30,7 @@ class Device:
 
     @property
     def name(self) -> str:
+        """The worker's name."""
         return self.actor.name
 
 
@@ -66,8 +67,7 @@ class Fleet:
         self._generation: dict[str, int] = {}
         self.lost: list[str] = []
         """Names of workers that died, in order."""
-        self._devices = [self._start("reserved", index) for index in range(config.runtime.reserved_workers)]
-        self._devices += [self._start("spot", index) for index in range(config.runtime.spot_workers)]
+        self._devices = [self._start(market, index) for market, index in self._slots()]
         self.trainer = self._devices[0]
 
     def await_ready(self) -> None:
@@ -193,8 +193,9 @@ class Fleet:
                 call.result(timeout=max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
                 raise RuntimeFailure(
-                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster has "
-                    f"{self._cluster.describe()} for {len(self._devices) or len(devices)} workers and "
+                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster "
+                    "has "
+                    f"{self._cluster.describe()} for {len(self._slots())} workers and "
                     f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
                 ) from error
             except WorkerLostError as error:
@@ -211,14 +212,23 @@ class Fleet:
 
     def _replace_lost(self) -> None:
         have = {device.name.split(".")[0] for device in self._devices}
-        wanted: list[tuple[Market, int]] = [("reserved", index) for index in range(self._config.runtime.reserved_workers)]
-        wanted += [("spot", index) for index in range(self._config.runtime.spot_workers)]
-        fresh = [self._start(market, index) for market, index in wanted if f"{market}-{index}" not in have]
+        missing = [slot for slot in self._slots() if f"{slot[0]}-{slot[1]}" not in have]
+        fresh = [self._start(market, index) for market, index in missing]
         self._devices += fresh
         self._await_ready(fresh)
+
+    def _slots(self) -> list[tuple[Market, int]]:
+        """The places to fill: market and number within it, the trainer's first."""
+        runtime = self._config.runtime
+        counts: tuple[tuple[Market, int], ...] = (
+            ("reserved", runtime.reserved_workers),
+            ("spot", runtime.spot_workers),
+        )
+        return [(market, index) for market, count in counts for index in range(count)]
 
 
 def _trainer_gone(error: WorkerLostError) -> RuntimeFailure:
     return RuntimeFailure(
-        f"the trainer's process is gone ({error}); nothing committed is lost: go on with `spotlight resume RUN`"
+        f"the trainer's process is gone ({error}); nothing committed is lost: go on with "
+        "`spotlight resume RUN`"
     )

@@ -15,7 +15,7 @@ from gpu_runtime.fleet import Delivered, Fleet, Weights
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
-from gpu_runtime.learning.trainer import TrainingReport, TrainingSample
+from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
@@ -35,6 +35,7 @@ class Rollout:
 
     @property
     def prompt_count(self) -> int:
+        """Prompts P."""
         return len(self.plan.seeds)
 
 
@@ -57,10 +58,12 @@ class Evaluation:
 
     @property
     def score(self) -> float:
+        """Mean score, in [0, 1]."""
         return sum(score.value for score in self.scores) / len(self.scores)
 
     @property
     def exact(self) -> float:
+        """Share of images that do all that their prompt asks."""
         return sum(score.exact for score in self.scores) / len(self.scores)
 
 
@@ -203,7 +206,13 @@ def rollout_requests(
     """The requests of a plan, ordered by prompt and seed."""
     return [
         SampleRequest(
-            RequestKind.ROLLOUT, run_seed, plan.iteration, prompt_id, seed, policy_version, prompts[prompt_id].text
+            RequestKind.ROLLOUT,
+            run_seed,
+            plan.iteration,
+            prompt_id,
+            seed,
+            policy_version,
+            prompts[prompt_id].text,
         )
         for prompt_id, seeds in sorted(plan.seeds.items())
         for seed in seeds
@@ -219,15 +228,15 @@ def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[Prompt
     """
     train = load_prompts(config.prompts.train)
     evaluate = load_prompts(config.prompts.evaluate)
-    needed = (
-        ("prompts.train", config.prompts.train, train, "algorithm.prompts_per_iteration",
-         config.algorithm.prompts_per_iteration),
-        ("prompts.evaluate", config.prompts.evaluate, evaluate, "evaluation.prompts", config.evaluation.prompts),
-    )  # fmt: skip
-    for field, path, prompts, limit, count in needed:
-        if len(prompts) < count:
-            raise ConfigurationError(
-                f"{field} = {path!r} has {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
-                "give a longer file"
-            )
+    per_iteration = config.algorithm.prompts_per_iteration
+    _refuse_too_few("prompts.train", train, "algorithm.prompts_per_iteration", per_iteration)
+    _refuse_too_few("prompts.evaluate", evaluate, "evaluation.prompts", config.evaluation.prompts)
     return train, evaluate[: config.evaluation.prompts]
+
+
+def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, count: int) -> None:
+    if len(prompts) < count:
+        raise ConfigurationError(
+            f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
+            "give a longer file"
+        )

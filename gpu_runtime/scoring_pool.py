@@ -42,7 +42,8 @@ class ScoringPool:
                 call.result(timeout=limit)
             except TimeoutError as error:
                 raise RuntimeFailure(
-                    f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster has "
+                    f"scorer {actor.name} did not start in runtime.start_timeout_s={limit:g}; the cluster "
+                    "has "
                     f"{self._cluster.describe()}"
                 ) from error
             except WorkerLostError as error:
@@ -89,7 +90,7 @@ class ScoringPool:
     def _replace(self, actor: RemoteActor, deaths: int, error: WorkerLostError) -> None:
         if deaths > _DEATHS_ALLOWED:
             raise RuntimeFailure(
-                f"{deaths} scorer processes died in one phase, the last with: {error}; an image may crash the "
-                "engine or memory is short"
+                f"{deaths} scorer processes died in one phase, the last with: {error}; an image may "
+                "crash the engine, or memory is short"
             ) from error
         self._pool[self._pool.index(actor)] = self._start()

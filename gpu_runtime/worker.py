@@ -31,7 +31,8 @@ class DeviceWorker:
     def __init__(self, config: RunConfig, trains: bool) -> None:
         torch.set_num_threads(config.runtime.threads)
         model = load_model(config.model)
-        self._policy = Policy(model, config.adaptation, config.seed)
+        keeps_reference = trains and config.algorithm.kl_weight > 0
+        self._policy = Policy(model, config.adaptation, config.seed, keeps_reference)
         self._sampler = Sampler(model, config.sampling)
         self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
         self._holds = ""

@@ -53,6 +53,7 @@ class StateInterval:
 
     @property
     def usd(self) -> float:
+        """What the interval costs, in dollars."""
         return (self.ended_at - self.started_at) * self.usd_per_hour / 3600
 
 

@@ -41,7 +41,9 @@ def _commit(session: Session, record: IterationRecord) -> None:
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the database and to MLflow."""
     session.store.commit_evaluation(record)
-    session.tracker.metrics(record.iteration, {"evaluation_score": record.score, "evaluation_exact": record.exact})
+    session.tracker.metrics(
+        record.iteration, {"evaluation_score": record.score, "evaluation_exact": record.exact}
+    )
 
 
 def iteration_record(

@@ -25,7 +25,9 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> dict[
     if run_id is not None:
         checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
         if checkpoint is None:
-            raise CheckpointError(f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`")
+            raise CheckpointError(
+                f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`"
+            )
     runtime = Runtime(config)
     try:
         if checkpoint is not None:

@@ -102,7 +102,9 @@ def open_session(home: Home, run_id: str, config: RunConfig) -> Session:
     tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
     session = Session(run_id, config, runtime, store, checkpoints, tracker)
     try:
-        tracker.start(run_id, config, {"spotlight.reward": config.reward.scorer, "spotlight.model": config.model.path})
+        tracker.start(
+            run_id, config, {"spotlight.reward": config.reward.scorer, "spotlight.model": config.model.path}
+        )
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:
@@ -129,7 +131,9 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
     session.store.commit_iteration(record)
     session.first_iteration = checkpoint.iteration + 1
     session.store.add_event(
-        session.run_id, "resumed", f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.name}"
+        session.run_id,
+        "resumed",
+        f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.name}",
     )
 
 

@@ -6,6 +6,7 @@ Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a d
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import signal
@@ -66,11 +67,12 @@ class Cluster:
 
     def _connect(self) -> None:
         if not self._local:
+            address = self._config.runtime.ray_address
             try:
-                ray.init(address=self._config.runtime.ray_address, log_to_driver=False, logging_level="ERROR")
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RuntimeFailure(
-                    f"no Ray cluster answers at runtime.ray_address={self._config.runtime.ray_address!r}: {error}; "
+                    f"no Ray cluster answers at runtime.ray_address={address!r}: {error}; "
                     "start one with `ray start --head`, or leave the address empty for a local one"
                 ) from error
             return
@@ -81,7 +83,7 @@ class Cluster:
             object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
 
     def start(self, name: str, actor: type, *args: Any, gpu: bool) -> RemoteActor:
@@ -141,7 +143,8 @@ def _kept_signal_handlers() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:

@@ -3,8 +3,9 @@
 The unit of work is a batch of one fixed shape: a short one is padded by repeating its first row.
 With the shape fixed, matrix products round the same for a sample whatever its neighbours and its
 place (tests/property/test_sampler_bits.py holds that), so a sample is a function of its request,
-the weights and the kind of device. Cost: the padded rows of the last batch are thrown away, at
-most batch_size - 1 samples a phase and worker.
+the weights and the kind of device. On the CPU this needs batch x width to divide by 32, torch's
+vector length: element-wise kernels round a remainder differently. Cost: the padded rows of the
+last batch are thrown away, at most batch_size - 1 samples a phase and worker.
 """
 
 from __future__ import annotations
@@ -187,7 +188,9 @@ class Sampler:
         for step in range(first.step, stop):
             times = StepTimes.at(sigmas, torch.full((len(padded),), step)).to(device)
             inside = [self._in_window(state, step) for state in padded]
-            noise_level = torch.tensor([sampling.noise_level if hit else 0.0 for hit in inside], device=device)
+            noise_level = torch.tensor(
+                [sampling.noise_level if hit else 0.0 for hit in inside], device=device
+            )
             velocity = self._model.velocity(latents, times.sigma_B, conditioning)
             policy = transition(sampling.sde, latents, velocity, times, noise_level)
             after = policy.mean_BSC
@@ -199,12 +202,22 @@ class Sampler:
                 for row in range(real):
                     if inside[row]:
                         taken[row].append(
-                            (step, latents[row].cpu().numpy(), after[row].cpu().numpy(), float(log_probs[row]))
+                            (
+                                step,
+                                latents[row].cpu().numpy(),
+                                after[row].cpu().numpy(),
+                                float(log_probs[row]),
+                            )
                         )
             latents = after
         final = latents.cpu().numpy()
         return [
-            replace(state, step=stop, latents_SC=final[row].copy(), trajectory=_extend(state.trajectory, taken[row]))
+            replace(
+                state,
+                step=stop,
+                latents_SC=final[row].copy(),
+                trajectory=_extend(state.trajectory, taken[row]),
+            )
             for row, state in enumerate(states)
         ]
 

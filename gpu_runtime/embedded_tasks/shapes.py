@@ -29,6 +29,9 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 }
 BACKGROUND = (24, 24, 28)
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+_TAG_WEIGHTS = (0.1, 0.1, 0.1, 0.2, 0.2, 0.3)
+"""How often a drawn prompt has each tag; what binds colours and places to objects takes longest."""
+
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 
@@ -54,8 +57,8 @@ class ShapesTask:
     text_length = 12
 
     def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw one of the six tags, then a prompt of it."""
-        return self.draw_prompt_of(TAGS[rng.integers(len(TAGS))], rng, held_out)
+        """Draw one of the six tags, the harder ones more often, then a prompt of it."""
+        return self.draw_prompt_of(TAGS[rng.choice(len(TAGS), p=_TAG_WEIGHTS)], rng, held_out)
 
     def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
         """Draw a prompt of one tag; `held_out` makes no difference to tags with few prompts."""

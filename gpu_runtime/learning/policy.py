@@ -21,16 +21,18 @@ class Policy:
     """A model and the part of its weights that is trained.
 
     With `lora` only low-rank adapters are trained, and the reference policy is the same model with
-    the adapters off. With `full` all weights are, and the reference is a copy of them, made on
-    the first use (`reference()` costs no memory where the KL weight is 0).
+    the adapters off. With `full` all weights are, and the reference is a copy of them as loaded.
 
     Args:
         model: loaded model; its transformer gets the adapters.
         adaptation: what to train.
         seed: seed of the adapters' random half, so that every worker builds the same ones.
+        keeps_reference: whether `reference()` will be asked for; `full` needs memory for it.
     """
 
-    def __init__(self, model: DiffusionModel, adaptation: AdaptationConfig, seed: int) -> None:
+    def __init__(
+        self, model: DiffusionModel, adaptation: AdaptationConfig, seed: int, keeps_reference: bool = True
+    ) -> None:
         self.model = model
         self._lora = adaptation.mode == "lora"
         transformer = model.transformer
@@ -43,12 +45,8 @@ class Policy:
         if not self.trained:
             raise ModelError("no weight of the model is trainable; check adaptation.targets")
         self._reference: dict[str, torch.Tensor] = {}
-        if not self._lora:
-            self.remember_reference()
-
-    def remember_reference(self) -> None:
-        """Take the weights of now as the reference of full training."""
-        self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
+        if keeps_reference and not self._lora:
+            self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
 
     def state(self) -> WeightState:
         """A copy of the trained weights."""
@@ -58,17 +56,17 @@ class Policy:
         """Replace the trained weights.
 
         Raises:
-            ModelError: if names or shapes differ from this policy's.
+            ModelError: if names or shapes differ from this policy's; no weight has changed then.
         """
         if state.keys() != self.trained.keys():
             odd = sorted(state.keys() ^ self.trained.keys())[:3]
             raise ModelError(f"weights do not fit this model: {len(odd)}+ names differ, such as {odd}")
+        for name, weight in self.trained.items():
+            if tuple(state[name].shape) != tuple(weight.shape):
+                raise ModelError(f"weight {name} has shape {state[name].shape}, not {tuple(weight.shape)}")
         with torch.no_grad():
             for name, weight in self.trained.items():
-                value = torch.from_numpy(np.array(state[name]))
-                if value.shape != weight.shape:
-                    raise ModelError(f"weight {name} has shape {tuple(value.shape)}, not {tuple(weight.shape)}")
-                weight.copy_(value)
+                weight.copy_(torch.from_numpy(np.array(state[name])))
 
     @contextmanager
     def reference(self) -> Iterator[None]:
@@ -137,5 +135,5 @@ def check_sync(published: str, before: str) -> None:
     if published == before:
         raise TrainingError(
             f"the weight sync changes nothing: weights after training have the checksum of before, {before}; "
-            "check that gradients reach the trained weights and that the learning rate is not lost in rounding"
+            "check that gradients reach the weights and that rounding does not swallow the learning rate"
         )

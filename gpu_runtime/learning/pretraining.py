@@ -73,7 +73,14 @@ class Recipe:
 
 RECIPES = {
     "glyphs": Recipe(optimizer_steps=420, sparse_steps=360),
-    "shapes": Recipe(optimizer_steps=1200, sparse_steps=700),
+    "shapes": Recipe(
+        optimizer_steps=560,
+        sparse_steps=180,
+        components=40,
+        sigma_shift=1.0,
+        muon_learning_rate=0.03,
+        adamw_learning_rate=3e-3,
+    ),
 }
 
 

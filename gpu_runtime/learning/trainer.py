@@ -89,10 +89,13 @@ class Trainer:
             samples: samples with non-zero variance in their group, in any order.
 
         Raises:
-            TrainingError: if the first update's ratio is off by more than the tolerance, or a
-                loss or gradient is not finite. Weights are unchanged then.
+            TrainingError: if an advantage is not finite or the first update's ratio is off by more
+                than the tolerance (no weight has changed then), or if a gradient is not finite (the
+                updates before it stay; a run goes back to its checkpoint).
         """
         ordered = sorted(samples, key=lambda sample: sample.request)
+        if not all(math.isfinite(sample.advantage) for sample in ordered):
+            raise TrainingError("an advantage is not finite; the rewards of its group are broken")
         updates = _split_by_prompt(ordered, self._config.algorithm.updates_per_iteration)
         sums = np.zeros(4)
         deviation = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -160,7 +161,7 @@ def test_intervals_of_every_device_are_contiguous(runtime):
         by_worker.setdefault(interval.worker, []).append(interval)
     assert {"reserved-0", "spot-1"} <= by_worker.keys()
     for own in by_worker.values():
-        assert all(a.ended_at == b.started_at for a, b in zip(own, own[1:], strict=False))
+        assert all(a.ended_at == b.started_at for a, b in itertools.pairwise(own))
         assert "rollout" in {interval.state for interval in own}
 
 
@@ -168,7 +169,7 @@ def test_too_few_prompts_are_refused_before_anything_starts(tmp_path, config):
     prompts = tmp_path / "few.txt"
     prompts.write_text('a red sign that says "ABC"\n')
     few = config.model_copy(update={"prompts": config.prompts.model_copy(update={"train": str(prompts)})})
-    with pytest.raises(ConfigurationError, match="1 prompts, fewer than"):
+    with pytest.raises(ConfigurationError, match="file of 1 prompts, fewer than"):
         load_run_prompts(few)
 
 

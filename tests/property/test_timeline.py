@@ -1,5 +1,6 @@
 """The states of a device follow each other without a gap and sum to its paid time."""
 
+import itertools
 import math
 
 from hypothesis import given
@@ -25,7 +26,7 @@ def test_states_sum_to_the_bill(moves):
     timeline.remove("w", now)
     taken += timeline.take(now)
     assert math.isclose(sum(i.ended_at - i.started_at for i in taken), now - 100, abs_tol=1e-6)
-    assert all(a.ended_at == b.started_at for a, b in zip(taken, taken[1:], strict=False))
+    assert all(a.ended_at == b.started_at for a, b in itertools.pairwise(taken))
     assert math.isclose(sum(i.usd for i in taken), (now - 100) * 3.6 / 3600, abs_tol=1e-9)
 
 

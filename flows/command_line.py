@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from flows.progress import reporter
-from flows.run_identity import new_run_id
+from flows.run_identity import check_run_id, new_run_id
+from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
 from storage.config_loading import list_presets, load_config
-from storage.errors import ConfigurationError, SpotlightError
+from storage.errors import CheckpointError, ConfigurationError, SpotlightError
 from storage.home import Home
 from storage.run_store import RunRow, RunStore
 
@@ -60,7 +62,9 @@ def train(
     """Train a new run and print its result as one line of JSON."""
     config = _configuration(preset, set_, ray_address)
     home = Home.from_environment().ensure()
-    run_id = run_id or new_run_id(config.name)
+    if run_id is None:
+        run_id = new_run_id(config.name)
+    check_run_id(run_id)
     if any(row.run_id == run_id for row in RunStore(home).runs()):
         raise ConfigurationError(f"run {run_id!r} exists already; go on with `spotlight resume {run_id}`")
     _preflight(config)
@@ -78,6 +82,11 @@ def resume(run_id: str) -> None:
         raise ConfigurationError(
             f"run {run_id!r} is finished after {row.last_iteration} iterations; start a new one with "
             "`spotlight train`"
+        )
+    if row.status == "running":
+        raise ConfigurationError(
+            f"run {run_id!r} is going on in process {row.pid} of {row.host}; wait for it or end that process "
+            "first"
         )
     _preflight(row.config)
     _post_train(home, run_id, row.config)
@@ -100,6 +109,8 @@ def evaluate(
         )
     base = RunStore(home).run(run_id).config if run_id else None
     config = _configuration(preset, set_, ray_address, base)
+    if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
+        raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     _preflight(config)
     from flows.prefect_server import prefect_server
 
@@ -116,6 +127,9 @@ def pretrain(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
+    folder = Path(out)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigurationError(f"--out {out} is not an empty folder; name a new one")
     home = Home.from_environment().ensure()
     from flows.prefect_server import prefect_server
 
@@ -166,7 +180,7 @@ def presets() -> None:
 
 @app.command(epilog="Example: spotlight doctor")
 def doctor() -> None:
-    """Check this machine: packages, cores, devices, ports, the home folder, the embedded models."""
+    """Check this machine: packages, cores, device, home folder, database, model and scorer, Prefect."""
     from flows.doctor import examine
 
     raise typer.Exit(0 if examine() else 1)
@@ -195,11 +209,12 @@ def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
     with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
         from prefect import tags
 
+        from flows.cancellation import cancellable
         from flows.post_train import post_train
 
         close_orphaned_flow_runs([*interrupted, run_id])
         reporter().note(f"Prefect UI: {ui_url}")
-        with tags(run_id):
+        with tags(run_id), cancellable(run_id):
             summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
     reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
     _print_json(summary)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.prefect_server import die_with_parent
 from storage.errors import ServerError
 
 _APP = Path(__file__).resolve().parents[1] / "ui" / "app.py"
@@ -32,7 +33,7 @@ def serve(port: int) -> int:
             "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
             "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
         ],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL, preexec_fn=die_with_parent,
     )  # fmt: skip
     try:
         return process.wait()

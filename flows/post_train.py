@@ -18,7 +18,7 @@ from prefect import flow
 from prefect.futures import PrefectFuture
 
 from flows.progress import reporter
-from flows.run_identity import new_run_id
+from flows.run_identity import check_run_id, new_run_id
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError
 from storage.home import Home
@@ -69,6 +69,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
     try:
         known = store.run(run_id)
     except RunNotFoundError:
+        check_run_id(run_id)
         store.create_run(run_id, config, environment(), os.getpid())
         return
     if known.status == "finished":

@@ -52,7 +52,7 @@ class LocalServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "prefect", "server", "start"],
                 env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True, preexec_fn=_die_with_parent,
+                start_new_session=True, preexec_fn=die_with_parent,
             )  # fmt: skip
 
     def wait_ready(self) -> None:
@@ -92,7 +92,7 @@ def is_healthy(api_url: str) -> bool:
     """Whether a Prefect server answers at the address."""
     try:
         return httpx.get(f"{api_url}/health", timeout=2).status_code == 200
-    except httpx.HTTPError:
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False
 
 
@@ -101,7 +101,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     """Have a server while the context lasts; yields the address of its UI.
 
     The one that PREFECT_API_URL names is used as it is; without that a local one is started, its
-    address put into the environment, and ended afterwards. Prefect must not be imported before.
+    address put into the environment and into Prefect's settings, and ended afterwards.
 
     Args:
         home: where a local server keeps its state.
@@ -125,7 +125,12 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     try:
         meanwhile()
         server.wait_ready()
-        yield server.ui_url
+        # The environment serves processes started from here; this one may have read its settings
+        # already, and would start an ephemeral server of its own without the next line.
+        from prefect.settings import PREFECT_API_URL, temporary_settings
+
+        with temporary_settings({PREFECT_API_URL: server.api_url}):
+            yield server.ui_url
     finally:
         os.environ.pop("PREFECT_API_URL", None)
         server.stop()
@@ -162,7 +167,7 @@ def close_orphaned_flow_runs(run_ids: list[str]) -> None:
                 client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child, before exec: get SIGTERM when the parent dies, however it dies (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

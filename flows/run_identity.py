@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
+
+from storage.errors import ConfigurationError
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 def new_run_id(name: str) -> str:
     """`NAME-YYYYMMDD-HHMMSS-xxxx` in UTC: readable, ordered in time, unique."""
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuse an identifier that cannot name a folder of checkpoints.
+
+    Raises:
+        ConfigurationError: it holds other characters, is empty or too long.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise ConfigurationError(
+            f"run identifier {run_id!r} cannot name a folder; use letters, digits, `_`, `.` and `-`, at most "
+            "128, the first a letter or a digit"
+        )

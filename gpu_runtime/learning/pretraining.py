@@ -72,10 +72,10 @@ class Recipe:
 
 
 RECIPES = {
-    "glyphs": Recipe(optimizer_steps=420, sparse_steps=360),
+    "glyphs": Recipe(optimizer_steps=420, sparse_steps=366),
     "shapes": Recipe(
-        optimizer_steps=560,
-        sparse_steps=180,
+        optimizer_steps=520,
+        sparse_steps=160,
         components=40,
         sigma_shift=1.0,
         muon_learning_rate=0.03,

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpu_runtime.embedded_tasks.shapes import TAGS
+from gpu_runtime.learning.base_evaluation import evaluate_base
 from gpu_runtime.learning.pretraining import RECIPES, Recipe, pretrain
 from gpu_runtime.models.embedded import EmbeddedModel
 from storage.errors import ConfigurationError
@@ -59,3 +61,12 @@ def test_refusals(tmp_path: Path) -> None:
         pretrain("cats", tmp_path)
     with pytest.raises(ConfigurationError, match="sparse_steps is 24"):
         pretrain("glyphs", tmp_path, recipe=Recipe(optimizer_steps=24, sparse_steps=24))
+
+
+def test_figures_of_a_model_card() -> None:
+    """The shape of the figures; how good they are is a measurement, not a test."""
+    figures = evaluate_base("embedded:shapes", denoising_steps=2, seeds=1)
+    assert (figures.images, figures.denoising_steps) == (144, 2)
+    assert 0.0 <= figures.exact <= 1.0
+    assert 0.0 <= figures.score <= 1.0
+    assert set(figures.exact_by_tag) == set(TAGS)

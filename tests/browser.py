@@ -1,0 +1,102 @@
+"""The dashboard in a real browser: `spotlight ui` in a process of its own, headless chromium."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+START_LIMIT_S = 60.0
+_FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+def find_chromium() -> str | None:
+    """Path of an installed chromium; None where there is none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+@contextmanager
+def dashboard(home: Path, log: Path) -> Iterator[str]:
+    """Serve the dashboard of a home; yields its address, and ends it afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flows.command_line", "ui", "--port", str(port)],
+            cwd=ROOT, env=os.environ | {"SPOTLIGHT_HOME": str(home)},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+        try:
+            _await(f"{url}/_stcore/health", process, log)
+            yield url
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+@contextmanager
+def browser_page(width: int = 1400, height: int = 1000) -> Iterator[Page]:
+    """A page of headless chromium.
+
+    Raises:
+        FileNotFoundError: there is no chromium on this machine.
+    """
+    chromium = find_chromium()
+    if chromium is None:
+        raise FileNotFoundError("no chromium on the path; install it (Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+        try:
+            yield browser.new_page(viewport={"width": width, "height": height})
+        finally:
+            browser.close()
+
+
+def open_run(page: Page, url: str, run_id: str | None = None) -> None:
+    """Open the dashboard at a run (the newest without one) and wait until all of it is drawn."""
+    page.goto(url if run_id is None else f"{url}/?run={run_id}")
+    page.get_by_text("Settings and environment").wait_for(timeout=START_LIMIT_S * 1000)
+    # Plotly draws after the rest; a plot has its lines once it has a title.
+    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .gtitle').length >= 4")
+    page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
+    page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-stale=true]')")
+
+
+def photograph(page: Page, path: Path) -> None:
+    """Save the whole page: the window is made as high as what it shows, which scrolls inside it."""
+    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+    size = page.viewport_size
+    assert size is not None
+    page.set_viewport_size({"width": size["width"], "height": int(height)})
+    page.wait_for_timeout(1000)  # the plots are laid out anew
+    page.screenshot(path=path)
+
+
+def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    give_up_at = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < give_up_at:
+        if process.poll() is not None:
+            break
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.1)
+    raise RuntimeError(f"the dashboard did not start: {log.read_text(errors='replace')[-2000:]}")

@@ -1,0 +1,85 @@
+"""The dashboard in a real browser: `spotlight ui`, headless chromium, and a picture of the page."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.home import Home
+from storage.run_store import RunStore
+from tests.browser import browser_page, dashboard, find_chromium, open_run, photograph
+from tests.sample_run import write_sample_run
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
+]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("browser")
+    write_sample_run(RunStore(Home(folder / "home")), "glyphs-1", iterations=40)
+    with dashboard(folder / "home", folder / "dashboard.log") as address:
+        yield address
+    assert "Traceback" not in (folder / "dashboard.log").read_text()
+
+
+def test_a_run_is_shown_with_scores_charts_and_images(url: str, tmp_path: Path):
+    errors: list[str] = []
+    with browser_page() as page:
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        open_run(page, url, "glyphs-1")
+        text = page.inner_text("body")
+        assert "Better: score 0.38 → 0.84 (+0.46 ± 0.06)" in text
+        assert re.search(r"Iterations\s+40 of 40", text)
+        assert re.search(r"Score now\s+0\.8\d\d", text)
+        titles = page.locator(".js-plotly-plot .gtitle").all_inner_texts()
+        assert titles == ["Over iterations", "Over wall-clock", "Cost so far, by market", "What was paid for"]
+        held_out = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
+        assert held_out.count() == 5, "five held-out evaluations, each with its marker"
+        pictures = page.locator(".sl-grid img")
+        assert pictures.count() == 24, "twelve prompts, before and after"
+        assert pictures.first.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [48, 24]
+        assert page.locator(".sl-good").count() > 0
+        page.get_by_text("Exact matches", exact=True).click()
+        page.locator(".ytitle", has_text="Exact matches (share)").first.wait_for()
+        photograph(page, tmp_path / "dashboard.png")
+    assert (tmp_path / "dashboard.png").stat().st_size > 50_000
+    assert errors == []
+
+
+def test_ending_the_command_ends_the_server(tmp_path: Path):
+    """Also where nobody presses Ctrl-C: a service manager sends SIGTERM, or kills."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with dashboard(tmp_path / "home", tmp_path / "log"):
+            command = next(
+                process
+                for process in psutil.Process().children()
+                if process.status() != psutil.STATUS_ZOMBIE and "flows.command_line" in process.cmdline()
+            )
+            servers = command.children()
+            assert len(servers) == 1
+            command.send_signal(number)
+            gone, left = psutil.wait_procs([command, *servers], timeout=15)
+        assert left == []
+        assert len(gone) == 2
+
+
+def test_the_port_of_another_is_refused(url: str):
+    port = url.rsplit(":", 1)[1]
+    import sys
+
+    answer = subprocess.run(
+        [sys.executable, "-m", "flows.command_line", "ui", "--port", port], capture_output=True, text=True
+    )
+    assert answer.returncode == 2
+    assert f"port {port} on 127.0.0.1 is in use" in answer.stderr
+    assert "choose another with `spotlight ui --port`" in answer.stderr

@@ -1,0 +1,230 @@
+"""The command line: help with an example, refusals before anything starts, listings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import flows.prefect_server
+from flows import command_line
+from storage.checkpoints import CheckpointStore
+from storage.config import RunConfig
+from storage.home import Home
+from storage.run_store import RunStore
+from tests.sample_run import write_sample_run
+
+COMMANDS = ("train", "resume", "evaluate", "pretrain", "ui", "runs", "presets", "doctor")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home of the test's own; whatever would start a server, and then Ray, is an error."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a server was to be started")
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(flows.prefect_server, "prefect_server", refuse)
+    return Home(tmp_path / "home")
+
+
+class Shell:
+    """Runs a command as the entry point does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, standard output, standard error with its line breaks as spaces."""
+        self._monkeypatch.setattr(sys, "argv", ["spotlight", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            command_line.main()
+        code = ended.value.code
+        answer = self._capsys.readouterr()
+        return int(code or 0), answer.out, " ".join(answer.err.split())
+
+    def refusal(self, *arguments: str) -> str:
+        """The message of a refused command, which printed nothing else."""
+        code, out, message = self(*arguments)
+        assert code == 2
+        assert out == ""
+        assert "Traceback" not in message
+        return message
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(monkeypatch, capsys)
+
+
+def test_the_commands_are_these():
+    assert set(getattr(get_command(command_line.app), "commands", {})) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_with_an_example(shell: Shell, command: str):
+    code, out, _ = shell(command, "--help")
+    assert code == 0
+    assert f"Example: spotlight {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--preset", "gliphs"), ("no preset 'gliphs'", "did you mean glyphs", "shapes-sparse")),
+        (("--preset", "nowhere.toml"), ("cannot read preset nowhere.toml", "check the path")),
+        (("--set", "sampling.noise=1"), ("sampling.noise", "did you mean sampling.noise_level?")),
+        (("--set", "learning_rate=1e-4"), ("did you mean optimizer.learning_rate?",)),
+        (("--set", "iterations"), ("--set iterations", "write section.key=value")),
+        (("--set", "iterations=0"), ("iterations = 0", "must be at least 1", "raise it", "--set")),
+        (("--set", "seed=-1"), ("seed = -1", "must be at least 0")),
+        (("--set", "sampling.noise_level=nan"), ("must be finite",)),
+        (("--set", "reward.scorer=OCR"), ("must be one of", "'shapes'")),
+        (
+            ("--set", "sampling.window_size=12"),
+            ("sampling.window_size is 12", "leave room for 9", "lower window_size"),
+        ),
+        (
+            ("--set", "prompts.train=missing.txt"),
+            ("'missing.txt' does not exist", "builtin:glyphs-train"),
+        ),
+        (("--set", "prompts.train=builtin:nothing"), ("no built-in prompt set 'nothing'",)),
+        (("--set", "model.path=missing-model"), ("missing-model", "no spotlight.json")),
+        (("--set", "model.path=embedded:glyfs"), ("embedded:glyfs", "there are glyphs, glyphs-sparse")),
+        (
+            ("--set", "evaluation.prompts=129"),
+            ("a file of 128 prompts", "evaluation.prompts = 129", "lower evaluation.prompts"),
+        ),
+        (("--preset", "glyphs", "--set", "reward.scorer=shapes"), ("scorer 'shapes'", "choose prompts")),
+        (("--run-id", "../up"), ("run identifier '../up'", "use letters, digits")),
+        (("--run-id", ""), ("run identifier ''",)),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    shell: Shell, home: Home, arguments: tuple[str, ...], says: tuple[str, ...]
+):
+    message = shell.refusal("train", *arguments)
+    assert message.startswith("error: ")
+    for part in says:
+        assert part in message
+    assert not home.database.exists()
+
+
+def test_every_wrong_setting_is_told_at_once(shell: Shell, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_SAMPLING__BATCH_SIZE", "2")
+    message = shell.refusal("train", "--set", "iterations=0")
+    assert "2 settings are wrong" in message
+    assert "sampling.batch_size = 2 (from SPOTLIGHT_SAMPLING__BATCH_SIZE)" in message
+
+
+def test_a_cuda_device_that_is_not_there_is_refused(shell: Shell, home: Home):
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert "no CUDA device is visible" in shell.refusal("train", "--set", "model.device=cuda")
+    assert not home.database.exists()
+
+
+def test_prompts_file_shorter_than_an_iteration(shell: Shell, home: Home, tmp_path: Path):
+    prompts = tmp_path / "three.txt"
+    prompts.write_text("".join(f'a red sign that says "{text}"\n' for text in ("A", "B", "C")))
+    message = shell.refusal("train", "--set", f"prompts.train={prompts}")
+    assert "3 prompts" in message
+    assert "algorithm.prompts_per_iteration = 16" in message
+    assert not home.database.exists()
+
+
+def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):
+    assert "there are none yet" in shell.refusal("resume", "glyphs-1")
+    assert not home.database.exists()
+    store = RunStore(home)
+    write_sample_run(store, "glyphs-finished", iterations=2)
+    store.create_run("glyphs-going-on", RunConfig(), {}, os.getpid())
+    assert "did you mean glyphs-finished" in shell.refusal("resume", "glyphs-finnished")
+    assert "is finished after 2 iterations" in shell.refusal("resume", "glyphs-finished")
+    message = shell.refusal("resume", "glyphs-going-on")
+    assert f"is going on in process {os.getpid()}" in message
+    assert store.run("glyphs-going-on").status == "running"
+
+
+def test_a_new_run_cannot_take_an_old_ones_identifier(shell: Shell, home: Home):
+    write_sample_run(RunStore(home), "mine", iterations=1)
+    message = shell.refusal("train", "--preset", "smoke", "--run-id", "mine")
+    assert "run 'mine' exists already" in message
+    assert "spotlight resume mine" in message
+
+
+def test_evaluations_that_cannot_be(shell: Shell, home: Home):
+    assert "there are none yet" in shell.refusal("evaluate", "nothing")
+    message = shell.refusal("evaluate", "nothing", "--preset", "glyphs")
+    assert "--preset is given with a run" in message
+    assert "drop one" in message
+    assert not home.database.exists()
+    write_sample_run(RunStore(home), "mine", iterations=1)
+    assert "run 'mine' has no checkpoint yet" in shell.refusal("evaluate", "mine")
+    CheckpointStore(home.checkpoints("mine"), 1).save(1, {}, {}, {})
+    with pytest.raises(AssertionError, match="a server was to be started"):
+        shell("evaluate", "mine")
+
+
+def test_weights_are_not_written_over(shell: Shell, tmp_path: Path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    for name in ("full", "full/file"):
+        message = shell.refusal("pretrain", "glyphs", "--out", str(tmp_path / name))
+        assert "is not an empty folder; name a new one" in message
+    assert "circles" in shell.refusal("pretrain", "circles", "--out", "x")
+
+
+def test_numbers_out_of_range_are_refused(shell: Shell):
+    message = shell.refusal("ui", "--port", "65536")
+    assert "--port" in message
+    assert "65535" in message
+    assert "--seed" in shell.refusal("pretrain", "glyphs", "--out", "x", "--seed", "-1")
+
+
+def test_no_runs_yet(shell: Shell, home: Home):
+    code, out, _ = shell("runs")
+    assert code == 0
+    assert "no runs yet; start one with `spotlight train --preset glyphs`" in out
+    assert shell("runs", "--json")[1] == ""
+    assert not home.path.exists(), "looking must not make anything"
+
+
+def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "older", iterations=2)
+    store.set_summary("older", {"score_before": 0.25, "score_after": 0.5, "cost_usd": 1.234})
+    write_sample_run(store, "newer", iterations=1, status="running")
+    code, table, _ = shell("runs")
+    assert code == 0
+    assert table.index("newer") < table.index("older")
+    (line,) = [line for line in table.splitlines() if "older" in line]
+    assert [cell.strip() for cell in line.strip("│┃ ").split("│")] == [
+        "older", "finished", "2/40", "0.250", "0.500", "$1.23",
+    ]  # fmt: skip
+    newer, older = (json.loads(line) for line in shell("runs", "--json")[1].splitlines())
+    assert (newer["run_id"], newer["status"], newer["iterations"]) == ("newer", "running", 1)
+    assert older["score_after"] == 0.5
+    assert older["error"] is None
+
+
+def test_presets_are_listed_with_what_they_are_for(shell: Shell):
+    code, out, _ = shell("presets")
+    assert code == 0
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert set(lines) >= {"glyphs", "glyphs-sparse", "shapes", "shapes-sparse", "smoke"}
+    assert all(summary.strip() for summary in lines.values())
+
+
+def test_without_a_command_it_is_help(shell: Shell):
+    _, out, message = shell()
+    assert "train" in out + message

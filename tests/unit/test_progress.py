@@ -1,0 +1,58 @@
+"""Plain lines where nobody watches, a bar where someone does."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flows.progress import Reporter
+from tests.sample_run import evaluation_record, iteration_record
+
+
+def told(terminal: bool, begun_after: int = 0) -> str:
+    """All that a run of three iterations prints."""
+    screen = io.StringIO()
+    reporter = Reporter(Console(file=screen, force_terminal=terminal, width=120, color_system=None))
+    reporter.begin("glyphs-1", 3, begun_after)
+    for iteration in range(begun_after + 1, 4):
+        reporter.iteration(iteration_record("glyphs-1", iteration, 0.0))
+    reporter.evaluation(evaluation_record("glyphs-1", 3, 0.0, images=8, gallery=0))
+    reporter.end()
+    return screen.getvalue()
+
+
+def test_plain_lines_without_a_terminal():
+    lines = told(terminal=False).splitlines()
+    assert lines[0] == "run glyphs-1: iteration 0 of 3"
+    assert [line.split("] ")[1].split(":")[0] for line in lines[1:4]] == [
+        f"iteration {n}/3" for n in (1, 2, 3)
+    ]
+    assert "reward 0." in lines[1]
+    assert lines[1].endswith("18.0 s")
+    assert lines[4].startswith("held-out after iteration 3: score 0.")
+    assert lines[4].endswith("(8 images)")
+    assert len(lines) == 5
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_bar_on_a_terminal():
+    text = told(terminal=True)
+    assert "━" in text
+    assert "3/3" in text
+    assert "iteration 1/3:" not in text, "the bar takes the place of a line an iteration"
+    assert "held-out after iteration 3" in text
+    assert text.endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_a_resumed_run_goes_on_counting():
+    assert "iteration 2 of 3" in told(terminal=False, begun_after=2)
+    assert "3/3" in told(terminal=True, begun_after=2)
+
+
+@pytest.mark.parametrize("message", ["[red]costs $5[/red]", "x" * 300])
+def test_a_note_is_printed_as_it_is(message: str):
+    screen = io.StringIO()
+    Reporter(Console(file=screen, width=80)).note(message)
+    assert screen.getvalue() == message + "\n"

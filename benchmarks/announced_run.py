@@ -5,40 +5,34 @@ python -m benchmarks.announced_run train --preset smoke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import flows.command_line as command_line
 import flows.progress as progress
 from storage.records import IterationRecord
-from tasks.session import Session
 
 
-def _announce() -> None:
-    timed = Session.timed
-    begin, iteration = progress.Reporter.begin, progress.Reporter.iteration
+class AnnouncingReporter(progress.Reporter):
+    """Prints `BEGIN done`, `PHASE name` and `ITERATION number` lines beside the usual ones."""
 
-    @contextmanager
-    def announced(self: Session, phase: str) -> Iterator[None]:
-        print(f"PHASE {phase}", flush=True)
-        with timed(self, phase):
-            yield
-
-    def begun(self: progress.Reporter, run_id: str, total: int, done: int) -> None:
+    def begin(self, run_id: str, total: int, done: int) -> None:
+        """A run starts or goes on after `done` iterations."""
         print(f"BEGIN {done}", flush=True)
-        begin(self, run_id, total, done)
+        super().begin(run_id, total, done)
 
-    def finished(self: progress.Reporter, record: IterationRecord) -> None:
+    def phase(self, name: str) -> None:
+        """A phase has begun."""
+        print(f"PHASE {name}", flush=True)
+
+    def iteration(self, record: IterationRecord) -> None:
+        """An iteration is done."""
         print(f"ITERATION {record.iteration}", flush=True)
-        iteration(self, record)
+        super().iteration(record)
 
-    patched: Any = Session
-    patched.timed = announced
-    progress.Reporter.begin = begun
-    progress.Reporter.iteration = finished
+
+def main() -> None:
+    """Run the command line with this reporter."""
+    progress.use(AnnouncingReporter())
+    command_line.main()
 
 
 if __name__ == "__main__":
-    _announce()
-    command_line.main()
+    main()

@@ -89,6 +89,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
 
 def _iterate(session: Session) -> dict[str, Any]:
     config, report = session.config, reporter()
+    session.on_phase, session.on_commit = report.phase, report.iteration
     report.begin(session.run_id, config.iterations, session.first_iteration - 1)
     started_at = time.time()
     if not _evaluated(session, session.first_iteration - 1):
@@ -108,7 +109,6 @@ def _iterate(session: Session) -> dict[str, Any]:
         intervals = session.runtime.take_intervals()
         record = iteration_record(session, rolled, scores, trained, started_at, ended_at, intervals)
         committing = commit.submit(session, record)
-        report.iteration(record)
         started_at = ended_at
         if iteration == config.iterations or (
             config.evaluation.every and iteration % config.evaluation.every == 0

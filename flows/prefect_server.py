@@ -101,14 +101,16 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     """Have a server while the context lasts; yields the address of its UI.
 
     The one that PREFECT_API_URL names is used as it is; without that a local one is started, its
-    address put into the environment and into Prefect's settings, and ended afterwards.
+    address put into the environment, and ended afterwards.
 
     Args:
         home: where a local server keeps its state.
         meanwhile: called while the local server starts, such as an import that takes seconds.
 
     Raises:
-        ServerError: if the named one does not answer, or the local one does not start.
+        ServerError: if the named one does not answer, or the local one does not start, or Prefect
+            was imported before it: its settings are read then, and threads of its own would use an
+            ephemeral server.
     """
     configured = os.environ.get("PREFECT_API_URL", "")
     if configured:
@@ -119,18 +121,18 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             )
         yield configured.removesuffix("/api")
         return
+    if "prefect" in sys.modules:
+        raise ServerError(
+            "Prefect was imported before its local server was started; import it later, or start a server "
+            "and set PREFECT_API_URL"
+        )
     server = LocalServer(home, free_port(_PORT))
     os.environ["PREFECT_API_URL"] = server.api_url
     os.environ.setdefault("PREFECT_HOME", str(home.prefect))
     try:
         meanwhile()
         server.wait_ready()
-        # The environment serves processes started from here; this one may have read its settings
-        # already, and would start an ephemeral server of its own without the next line.
-        from prefect.settings import PREFECT_API_URL, temporary_settings
-
-        with temporary_settings({PREFECT_API_URL: server.api_url}):
-            yield server.ui_url
+        yield server.ui_url
     finally:
         os.environ.pop("PREFECT_API_URL", None)
         server.stop()

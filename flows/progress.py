@@ -33,14 +33,20 @@ class Reporter:
         if not self._console.is_terminal:
             return
         self._bar = Progress(
+            TextColumn("{task.fields[phase]:8}"),
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("training", total=total, completed=done)
+        self._task = self._bar.add_task("training", total=total, completed=done, phase="")
         self._bar.start()
+
+    def phase(self, name: str) -> None:
+        """A phase has begun; plain lines leave it out."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, phase=name)
 
     def iteration(self, record: IterationRecord) -> None:
         """An iteration is done."""
@@ -79,3 +85,9 @@ def reporter() -> Reporter:
     if _reporter is None:
         _reporter = Reporter(Console(file=sys.stdout))
     return _reporter
+
+
+def use(other: Reporter) -> None:
+    """Report to another reporter from now on."""
+    global _reporter
+    _reporter = other

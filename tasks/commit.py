@@ -25,6 +25,7 @@ def commit(session: Session, record: IterationRecord) -> None:
     """
     with session.timed("commit"):
         _commit(session, record)
+    session.on_commit(record)
 
 
 def _commit(session: Session, record: IterationRecord) -> None:

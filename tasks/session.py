@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -36,6 +36,8 @@ class Session:
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
         seconds: how long each phase of the running iteration took.
+        on_phase: called with a phase's name when it begins, from the thread that does it.
+        on_commit: called with an iteration's record once a kill can no longer undo it.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Session:
         self.tracker = tracker
         self.first_iteration = 1
         self.seconds: dict[str, float] = {}
+        self.on_phase: Callable[[str], None] = lambda phase: None
+        self.on_commit: Callable[[IterationRecord], None] = lambda record: None
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Book the time of a phase of the running iteration."""
+        """Announce a phase of the running iteration, and book its time."""
+        self.on_phase(phase)
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start

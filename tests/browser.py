@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -29,9 +30,17 @@ def find_chromium() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
+@dataclass(frozen=True)
+class Dashboard:
+    """A running `spotlight ui`: its address and its process."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+
+
 @contextmanager
-def dashboard(home: Path, log: Path) -> Iterator[str]:
-    """Serve the dashboard of a home; yields its address, and ends it afterwards."""
+def dashboard(home: Path, log: Path) -> Iterator[Dashboard]:
+    """Serve the dashboard of a home, and end it afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -44,7 +53,7 @@ def dashboard(home: Path, log: Path) -> Iterator[str]:
         )  # fmt: skip
         try:
             _await(f"{url}/_stcore/health", process, log)
-            yield url
+            yield Dashboard(url, process)
         finally:
             process.terminate()
             process.wait(20)

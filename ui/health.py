@@ -31,12 +31,12 @@ _SIGNS = (
     _Sign(
         "KL to the reference", "kl", False,
         "How far the policy has moved from the model before training. A steep rise with a falling score "
-        "means that the reward is being gamed.",
+        "means that the reward is being gamed. Measured only where algorithm.kl_weight is above 0.",
     ),
     _Sign(
         "Clip share", "clip_share", True,
-        "Share of the probability ratios outside the clip range. Near 0 the steps are small; above half, "
-        "most of the samples teach nothing: lower optimizer.learning_rate.",
+        "Share of the trained denoising steps whose gradient the clip range cuts off. Near 0 the steps are "
+        "small; above half, most of the samples teach nothing: lower optimizer.learning_rate.",
     ),
     _Sign(
         "Groups without variance", None, True,
@@ -74,6 +74,8 @@ def _course(metrics: pd.DataFrame, sign: _Sign) -> list[float]:
         values = _values(metrics, sign.column)
     else:
         values = _values(metrics, "groups_dropped") / _values(metrics, "groups")
+    if sign.column == "kl" and not np.nan_to_num(values).any():
+        return []  # the trainer writes 0 where it does not measure it
     return values[np.isfinite(values)].tolist()
 
 

@@ -32,10 +32,10 @@ def main() -> None:
         parser.error(f"{arguments.home} holds no runs; make one with `spotlight train --preset glyphs`")
     with (
         tempfile.TemporaryDirectory() as folder,
-        dashboard(arguments.home.absolute(), Path(folder) / "log") as url,
+        dashboard(arguments.home.absolute(), Path(folder) / "log") as served,
         browser_page(arguments.width, arguments.height or 1000) as page,
     ):
-        open_run(page, url, arguments.run)
+        open_run(page, served.url, arguments.run)
         if arguments.height:
             page.screenshot(path=arguments.out)
         else:

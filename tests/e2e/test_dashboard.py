@@ -155,6 +155,18 @@ def test_scorer_errors_and_hostile_text(store: RunStore):
     assert "not scored: &lt;b&gt;boom" in gallery
 
 
+def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    record = iteration_record("r", 1, time.time())
+    record.metrics["kl"] = 0.0
+    store.commit_iteration(record)
+    assert figures(opened())["KL to the reference"] == "-"
+    record.metrics["kl"] = 0.25
+    store.commit_iteration(record)
+    time.sleep(CACHE_S)
+    assert figures(opened())["KL to the reference"] == "0.25"
+
+
 def test_a_database_of_another_version_is_explained(store: RunStore):
     write_sample_run(store, iterations=1)
     with store.database.writing() as connection:

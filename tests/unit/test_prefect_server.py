@@ -70,6 +70,7 @@ def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeyp
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setattr(module.sys, "executable", "/bin/false")
+    monkeypatch.delitem(module.sys.modules, "prefect", raising=False)  # another test may have imported it
     message = r"ended with code 1 while starting; see .*prefect-server\.log"
     with pytest.raises(ServerError, match=message), prefect_server(Home(tmp_path / "home")):
         pass

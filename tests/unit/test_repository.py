@@ -1,0 +1,133 @@
+"""The repository itself: what it must not name, and what the README promises of it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("flows", "tasks", "gpu_runtime", "storage", "ui", "benchmarks")
+BENCHMARKS = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__")
+
+# Put together here, so that this file does not name them.
+REGISTRIES = [
+    "".join(parts)
+    for parts in (
+        ("py", "pi.org"), ("python", "hosted.org"), ("npm", "js.org"), ("npm", "js.com"), ("crates", ".io"),
+        ("ana", "conda.org"), ("download.py", "torch.org"), ("hub.", "docker.com"), ("proxy.gol", "ang.org"),
+    )
+]  # fmt: skip
+MACHINE_PATHS = re.compile(r"(?<![\w.~-])/(?:" + "|".join(("wor" + "k", "roo" + "t")) + r")(?![\w.-])")
+
+
+def repository_files() -> list[Path]:
+    """Files that are tracked, or would be by the next commit."""
+    listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        answer = subprocess.run(listing, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    return [path for name in answer.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def python_files() -> set[str]:
+    """Modules of the rooms with something in them, relative to the root."""
+    found = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return {path.relative_to(ROOT).as_posix() for path in found if path.stat().st_size}
+
+
+def files_of_the_tree() -> dict[str, str]:
+    """Python files in the README's tree, with what it says of each."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = readme.split("## Files", 1)[1].split("```", 2)[1]
+    listed: dict[str, str] = {}
+    folders: list[str] = []
+    for line in tree.splitlines():
+        entry = re.match(r"( *)(\S+)(?: +(\S.*))?$", line)
+        if entry is None:
+            continue
+        depth, name = len(entry[1]) // 2, entry[2]
+        folders = folders[:depth]
+        if name.endswith("/"):
+            folders.append(name)
+        elif name.endswith(".py"):
+            path = "".join(folders) + name
+            assert path not in listed, f"{path} is listed twice"
+            listed[path] = entry[3] or ""
+    return listed
+
+
+def test_no_file_names_a_registry_or_a_path_of_one_machine():
+    found: list[str] = []
+    for path in repository_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue  # weights and pictures
+        for number, line in enumerate(text.splitlines(), start=1):
+            if any(host in line for host in REGISTRIES) or MACHINE_PATHS.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}")
+    assert not found, "\n".join(found)
+
+
+def test_the_pattern_of_machine_paths():
+    place = "/" + "work"
+    assert all(MACHINE_PATHS.search(text) for text in (place, f"see {place}/main", f'"{place}"'))
+    assert not any(MACHINE_PATHS.search(text) for text in (f"{place}er.py", f"tests{place}", f"~{place}"))
+
+
+def test_no_file_is_a_drawer_for_odds_and_ends():
+    drawers = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
+    assert [path for path in repository_files() if path.name in drawers] == []
+
+
+def test_the_readmes_tree_lists_every_module_and_no_other():
+    listed = files_of_the_tree()
+    assert python_files() - set(listed) == set(), "missing in the README's tree"
+    assert set(listed) - python_files() == set(), "in the README's tree, but not there"
+    assert [path for path, purpose in listed.items() if not purpose] == [], "without a purpose"
+
+
+def test_the_readmes_links_lead_somewhere():
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = document.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in target and not target.endswith("dashboard.png"):  # the picture is of a real run
+                assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+@pytest.mark.parametrize("document", ["flow-grpo", "determinism", "storage"])
+def test_the_places_that_documents_name_exist(document: str):
+    """`file.py::name` in a document: the file has that name in it."""
+    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
+    places = re.findall(r"`([\w/]+\.py)::(\w+)(?:\.(\w+))?`", text)
+    assert places
+    for file, name, method in places:
+        source = (ROOT / file).read_text(encoding="utf-8")
+        for wanted in filter(None, (name, method)):
+            assert re.search(rf"\b(def|class) {wanted}\b|^{wanted}\b", source, re.M), (
+                f"{file} has no {wanted}"
+            )
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_explains_itself(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    if name == "announced_run":  # it changes the reporter of its process
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        code, out = answer.returncode, answer.stdout
+    else:
+        monkeypatch.setattr(sys, "argv", [name, "--help"])
+        monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        code, out = int(ended.value.code or 0), capsys.readouterr().out
+    assert code == 0
+    assert "usage" in out.lower()

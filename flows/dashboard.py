@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +34,9 @@ def serve(port: int) -> int:
             "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
             "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
         ],
-        stdin=subprocess.DEVNULL, preexec_fn=die_with_parent,
+        stdin=subprocess.DEVNULL,
+        # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
+        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
     )  # fmt: skip
     try:
         return process.wait()

@@ -108,6 +108,7 @@ def _iterate(session: Session) -> dict[str, Any]:
         ended_at = time.time()
         intervals = session.runtime.take_intervals()
         record = iteration_record(session, rolled, scores, trained, started_at, ended_at, intervals)
+        _note_losses(session)
         committing = commit.submit(session, record)
         started_at = ended_at
         if iteration == config.iterations or (
@@ -120,6 +121,16 @@ def _iterate(session: Session) -> dict[str, Any]:
     if committing is not None:
         committing.result()
     return run_result(session.store.database, session.run_id)
+
+
+def _note_losses(session: Session) -> None:
+    """One event for each worker that died since the last iteration."""
+    lost = session.runtime.lost_workers
+    for worker in lost[session.losses_noted :]:
+        session.store.add_event(
+            session.run_id, "worker_lost", f"worker {worker} died; what it held was done again"
+        )
+    session.losses_noted = len(lost)
 
 
 def _evaluated(session: Session, iteration: int) -> bool:

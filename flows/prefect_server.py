@@ -169,7 +169,7 @@ def close_orphaned_flow_runs(run_ids: list[str]) -> None:
                 client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
 
 
-def die_with_parent() -> None:
-    """In the child, before exec: get SIGTERM when the parent dies, however it dies (Linux)."""
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """In the child, before exec: get this signal when the parent dies, however it dies (Linux)."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -1,7 +1,6 @@
 """The configuration of a run: one frozen model of sections; imports without torch, ray or prefect.
 
-Every field says its unit and its bounds, because the same text is the form in the Prefect UI and
-the message of `spotlight train --help-config`.
+Every field says its unit and its bounds: the same text is the form in the Prefect UI.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
 
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
-        evaluated), `iterations` committed, `wall_s` from the first to the last recorded moment of
-        work, `max_ratio_deviation`, and `cost_usd` of all paid device time.
+        evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
+        and a resume is left out), `max_ratio_deviation`, and `cost_usd` of all paid device time.
     """
     with database.reading() as connection:
         scores = connection.execute(
@@ -33,8 +33,9 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
             "SELECT max(value) FROM iteration_metrics WHERE run_id = ? AND name = 'ratio_deviation'", [run_id]
         ).fetchall()[0]
         wall_s, cost_usd = connection.execute(
-            "SELECT max(ended_at) - min(started_at), sum((ended_at - started_at) * usd_per_hour / 3600) "
-            "FROM worker_states WHERE run_id = ?",
+            # The trainer is there whenever the run is at work, and only then.
+            "SELECT sum(ended_at - started_at) FILTER (worker = 'reserved-0'), "
+            "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
             [run_id],
         ).fetchall()[0]
     before = scores[0] if scores else (None, None)

@@ -138,7 +138,8 @@ class _MlflowRun:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("alembic").setLevel(logging.WARNING)  # 40 lines for a new store
+        for noisy in ("alembic", "mlflow.store.db.utils"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)  # 40 lines for a new store
         self.home.ensure()
         client = MlflowClient(tracking_uri=self.home.mlflow_uri)
         experiment_id = self._experiment(client)

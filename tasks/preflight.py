@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpu_runtime.actors.cluster import refuse_silent_address
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.runtime import load_run_prompts
@@ -21,6 +22,7 @@ def check(config: RunConfig) -> list[str]:
         ConfigurationError, PromptFileError: a value that the run cannot work with.
         ModelError: the model's files are missing or do not fit.
     """
+    refuse_silent_address(config.runtime.ray_address)
     train, evaluate = load_run_prompts(config)
     model = load_model(config.model)
     model.encode_prompts([train[0].text])

@@ -35,6 +35,7 @@ class Session:
 
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
+        losses_noted: how many lost workers have their event already.
         seconds: how long each phase of the running iteration took.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once a kill can no longer undo it.
@@ -56,6 +57,7 @@ class Session:
         self.checkpoints = checkpoints
         self.tracker = tracker
         self.first_iteration = 1
+        self.losses_noted = 0
         self.seconds: dict[str, float] = {}
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -17,17 +18,14 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from storage.config import RunConfig
-from storage.errors import RuntimeFailure, WorkerLostError
-
-# Read by Ray at import time or by the processes it starts; must be set before it is imported.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
+
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
+_CONNECT_LIMIT_S = 5.0
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -68,12 +66,14 @@ class Cluster:
     def _connect(self) -> None:
         if not self._local:
             address = self._config.runtime.ray_address
+            refuse_silent_address(address)
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RuntimeFailure(
                     f"no Ray cluster answers at runtime.ray_address={address!r}: {error}; "
-                    "start one with `ray start --head`, or leave the address empty for a local one"
+                    "start one with `ray start --head`, copy its ~/.ray/auth_token to this machine, or leave "
+                    "the address empty for a local one"
                 ) from error
             return
         # Workers that play devices share the cores of this machine; Ray's count is only a limit.
@@ -114,6 +114,24 @@ class Cluster:
         """Leave the cluster; a local one ends with all its processes."""
         with _kept_signal_handlers():
             ray.shutdown()
+
+
+def refuse_silent_address(address: str) -> None:
+    """Refuse a `HOST:PORT` where nothing listens; Ray itself would wait a minute to say so.
+
+    Raises:
+        ConfigurationError: if nothing listens there. Other forms (`auto`, `ray://`) are left to Ray.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S).close()
+    except OSError as error:
+        raise ConfigurationError(
+            f"no Ray cluster answers at runtime.ray_address = {address!r}: {error}; start one with "
+            f"`ray start --head --port {port}`, or leave the address empty for a local one"
+        ) from error
 
 
 def _translated(future: Future[Any], name: str) -> Future[Any]:

@@ -2,7 +2,7 @@
 
 Flow matching: x_sigma = (1 - sigma) x0 + sigma * noise, the model predicts v = noise - x0, and
 sigma falls from 1 to 0, so dt = sigma' - sigma < 0. Two stochastic steps have the marginals of
-the ODE: Flow-GRPO's SDE (arXiv 2505.05470, eq. 9 and its public form) and coefficient-preserving
+the ODE: Flow-GRPO's SDE (arXiv 2505.05470, as its public code has it) and coefficient-preserving
 sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both.
 
 Shapes: B samples, S image tokens, C latent channels. All arithmetic is float32.

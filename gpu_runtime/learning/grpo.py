@@ -1,4 +1,4 @@
-"""The clipped policy-gradient loss of Flow-GRPO (arXiv 2505.05470, eqs. 4-6)."""
+"""The clipped policy-gradient loss of Flow-GRPO (arXiv 2505.05470)."""
 
 from __future__ import annotations
 

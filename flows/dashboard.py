@@ -41,6 +41,7 @@ def serve(port: int) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        process.terminate()
-        process.wait(10)
+        # Streamlit got the same Ctrl-C from the terminal; it has nothing to lose.
+        process.kill()
+        process.wait()
         return 0

@@ -33,7 +33,7 @@ from storage.run_store import RunStore
 ITERATIONS = 4
 _SETTINGS = (
     f"iterations={ITERATIONS}", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
-    "sampling.train_steps=6", "sampling.window_stop=5", "sampling.window_size=2", "sampling.evaluate_steps=4",
+    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2", "sampling.evaluate_steps=4",
     "evaluation.prompts=8", "evaluation.every=2", "runtime.spot_workers=1", "runtime.scorer_workers=1",
 )  # fmt: skip
 

@@ -207,14 +207,12 @@ def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
 
     interrupted = RunStore(home).reconcile()
     with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
-        from prefect import tags
-
         from flows.cancellation import cancellable
         from flows.post_train import post_train
 
         close_orphaned_flow_runs([*interrupted, run_id])
         reporter().note(f"Prefect UI: {ui_url}")
-        with tags(run_id), cancellable(run_id):
+        with cancellable(run_id):
             summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
     reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
     _print_json(summary)

@@ -42,7 +42,7 @@ class PromptsConfig(Section):
 class SamplingConfig(Section):
     """How images are generated in rollout and in evaluation."""
 
-    train_steps: int = Field(default=10, ge=2, le=200)
+    rollout_steps: int = Field(default=10, ge=2, le=200)
     """Denoising steps of a rollout."""
 
     evaluate_steps: int = Field(default=20, ge=1, le=200)
@@ -75,20 +75,20 @@ class SamplingConfig(Section):
                 f"sampling.window_size is {self.window_size}, but steps {self.window_start} to "
                 f"{self.window_stop} leave room for {max(room, 0)}; lower window_size or widen the range"
             )
-        if self.window_stop > self.train_steps:
+        if self.window_stop > self.rollout_steps:
             raise ValueError(
-                f"sampling.window_stop is {self.window_stop}, above train_steps={self.train_steps}; "
-                "lower window_stop or raise train_steps"
+                f"sampling.window_stop is {self.window_stop}, above rollout_steps={self.rollout_steps}; "
+                "lower window_stop or raise rollout_steps"
             )
         if self.sde == "cps" and self.noise_level > 1:
             raise ValueError(
                 f"sampling.noise_level is {self.noise_level}; cps needs at most 1 (it is an angle of "
                 "a*pi/2); lower it or set sampling.sde=flow"
             )
-        if self.sde == "cps" and self.window_stop >= self.train_steps:
+        if self.sde == "cps" and self.window_stop >= self.rollout_steps:
             raise ValueError(
                 f"sampling.window_stop is {self.window_stop}; cps has no noise in the last step, so it "
-                f"must be at most train_steps - 1 = {self.train_steps - 1}"
+                f"must be at most rollout_steps - 1 = {self.rollout_steps - 1}"
             )
         return self
 

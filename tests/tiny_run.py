@@ -22,7 +22,7 @@ def tiny_config(**sections: dict[str, Any]) -> RunConfig:
     """Four denoising steps, two of them trained, batches of four; `sections` override."""
     base: dict[str, dict[str, Any]] = {
         "sampling": {
-            "train_steps": 4,
+            "rollout_steps": 4,
             "evaluate_steps": 3,
             "window_size": 2,
             "window_stop": 3,

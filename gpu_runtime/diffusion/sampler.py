@@ -81,14 +81,14 @@ class Sampler:
         self._sampling = sampling
         self._prompt_cache: dict[str, Conditioning] = {}
         self._sigmas = {
-            steps: model.sigmas(steps) for steps in {sampling.train_steps, sampling.evaluate_steps}
+            steps: model.sigmas(steps) for steps in {sampling.rollout_steps, sampling.evaluate_steps}
         }
 
     def total_steps(self, request: SampleRequest) -> int:
         """Denoising steps from noise to image for this kind of request."""
         if request.kind is RequestKind.EVALUATE:
             return self._sampling.evaluate_steps
-        return self._sampling.train_steps
+        return self._sampling.rollout_steps
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
         """From nothing to images; the result has the order of the requests."""

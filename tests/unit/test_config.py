@@ -26,7 +26,7 @@ def test_it_is_frozen():
     ("values", "said"),
     [
         ({"sampling": {"window_size": 5, "window_start": 5}}, "leave room for 4"),
-        ({"sampling": {"window_stop": 11}}, "above train_steps=10"),
+        ({"sampling": {"window_stop": 11}}, "above rollout_steps=10"),
         ({"sampling": {"sde": "cps", "noise_level": 1.2}}, "cps needs at most 1"),
         ({"sampling": {"sde": "cps", "window_stop": 10}}, "no noise in the last step"),
         ({"algorithm": {"ratio_tolerance": 0.01}}, "above clip_range"),

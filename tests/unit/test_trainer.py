@@ -50,7 +50,7 @@ def row_policy(model: TinyModel, sample: TrainingSample, place: int, settings: R
     """The policy of one stochastic step of one sample, computed alone."""
     trajectory, sampling = sample.trajectory, settings.sampling
     step = torch.from_numpy(trajectory.step_W[place : place + 1])
-    times = StepTimes.at(model.sigmas(sampling.train_steps), step)
+    times = StepTimes.at(model.sigmas(sampling.rollout_steps), step)
     before = torch.from_numpy(trajectory.before_WSC[place : place + 1])
     velocity = model.velocity(before, times.sigma_B, model.encode_prompts([sample.request.prompt]))
     return transition(sampling.sde, before, velocity, times, torch.tensor([sampling.noise_level]))

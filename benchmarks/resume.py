@@ -33,27 +33,33 @@ from storage.run_store import RunStore
 ITERATIONS = 4
 _SETTINGS = (
     f"iterations={ITERATIONS}", "algorithm.prompts_per_iteration=4", "algorithm.group_size=8",
-    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2", "sampling.evaluate_steps=4",
+    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
+    "sampling.evaluate_steps=4",
     "evaluation.prompts=8", "evaluation.every=2", "runtime.spot_workers=1", "runtime.scorer_workers=1",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill `victim` when `phase` has begun for the `occurrence`-th time, `delay_s` later."""
+    """Kill `victim` when `phase` has begun for the `occurrence`-th time, `delay_s` later.
+
+    The disturbed run commits every `every`-th iteration.
+    """
 
     victim: str
     phase: str
     occurrence: int
     delay_s: float = 0.0
+    every: int = 1
 
 
 KILLS = (
+    Kill("driver", "evaluate", 1, 0.1),
     Kill("driver", "rollout", 2, 0.05),
     Kill("driver", "reward", 2),
     Kill("driver", "train", 3, 0.05),
     Kill("driver", "commit", 2),
-    Kill("driver", "commit", 3, 0.03),
+    Kill("driver", "rollout", 4, 0.05, every=2),
     Kill("driver", "evaluate", 2, 0.1),
     Kill("trainer", "train", 2, 0.05),
     Kill("spot", "rollout", 3, 0.05),
@@ -63,11 +69,13 @@ KILLS = (
 )
 
 
-def start(home: Path, run_id: str, command: str) -> subprocess.Popen[str]:
+def start(home: Path, run_id: str, command: str, every: int = 1) -> subprocess.Popen[str]:
     """Start or resume a run that announces its phases on standard output."""
     arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id]
     if command == "train":
-        arguments += [item for value in _SETTINGS for item in ("--set", value)]
+        arguments += [
+            item for value in (*_SETTINGS, f"checkpoint.every={every}") for item in ("--set", value)
+        ]
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.announced_run", command, *arguments],
         env=os.environ | {"SPOTLIGHT_HOME": str(home)},
@@ -98,6 +106,7 @@ def find(victim: str, driver: subprocess.Popen[str]) -> int:
             continue
         if marks[victim] in line:
             return process.pid
+    driver.kill()
     raise SystemExit(f"no process of kind {victim} to kill")
 
 
@@ -112,7 +121,7 @@ class Outcome:
 
 def disturb(home: Path, kill: Kill, run_id: str) -> Outcome:
     """Start a run, kill as planned, and resume it unless it survived."""
-    child = start(home, run_id, "train")
+    child = start(home, run_id, "train", kill.every)
     assert child.stdout is not None
     seen = committed = trained = 0
     killed = False
@@ -121,7 +130,7 @@ def disturb(home: Path, kill: Kill, run_id: str) -> Outcome:
         if killed:
             continue
         if word == "ITERATION":
-            committed = int(rest)
+            committed = int(rest) - int(rest) % kill.every
         elif word == "PHASE":
             trained += rest == "commit"
             seen += rest == kill.phase

@@ -1,6 +1,9 @@
 """What a person starts: Prefect flows and the `spotlight` command line."""
 
+import logging
 import os
+
+from storage.errors import SpotlightError
 
 # Phone-home is off: machines without a network would hang or log noise. Set before any import of
 # the libraries, which read these at import time; who wants them on sets them.
@@ -15,3 +18,17 @@ for _name, _value in {
     "PREFECT_LOGGING_LEVEL": "WARNING",
 }.items():
     os.environ.setdefault(_name, _value)
+
+
+class _OwnErrorsAreOneLine(logging.Filter):
+    """Prefect logs every failed flow and task with a traceback; an error of ours says all in its message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], SpotlightError):
+            record.exc_info = None
+            record.exc_text = None
+        return True
+
+
+for _name in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_name).addFilter(_OwnErrorsAreOneLine())

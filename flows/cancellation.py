@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
+from uuid import UUID
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
-from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelled
 
 _POLL_S = 2.0
@@ -31,8 +31,9 @@ def cancellable(name: str) -> Iterator[None]:
     SIGTERM, from there or from anybody, ends the flow in order and then raises SystemExit(143).
     Only for the main thread, which gets the signals.
     """
-    asked, over = threading.Event(), threading.Event()
-    watch = threading.Thread(target=_watch, args=(name, asked, over), name="cancellation", daemon=True)
+    cancelled: list[UUID] = []
+    over = threading.Event()
+    watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
     # Prefect passes the signal on to this handler once its own clean-up is done.
     before = signal.signal(signal.SIGTERM, _leave)
     watch.start()
@@ -41,38 +42,34 @@ def cancellable(name: str) -> Iterator[None]:
     finally:
         over.set()
         signal.signal(signal.SIGTERM, before)
-        if asked.is_set():
-            _mark_cancelled(name)
+        _mark_cancelled(cancelled)
 
 
 def _leave(number: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _watch(name: str, asked: threading.Event, over: threading.Event) -> None:
+def _watch(name: str, cancelled: list[UUID], over: threading.Event) -> None:
+    wanted = FlowRunFilter(
+        name=FlowRunFilterName(any_=[name]),
+        state=FlowRunFilterState.model_validate({"type": {"any_": ["CANCELLING"]}}),
+    )
     with get_client(sync_client=True) as client:
         while not over.wait(_POLL_S):
             try:
-                cancelling = _runs(client, name, "CANCELLING")
+                found = client.read_flow_runs(flow_run_filter=wanted)
             except httpx.HTTPError:
                 continue  # a server that restarts is asked again
-            if cancelling:
-                asked.set()
+            if found:
+                cancelled += [run.id for run in found]
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
 
-def _mark_cancelled(name: str) -> None:
+def _mark_cancelled(flow_run_ids: list[UUID]) -> None:
+    if not flow_run_ids:
+        return
     with get_client(sync_client=True) as client:
         # The engine takes any SIGTERM for a crash; the person who cancelled knows better.
-        for run in _runs(client, name, "CANCELLING", "CRASHED"):
-            client.set_flow_run_state(run.id, Cancelled(message="cancelled by a person"), force=True)
-
-
-def _runs(client: SyncPrefectClient, name: str, *states: str) -> list[FlowRun]:
-    return client.read_flow_runs(
-        flow_run_filter=FlowRunFilter(
-            name=FlowRunFilterName(any_=[name]),
-            state=FlowRunFilterState.model_validate({"type": {"any_": list(states)}}),
-        )
-    )
+        for flow_run_id in flow_run_ids:
+            client.set_flow_run_state(flow_run_id, Cancelled(message="cancelled by a person"), force=True)

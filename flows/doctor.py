@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from rich.console import Console
+from rich.markup import escape
 
 from storage.config import RunConfig
 from storage.errors import SpotlightError
@@ -35,10 +36,10 @@ def examine() -> bool:
     )
     for name, check in checks:
         try:
-            console.print(f"[green]ok[/]    {name}: {check()}", highlight=False)
-        except (SpotlightError, importlib.metadata.PackageNotFoundError, OSError) as error:
+            console.print(f"[green]ok[/]    {name}: {escape(check())}", highlight=False)
+        except (SpotlightError, ImportError, OSError) as error:
             healthy = False
-            console.print(f"[red]wrong[/] {name}: {error}", highlight=False)
+            console.print(f"[red]wrong[/] {name}: {escape(str(error))}", highlight=False)
     return healthy
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from prefect import flow
 
 from flows.progress import reporter
-from flows.run_identity import new_run_id
 from storage.config import RunConfig
 from storage.home import Home
 from tasks.evaluation import evaluate_weights
@@ -27,5 +26,5 @@ def evaluate_model(config: RunConfig, run_id: str | None = None) -> dict[str, An
     """
     started = time.monotonic()
     home = Home.from_environment().ensure()
-    reporter().note(f"evaluating {run_id or config.model.path} ({new_run_id('evaluation')})")
+    reporter().note(f"evaluating {run_id or config.model.path}")
     return evaluate_weights(home, config, run_id) | {"wall_s": time.monotonic() - started}

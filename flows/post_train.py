@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from typing import Any
 
 from prefect import flow
@@ -20,14 +21,19 @@ from prefect.futures import PrefectFuture
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.config import RunConfig
-from storage.errors import ConfigurationError, RunNotFoundError
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
-from storage.records import EvaluationRecord
 from storage.results import evaluated_iterations, run_result
 from storage.run_store import RunStore
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.phases import evaluate, explore, reward, rollout, train
 from tasks.session import Session, environment, open_session, status_after
+
+DATABASE_WAIT_S = 600.0
+"""How long a run waits for the database's lock before it gives up."""
+
+COMMIT_WAIT_S = 60.0
+"""How long a run that is over waits for the commit under way."""
 
 
 @flow(name="post-train", validate_parameters=True, persist_result=False)
@@ -43,15 +49,17 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     """
     home = Home.from_environment().ensure()
     run_id = run_id or new_run_id(config.name)
-    store = RunStore(home)
+    # A person who looks into the database locks it: a run that is paid for waits longer for that.
+    store = RunStore(home, wait_s=DATABASE_WAIT_S)
     enter_run(store, run_id, config)
     try:
-        with open_session(home, run_id, config) as session:
-            summary = _iterate(session)
+        with open_session(home, store, run_id, config) as session:
+            summary = _train(session)
     except BaseException as error:
-        status = status_after(type(error))
-        reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        store.set_status(run_id, status, f"{reason}; `spotlight resume {run_id}` goes on")
+        # What ended the run matters more than that the database cannot be told.
+        with suppress(StorageError):
+            reason = f"{type(error).__name__}: {error}".rstrip(": ")
+            store.set_status(run_id, status_after(type(error)), reason)
         raise
     store.set_summary(run_id, summary)
     store.set_status(run_id, "finished")
@@ -79,7 +87,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
         )
     if known.status == "running" and known.pid != os.getpid():
         raise ConfigurationError(f"run {run_id!r} is going on in process {known.pid}; cancel it first")
-    if known.config != config:
+    if not config.computes_like(known.config):
         raise ConfigurationError(
             f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` "
             "takes its own"
@@ -87,39 +95,42 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
     store.resume_run(run_id, os.getpid())
 
 
-def _iterate(session: Session) -> dict[str, Any]:
-    config, report = session.config, reporter()
+def _train(session: Session) -> dict[str, Any]:
+    """All iterations that are left, with the evaluations that are due; the run's result."""
+    config, report, first = session.config, reporter(), session.first_iteration
     session.on_phase, session.on_commit = report.phase, report.iteration
-    report.begin(session.run_id, config.iterations, session.first_iteration - 1)
-    started_at = time.time()
-    if not _evaluated(session, session.first_iteration - 1):
-        _evaluate(session, session.first_iteration - 1)
-    committing: PrefectFuture | None = None
-    plan = explore(session, session.first_iteration)
-    for iteration in range(session.first_iteration, config.iterations + 1):
-        rolled = rollout(session, plan)
+    report.begin(session.run_id, config.iterations, first - 1)
+    committing: PrefectFuture[None] | None = None
+    try:
+        # A run killed in an evaluation does it first.
+        if first - 1 not in evaluated_iterations(session.store.database, session.run_id):
+            _evaluate_if_due(session, first - 1)
+        plan = explore(session, first) if first <= config.iterations else None
+        started_at = time.time()
+        for iteration in range(first, config.iterations + 1):
+            assert plan is not None
+            rolled = rollout(session, plan)
+            if committing is not None:
+                committing.result()
+            scores = reward(session, rolled)
+            exploring = explore.submit(session, iteration + 1) if iteration < config.iterations else None
+            trained = train(session, rolled, scores)
+            plan = exploring.result() if exploring is not None else None
+            ended_at = time.time()
+            intervals = session.runtime.take_intervals()
+            record = iteration_record(session, rolled, scores, trained, started_at, ended_at, intervals)
+            _note_losses(session)
+            committing = commit.submit(session, record)
+            started_at = ended_at
+            if _is_due(config, iteration):
+                committing.result()
+                _evaluate_if_due(session, iteration)
+                started_at = time.time()
+    finally:
+        report.end()
         if committing is not None:
-            committing.result()
-        scores = reward(session, rolled)
-        exploring = explore.submit(session, iteration + 1) if iteration < config.iterations else None
-        trained = train(session, rolled, scores)
-        if exploring is not None:
-            plan = exploring.result()
-        ended_at = time.time()
-        intervals = session.runtime.take_intervals()
-        record = iteration_record(session, rolled, scores, trained, started_at, ended_at, intervals)
-        _note_losses(session)
-        committing = commit.submit(session, record)
-        started_at = ended_at
-        if iteration == config.iterations or (
-            config.evaluation.every and iteration % config.evaluation.every == 0
-        ):
-            committing.result()
-            _evaluate(session, iteration)
-            started_at = time.time()
-    report.end()
-    if committing is not None:
-        committing.result()
+            # A finished iteration is kept also when something went wrong after it.
+            committing.wait(COMMIT_WAIT_S)
     return run_result(session.store.database, session.run_id)
 
 
@@ -133,19 +144,19 @@ def _note_losses(session: Session) -> None:
     session.losses_noted = len(lost)
 
 
-def _evaluated(session: Session, iteration: int) -> bool:
-    due = iteration in (0, session.config.iterations) or (
-        session.config.evaluation.every and iteration % session.config.evaluation.every == 0
-    )
-    return not due or iteration in evaluated_iterations(session.store.database, session.run_id)
+def _is_due(config: RunConfig, iteration: int) -> bool:
+    """Whether a held-out evaluation follows this iteration (0: the untouched model)."""
+    every = config.evaluation.every
+    return iteration in (0, config.iterations) or (every > 0 and iteration % every == 0)
 
 
-def _evaluate(session: Session, iteration: int) -> EvaluationRecord:
+def _evaluate_if_due(session: Session, iteration: int) -> None:
+    if not _is_due(session.config, iteration):
+        return
     started_at = time.time()
     evaluation = evaluate(session)
-    record = evaluation_record(
-        session, evaluation, iteration, started_at, time.time(), session.runtime.take_intervals()
-    )
+    intervals = session.runtime.take_intervals()
+    record = evaluation_record(session, evaluation, iteration, started_at, time.time(), intervals)
     record_evaluation(session, record)
+    _note_losses(session)
     reporter().evaluation(record)
-    return record

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
@@ -151,22 +151,23 @@ def free_port(wanted: int) -> int:
     raise ServerError("no free port on 127.0.0.1")
 
 
-def close_orphaned_flow_runs(run_ids: list[str]) -> None:
-    """Mark flow runs as crashed whose process was killed; without this they run for ever."""
+def close_orphaned_flow_runs(run_ids: Sequence[str]) -> None:
+    """Mark flow runs of these names as crashed: their processes are gone.
+
+    Without this they would run for ever, and one that was being cancelled would cancel its
+    successor of the same name.
+    """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterTags
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
     from prefect.states import Crashed
 
+    unfinished = FlowRunFilter(
+        name=FlowRunFilterName(any_=list(run_ids)),
+        state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}),
+    )
     with get_client(sync_client=True) as client:
-        for run_id in run_ids:
-            orphans = client.read_flow_runs(
-                flow_run_filter=FlowRunFilter(
-                    tags=FlowRunFilterTags(all_=[run_id]),
-                    state=FlowRunFilterState.model_validate({"type": {"any_": ["RUNNING"]}}),
-                )
-            )
-            for orphan in orphans:
-                client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
+        for orphan in client.read_flow_runs(flow_run_filter=unfinished):
+            client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:

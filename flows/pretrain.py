@@ -10,7 +10,7 @@ from prefect import flow
 from flows.progress import reporter
 from tasks.pretrain import pretrain_model
 
-_STEPS_A_LINE = 100
+_TRAINING_STEPS_A_LINE = 100
 
 
 @flow(name="pretrain", persist_result=False)
@@ -27,7 +27,7 @@ def pretrain(task: str, out: str, seed: int = 0) -> dict[str, Any]:
     """
 
     def progress(done: int, total: int, loss: float) -> None:
-        if done % _STEPS_A_LINE == 0 or done == total:
+        if done % _TRAINING_STEPS_A_LINE == 0 or done == total:
             reporter().note(f"training step {done}/{total}: loss {loss:.4f}")
 
     return pretrain_model(task, Path(out), seed, progress)

@@ -54,8 +54,9 @@ class Delivered:
 class Fleet:
     """Reserved and spot workers behind one pull queue.
 
-    The first reserved worker is the trainer. A spot or further reserved worker that dies is
-    replaced before the next phase; the requests it held go back to the queue.
+    The first reserved worker is the trainer. When a spot or further reserved worker dies, the
+    requests it held go back to the queue, and a replacement starts with the next phase; it pulls
+    from the first phase that finds it loaded.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig) -> None:
@@ -67,8 +68,13 @@ class Fleet:
         self._generation: dict[str, int] = {}
         self.lost: list[str] = []
         """Names of workers that died, in order."""
-        self._devices = [self._start(market, index) for market, index in self._slots()]
-        self.trainer = self._devices[0]
+        self.samples_returned = 0
+        """Samples that a lost worker held and another did again."""
+        self.samples_dropped = 0
+        """Samples that arrived a second time."""
+        self._devices: list[Device] = []
+        self._starting = [self._start(market, index) for market, index in self._slots()]
+        self.trainer = self._starting[0][0]
 
     def await_ready(self) -> None:
         """Wait until every worker has loaded its model.
@@ -76,12 +82,20 @@ class Fleet:
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
         """
-        self._await_ready(self._devices)
-
-    @property
-    def names(self) -> list[str]:
-        """Workers that are alive."""
-        return [device.name for device in self._devices]
+        limit = self._config.runtime.start_timeout_s
+        deadline = time.monotonic() + limit
+        for device, loaded in self._starting:
+            try:
+                self._admit(device, loaded.result(timeout=max(0.0, deadline - time.monotonic())))
+            except TimeoutError as error:
+                raise RuntimeFailure(
+                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster "
+                    f"has {self._cluster.describe()} for {len(self._starting)} workers and "
+                    f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
+                ) from error
+            except WorkerLostError as error:
+                raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
+        self._starting = []
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""
@@ -97,8 +111,7 @@ class Fleet:
         """All requests with these weights, each exactly once, in the order of `requests`.
 
         Raises:
-            RuntimeFailure: if the trainer died, or no worker is left.
-            TrainingError: if a worker does not hold the weights after loading them.
+            RuntimeFailure: if the trainer died, or a worker holds other weights after loading them.
         """
         self._replace_lost()
         self.hold(weights)
@@ -118,6 +131,8 @@ class Fleet:
                 accepted = set(queue.deliver(lease))
                 results |= {s.request: Delivered(s, device.name) for s in samples if s.request in accepted}
             self._feed(queue, weights, busy)
+        self.samples_returned += queue.returned
+        self.samples_dropped += queue.duplicates
         for device in self._devices:
             self.enter(device.name, "idle")
         return [results[request] for request in requests]
@@ -146,6 +161,11 @@ class Fleet:
                 )
         return digests
 
+    def forget_weights(self) -> None:
+        """The names of weights have a new meaning: workers load them again."""
+        for device in self._devices:
+            device.holds = ""
+
     def ask_trainer(self, method: str, *args: Any) -> Any:
         """Call the trainer and wait.
 
@@ -173,34 +193,23 @@ class Fleet:
             if lease:
                 busy[device.actor.call("generate", weights.key, lease.requests)] = (device, lease)
 
-    def _start(self, market: Market, index: int) -> Device:
+    def _start(self, market: Market, index: int) -> tuple[Device, Future[float]]:
+        """Start a worker; the future says since when its process lives, once it has loaded."""
         slot = f"{market}-{index}"
         generation = self._generation[slot] = self._generation.get(slot, -1) + 1
         name = f"{slot}.{generation}" if generation else slot
-        price = self._config.price
-        usd = price.reserved_usd_per_hour if market == "reserved" else price.spot_usd_per_hour
-        with self._lock:
-            self._timeline.add(name, market, usd, time.time())
         trains = market == "reserved" and index == 0
-        return Device(self._cluster.start(name, DeviceWorker, self._config, trains, gpu=True), market)
+        device = Device(self._cluster.start(name, DeviceWorker, self._config, trains, gpu=True), market)
+        return device, device.actor.call("ready")
 
-    def _await_ready(self, devices: Sequence[Device]) -> None:
-        limit = self._config.runtime.start_timeout_s
-        deadline = time.monotonic() + limit
-        calls = [(device, device.actor.call("ready")) for device in devices]
-        for device, call in calls:
-            try:
-                call.result(timeout=max(0.0, deadline - time.monotonic()))
-            except TimeoutError as error:
-                raise RuntimeFailure(
-                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster "
-                    "has "
-                    f"{self._cluster.describe()} for {len(self._slots())} workers and "
-                    f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
-                ) from error
-            except WorkerLostError as error:
-                raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
-            self.enter(device.name, "idle")
+    def _admit(self, device: Device, alive_since: float) -> None:
+        """A worker has loaded: from now on it pulls, and its loading is on the bill."""
+        price = self._config.price
+        usd = price.reserved_usd_per_hour if device.market == "reserved" else price.spot_usd_per_hour
+        with self._lock:
+            self._timeline.add(device.name, device.market, usd, alive_since)
+            self._timeline.enter(device.name, "idle", time.time())
+        self._devices.append(device)
 
     def _lose(self, device: Device, error: WorkerLostError) -> None:
         if device is self.trainer:
@@ -211,11 +220,22 @@ class Fleet:
             self._timeline.remove(device.name, time.time())
 
     def _replace_lost(self) -> None:
-        have = {device.name.split(".")[0] for device in self._devices}
-        missing = [slot for slot in self._slots() if f"{slot[0]}-{slot[1]}" not in have]
-        fresh = [self._start(market, index) for market, index in missing]
-        self._devices += fresh
-        self._await_ready(fresh)
+        """Start workers where some are missing, and take in those that have loaded meanwhile.
+
+        Nobody waits for them: on a cluster without a free place a replacement loads when there is one.
+        """
+        waiting: list[tuple[Device, Future[float]]] = []
+        for device, loaded in self._starting:
+            if not loaded.done():
+                waiting.append((device, loaded))
+            elif loaded.exception() is None:
+                self._admit(device, loaded.result())
+            else:
+                self.lost.append(device.name)
+        there = self._devices + [device for device, _ in waiting]
+        filled = {device.name.split(".")[0] for device in there}
+        missing = [slot for slot in self._slots() if f"{slot[0]}-{slot[1]}" not in filled]
+        self._starting = waiting + [self._start(market, index) for market, index in missing]
 
     def _slots(self) -> list[tuple[Market, int]]:
         """The places to fill: market and number within it, the trainer's first."""

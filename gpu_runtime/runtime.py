@@ -105,6 +105,16 @@ class Runtime:
         """Workers that died since the start."""
         return list(self._fleet.lost)
 
+    @property
+    def samples_returned(self) -> int:
+        """Samples that lost workers held and others did again, since the start."""
+        return self._fleet.samples_returned
+
+    @property
+    def samples_dropped(self) -> int:
+        """Samples that arrived a second time and were dropped, since the start."""
+        return self._fleet.samples_dropped
+
     def explore(self, iteration: int) -> SeedPlan:
         """Choose prompts and seeds of an iteration; may run while `train` does."""
         algorithm = self.config.algorithm
@@ -176,6 +186,7 @@ class Runtime:
     def restore(self, blobs: Mapping[str, bytes], policy_version: int) -> None:
         """Go on from a checkpoint's state."""
         self._fleet.ask_trainer("restore", dict(blobs))
+        self._fleet.forget_weights()
         self._version = policy_version
         self._current = self._publish(f"v{policy_version}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import psutil
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
@@ -38,11 +39,11 @@ class DeviceWorker:
         self._holds = ""
         self._set_aside: WeightState | None = None
 
-    def ready(self) -> str:
-        """The device's name, once the model is loaded."""
-        return str(self._policy.model.device)
+    def ready(self) -> float:
+        """When this process began (Unix seconds); answers once the model is loaded."""
+        return psutil.Process().create_time()
 
-    def load_weights(self, key: str, state: Mapping[str, object]) -> str:
+    def load_weights(self, key: str, state: WeightState) -> str:
         """Hold the weights called `key`; returns their digest as read back from the model.
 
         On the trainer, weights other than its own are a visit (evaluating the moving average): its
@@ -50,7 +51,7 @@ class DeviceWorker:
         """
         if self._trainer is not None and self._set_aside is None:
             self._set_aside = self._policy.state()
-        self._policy.load(state)  # pyright: ignore[reportArgumentType]
+        self._policy.load(state)
         self._holds = key
         return weights_digest(self._policy.state())
 

@@ -247,7 +247,7 @@ class PriceConfig(Section):
         if self.spot_usd_per_hour > self.reserved_usd_per_hour:
             raise ValueError(
                 f"price.spot_usd_per_hour is {self.spot_usd_per_hour}, above reserved_usd_per_hour="
-                f"{self.reserved_usd_per_hour}: then spot devices do not pay; set runtime.spot_workers=0"
+                f"{self.reserved_usd_per_hour}; lower it, or raise price.reserved_usd_per_hour"
             )
         return self
 
@@ -286,3 +286,8 @@ class RunConfig(Section):
     runtime: RuntimeConfig = RuntimeConfig()
     price: PriceConfig = PriceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def computes_like(self, other: RunConfig) -> bool:
+        """Whether both compute the same: all is equal but the Ray cluster they run on."""
+        there = self.runtime.model_copy(update={"ray_address": other.runtime.ray_address})
+        return self.model_copy(update={"runtime": there}) == other

@@ -30,7 +30,7 @@ PRESETS = Path(__file__).resolve().parent.parent / "presets"
 
 PREFIX = "SPOTLIGHT_"
 
-OTHER_VARIABLES = frozenset({HOME_VARIABLE, "SPOTLIGHT_LOG_LEVEL"})
+OTHER_VARIABLES = frozenset({HOME_VARIABLE})
 """Names of the project in the environment that are no settings of a run."""
 
 

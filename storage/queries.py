@@ -80,15 +80,6 @@ def metric_curves(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
     return frame.merge(wide, how="left", left_on="iteration", right_index=True)
 
 
-def latest_metrics(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
-    """The last committed iteration's figures. Columns: iteration, name, value."""
-    return connection.execute(
-        "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = $run AND iteration = "
-        "(SELECT max(iteration) FROM iterations WHERE run_id = $run) ORDER BY name",
-        {"run": run_id},
-    ).df()
-
-
 def cost_by_iteration(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """What was paid up to each iteration, evaluations and discarded work included.
 
@@ -115,21 +106,6 @@ def cost_by_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
         "SELECT state, market, sum(device_s) AS device_s, sum(usd) AS usd FROM costs WHERE run_id = ? "
         "GROUP BY state, market ORDER BY sum(sum(usd)) OVER (PARTITION BY state) DESC, state, market",
         [run_id],
-    ).df()
-
-
-def device_states(
-    connection: duckdb.DuckDBPyConnection, run_id: str, first: int = 0, last: int = 2**31 - 1
-) -> pd.DataFrame:
-    """What each device did in iterations `first` to `last` (both included), in order of time.
-
-    Columns: worker, market, state, phase, iteration, started_at, ended_at (Unix seconds), usd.
-    """
-    return connection.execute(
-        "SELECT worker, market, state, phase, iteration, started_at, ended_at, "
-        "(ended_at - started_at) * usd_per_hour / 3600 AS usd FROM worker_states "
-        "WHERE run_id = ? AND iteration BETWEEN ? AND ? ORDER BY started_at, worker",
-        [run_id, first, last],
     ).df()
 
 

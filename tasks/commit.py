@@ -72,6 +72,8 @@ def iteration_record(
         "clip_share": report.clip_share,
         "gradient_norm": report.gradient_norm,
         "ratio_deviation": report.ratio_deviation,
+        "samples_returned": float(session.runtime.samples_returned),
+        "samples_dropped": float(session.runtime.samples_dropped),
         "iteration_s": ended_at - started_at,
         "cost_usd": sum(interval.usd for interval in intervals),
         **session.take_seconds(),

@@ -11,7 +11,7 @@ import torch
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gpu_runtime.learning.pretraining import pretrain
+from gpu_runtime.pretraining.flow_matching import pretrain
 from storage.errors import ConfigurationError
 
 
@@ -25,7 +25,7 @@ def pretrain_model(
         embedded_task: `glyphs` or `shapes`.
         out: folder for the two folders of weights.
         seed: of weights, pictures and noise.
-        progress: called with (steps done, steps in all, loss).
+        progress: called with (training steps done, training steps in all, loss).
 
     Raises:
         ConfigurationError: if the folder holds something already, or there is no such task.

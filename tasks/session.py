@@ -38,7 +38,7 @@ class Session:
         losses_noted: how many lost workers have their event already.
         seconds: how long each phase of the running iteration took.
         on_phase: called with a phase's name when it begins, from the thread that does it.
-        on_commit: called with an iteration's record once a kill can no longer undo it.
+        on_commit: called with an iteration's record once it is recorded.
     """
 
     def __init__(
@@ -95,14 +95,13 @@ def status_after(kind: type[BaseException] | None) -> RunStatus:
     return "cancelled" if issubclass(kind, (KeyboardInterrupt, TerminationSignal)) else "failed"
 
 
-def open_session(home: Home, run_id: str, config: RunConfig) -> Session:
+def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
     """Start the runtime of a new or interrupted run, and go back to its last checkpoint.
 
     Raises:
         SpotlightError: whatever keeps the run from starting; nothing is written then but the
             run's status.
     """
-    store = RunStore(home)
     checkpoints = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
     checkpoint = checkpoints.load_latest()
     runtime = Runtime(config)
@@ -117,14 +116,14 @@ def open_session(home: Home, run_id: str, config: RunConfig) -> Session:
         else:
             # Killed before its first checkpoint: whatever was recorded is done again.
             store.discard_after(run_id, -1)
-    except BaseException:
-        runtime.close()
+    except BaseException as error:
+        session.__exit__(type(error))
         raise
     return session
 
 
 def _go_back(session: Session, checkpoint: Checkpoint) -> None:
-    if checkpoint.config != session.config.model_dump(mode="json"):
+    if not RunConfig.model_validate(checkpoint.config).computes_like(session.config):
         raise CheckpointError(
             f"checkpoint {checkpoint.path} was made with another configuration than run {session.run_id}; "
             "resume with the run's own, which the database holds"

@@ -7,6 +7,7 @@ Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a d
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
@@ -41,10 +42,6 @@ class RemoteActor:
         reference = getattr(self._handle, method).remote(*args)
         return _translated(reference.future(), self.name)
 
-    def kill(self) -> None:
-        """End the process at once."""
-        ray.kill(self._handle)
-
 
 class Cluster:
     """A Ray cluster that this process started or joined.
@@ -60,8 +57,8 @@ class Cluster:
         with _kept_signal_handlers():
             self._connect()
         gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
-        # On a machine with fewer GPUs than workers, they share: each asks for its part.
-        self._gpu_share = min(1.0, gpus / self._devices) if gpus else 0.0
+        # With fewer GPUs than workers, they share: as many on each as it takes, none split.
+        self._gpu_share = 1 / math.ceil(self._devices / gpus) if gpus else 0.0
 
     def _connect(self) -> None:
         if not self._local:
@@ -139,20 +136,31 @@ def _translated(future: Future[Any], name: str) -> Future[Any]:
     result: Future[Any] = Future()
 
     def settle(done: Future[Any]) -> None:
-        error = done.exception()
+        error = (
+            done.exception() if not done.cancelled() else WorkerLostError(f"{name!r}: the call was dropped")
+        )
         if error is None:
             result.set_result(done.result())
-        elif isinstance(error, RayActorError):
-            lost = WorkerLostError(f"worker {name!r} is gone: {str(error).splitlines()[0]}")
+        elif isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+            error.cause.add_note(f"in worker {name!r}:\n{error.traceback_str}")
+            result.set_exception(error.cause)
+        elif isinstance(error, RayError):
+            # A process, a machine or a result that is gone: the work can be done by another.
+            lost = WorkerLostError(f"worker {name!r} is gone: {_reason(error)}")
             lost.__cause__ = error
             result.set_exception(lost)
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-            result.set_exception(error.cause)
         else:
             result.set_exception(error)
 
     future.add_done_callback(settle)
     return result
+
+
+def _reason(error: RayError) -> str:
+    """The line of Ray's message that says why: the last one where a constructor failed."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    failed_in_constructor = isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False)
+    return lines[-1] if failed_in_constructor else lines[0]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class SeedPlan:
 def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, iteration: int) -> list[int]:
     """The `count` prompts of an iteration (from 1): every prompt once an epoch, each in a new order.
 
-    The order follows from (run seed, epoch, prompt), so a resumed run sees the same prompts.
+    The order follows from (run seed, epoch, prompt), so a resumed run sees the same prompts. No
+    prompt comes twice in an iteration.
 
     Raises:
         ValueError: if `count` exceeds the number of prompts.
@@ -38,15 +40,30 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
         raise ValueError(f"iteration is {iteration}; iterations count from 1")
     if not 1 <= count <= len(prompt_ids):
         raise ValueError(f"{count} prompts an iteration are asked of {len(prompt_ids)}; lower the number")
-    first = (iteration - 1) * count
-    chosen: list[int] = []
-    epoch, place = divmod(first, len(prompt_ids))
-    while len(chosen) < count:
-        order = sorted(prompt_ids, key=lambda prompt: _shuffle_key(run_seed, epoch, prompt))
-        # Where an epoch ends inside an iteration, its first prompts must not come twice.
-        chosen += [prompt for prompt in order[place:] if prompt not in chosen][: count - len(chosen)]
-        epoch, place = epoch + 1, 0
-    return chosen
+    ids = tuple(prompt_ids)
+    epoch, place = divmod((iteration - 1) * count, len(ids))
+    chosen = _epoch_order(ids, count, run_seed, epoch)[place : place + count]
+    if len(chosen) < count:
+        chosen += _epoch_order(ids, count, run_seed, epoch + 1)[: count - len(chosen)]
+    return list(chosen)
+
+
+@lru_cache(maxsize=8)
+def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) -> tuple[int, ...]:
+    """The order of an epoch's prompts.
+
+    Where an iteration reaches over from the epoch before, its prompts of then must not open this
+    epoch too: others are drawn forward. So an order depends on the one before, from the first on.
+    """
+    order: tuple[int, ...] = ()
+    for number in range(epoch + 1):
+        shuffled = sorted(ids, key=lambda prompt, number=number: _shuffle_key(run_seed, number, prompt))
+        reached_over = (number * len(ids)) % count
+        before = set(order[len(order) - reached_over :])
+        fresh = [prompt for prompt in shuffled if prompt not in before]
+        head = fresh[: count - reached_over] if reached_over else []
+        order = (*head, *(prompt for prompt in shuffled if prompt not in set(head)))
+    return order
 
 
 def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> SeedPlan:

@@ -166,7 +166,7 @@ def resolve_folder(path: str | Path) -> Path:
     task = folder.name.removesuffix("-sparse")
     raise ModelError(
         f"{name}: no {', '.join(missing)} in {folder}; there are {', '.join(there) or 'no models'}. Make "
-        f"it again with: python -m gpu_runtime.learning.pretraining {task}"
+        f"it again with: python -m gpu_runtime.pretraining.flow_matching {task}"
     )
 
 

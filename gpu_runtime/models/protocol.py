@@ -25,9 +25,6 @@ class Conditioning:
     embeds_BLE: torch.Tensor
     mask_BL: torch.Tensor
 
-    def __len__(self) -> int:
-        return self.embeds_BLE.shape[0]
-
     def rows(self, index: Sequence[int]) -> Conditioning:
         """Select (and repeat) rows: one entry of `index` for each sample of the result."""
         row = torch.as_tensor(list(index), device=self.embeds_BLE.device)

@@ -51,11 +51,6 @@ class PullQueue(Generic[RequestT]):
         """Every request has been delivered."""
         return not self._open
 
-    @property
-    def waiting(self) -> int:
-        """Requests that nobody holds."""
-        return len(self._waiting)
-
     def pull(self, holder: str) -> Lease[RequestT] | None:
         """Lease the next requests to `holder`; None when nobody waits."""
         taken: list[RequestT] = []

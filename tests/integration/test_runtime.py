@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
 
 import numpy as np
@@ -15,6 +14,7 @@ from safetensors.numpy import load
 
 from benchmarks.bare_loop import run
 from gpu_runtime.exploration.plan import plain_plan
+from gpu_runtime.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
@@ -80,18 +80,28 @@ def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
     assert len({delivered.worker for delivered in rolled.delivered}) > 1
 
 
-def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime):
-    plan = plain_plan([0, 1, 2, 3, 4, 5], 32, 1)
+def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime, monkeypatch):
+    plan = plain_plan([0, 1, 2, 3], 32, 1)
     undisturbed = runtime.rollout(plan)
-    victim = worker_process("spot_0")
-    threading.Timer(0.1, lambda: os.kill(victim.pid, signal.SIGKILL)).start()
-    disturbed = runtime.rollout(plan)
-    assert same(undisturbed, disturbed)
-    time.sleep(0.2)
-    again = runtime.rollout(plan)
-    assert same(undisturbed, again)
+    returned = runtime.samples_returned
+    feed, victim = Fleet._feed, worker_process("spot_0")
+
+    def feed_and_kill(fleet, queue, weights, busy):
+        feed(fleet, queue, weights, busy)
+        if victim.is_running() and any(device.name == "spot-0" for device, _ in busy.values()):
+            os.kill(victim.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Fleet, "_feed", feed_and_kill)
+    assert same(undisturbed, runtime.rollout(plan))
+    assert runtime.samples_returned == returned + 4
     assert runtime.lost_workers == ["spot-0"]
-    assert worker_process("spot_0_1").is_running()
+    deadline = time.monotonic() + 120
+    names: set[str] = set()
+    while "spot-0.1" not in names:
+        assert time.monotonic() < deadline
+        again = runtime.rollout(plan)
+        names = {delivered.worker for delivered in again.delivered}
+        assert same(undisturbed, again)
 
 
 def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
@@ -99,6 +109,7 @@ def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
     scores = runtime.reward(rolled)
     os.kill(worker_process("scorer_0").pid, signal.SIGKILL)
     assert runtime.reward(rolled) == scores
+    assert worker_process("scorer_2").is_running()
 
 
 def test_evaluations_between_leave_training_as_the_bare_loop_has_it(fresh, config):

@@ -126,7 +126,7 @@ def test_the_project_carries_it(name: str) -> None:
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no spotlight\.json, codec\.safetensors"):
         EmbeddedModel.load(tmp_path)
-    with pytest.raises(ModelError, match=r"python -m gpu_runtime\.learning\.pretraining cats"):
+    with pytest.raises(ModelError, match=r"python -m gpu_runtime\.pretraining\.flow_matching cats"):
         EmbeddedModel.load("embedded:cats-sparse")
 
 

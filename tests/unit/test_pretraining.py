@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from gpu_runtime.embedded_tasks.shapes import TAGS
-from gpu_runtime.learning.base_evaluation import evaluate_base
-from gpu_runtime.learning.pretraining import RECIPES, Recipe, pretrain
+from gpu_runtime.pretraining.base_evaluation import evaluate_base
+from gpu_runtime.pretraining.flow_matching import RECIPES, Recipe, pretrain
 from gpu_runtime.models.embedded import EmbeddedModel
 from storage.errors import ConfigurationError
 
 SMALL = Recipe(
-    optimizer_steps=50,
-    sparse_steps=20,
+    training_steps=50,
+    sparse_training_steps=20,
     components=16,
     layers=1,
     heads=2,
@@ -22,7 +22,7 @@ SMALL = Recipe(
     rope_axes=(4, 6, 6),
     text_width=32,
     batch_size=16,
-    warmup_steps=4,
+    warmup_training_steps=4,
     codec_images=64,
 )
 
@@ -50,8 +50,8 @@ def test_it_learns_and_repeats_to_the_bit(task: str, tmp_path: Path) -> None:
     ):
         mine, its = weights(one), weights(other)
         assert all(torch.equal(mine[name], its[name]) for name in mine)
-    assert EmbeddedModel.load(first.sparse_folder).settings.training["steps_done"] == 20
-    brief = replace(SMALL, optimizer_steps=2, sparse_steps=1)
+    assert EmbeddedModel.load(first.sparse_folder).settings.training["training_steps_done"] == 20
+    brief = replace(SMALL, training_steps=2, sparse_training_steps=1)
     losses = {pretrain(task, tmp_path / "c", seed=seed, recipe=brief).loss_at_end for seed in (3, 4)}
     assert len(losses) == 2
 
@@ -59,8 +59,8 @@ def test_it_learns_and_repeats_to_the_bit(task: str, tmp_path: Path) -> None:
 def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="unknown embedded task"):
         pretrain("cats", tmp_path)
-    with pytest.raises(ConfigurationError, match="sparse_steps is 24"):
-        pretrain("glyphs", tmp_path, recipe=Recipe(optimizer_steps=24, sparse_steps=24))
+    with pytest.raises(ConfigurationError, match="sparse_training_steps is 24"):
+        pretrain("glyphs", tmp_path, recipe=Recipe(training_steps=24, sparse_training_steps=24))
 
 
 def test_figures_of_a_model_card() -> None:

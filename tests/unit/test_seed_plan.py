@@ -13,10 +13,13 @@ def test_each_epoch_has_every_prompt_once_in_another_order():
     assert epochs[0] != epochs[1]
 
 
-def test_an_iteration_across_two_epochs_has_no_prompt_twice():
-    for iteration in range(1, 40):
-        chosen = prompts_of_iteration(list(range(7)), 5, run_seed=1, iteration=iteration)
-        assert len(set(chosen)) == 5
+@pytest.mark.parametrize(("total", "count"), [(7, 5), (18, 16), (12, 4), (5, 5), (9, 1)])
+def test_no_prompt_twice_in_an_iteration_and_each_once_an_epoch(total, count):
+    iterations = [prompts_of_iteration(range(total), count, run_seed=1, iteration=i) for i in range(1, 41)]
+    assert all(len(set(chosen)) == count for chosen in iterations)
+    flat = [prompt for chosen in iterations for prompt in chosen]
+    epochs = [flat[start : start + total] for start in range(0, len(flat) - total + 1, total)]
+    assert all(sorted(epoch) == list(range(total)) for epoch in epochs)
 
 
 def test_plans_follow_from_the_run_seed_alone():

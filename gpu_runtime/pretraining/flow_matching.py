@@ -4,7 +4,7 @@ Training stops on purpose while the model still fails often: reinforcement learn
 improve, and successes to learn from. The `-sparse` weights stop earlier in the same run, where a
 success is rare.
 
-    python -m gpu_runtime.learning.pretraining glyphs
+    python -m gpu_runtime.pretraining.flow_matching glyphs
 
 Shape suffixes: B samples, S image tokens, C latent channels.
 """
@@ -28,18 +28,18 @@ from gpu_runtime.models.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
 
 ProgressCallback = Callable[[int, int, float], None]
-"""Called with (optimiser steps done, optimiser steps in all, loss)."""
+"""Called with (training steps done, training steps in all, loss)."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Sizes and settings of one task's pre-training; the defaults are measured, see the model cards."""
 
-    optimizer_steps: int
+    training_steps: int
     """Training steps of the main weights."""
 
-    sparse_steps: int
-    """Training steps after which the `-sparse` weights are saved; fewer than `optimizer_steps`."""
+    sparse_training_steps: int
+    """Training steps after which the `-sparse` weights are saved; fewer than `training_steps`."""
 
     components: int = 32
     """Latent channels: principal components kept of an 8x8 patch."""
@@ -63,7 +63,7 @@ class Recipe:
     """Mean of the logit-normal noise level; above 0 more of the training is at high noise, where
     what stands where is decided."""
 
-    warmup_steps: int = 20
+    warmup_training_steps: int = 20
     average_decay: float = 0.99
     """Decay of the moving average of the weights, which is what is saved."""
 
@@ -72,10 +72,10 @@ class Recipe:
 
 
 RECIPES = {
-    "glyphs": Recipe(optimizer_steps=420, sparse_steps=366),
+    "glyphs": Recipe(training_steps=420, sparse_training_steps=366),
     "shapes": Recipe(
-        optimizer_steps=520,
-        sparse_steps=160,
+        training_steps=520,
+        sparse_training_steps=160,
         components=40,
         sigma_shift=1.0,
         muon_learning_rate=0.03,
@@ -92,7 +92,7 @@ class PretrainReport:
         task: name of the task.
         seed: of the run.
         parameters: of the transformer.
-        loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the steps.
+        loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the training steps.
         cpu_s: CPU seconds of the process in all.
         main_folder, sparse_folder: where the two sets of weights are.
     """
@@ -112,7 +112,7 @@ class Pretraining:
 
     def __init__(self, task: EmbeddedTask, recipe: Recipe, seed: int) -> None:
         self.task, self.recipe, self.seed = task, recipe, seed
-        self.steps_done = 0
+        self.training_steps_done = 0
         self._data = np.random.default_rng([seed, 0])
         self._noise = torch.Generator().manual_seed(seed)
         self._model = self._untrained_model()
@@ -125,19 +125,20 @@ class Pretraining:
         Raises:
             TrainingError: the loss is not finite.
         """
-        warmup = min(1.0, (self.steps_done + 1) / self.recipe.warmup_steps)
+        warmup = min(1.0, (self.training_steps_done + 1) / self.recipe.warmup_training_steps)
         self._model.transformer.train()
         loss = self._loss()
         if not math.isfinite(loss.item()):
             raise TrainingError(
-                f"pre-training loss is {loss.item()} at step {self.steps_done}; lower the learning rates"
+                f"pre-training loss is {loss.item()} after {self.training_steps_done} training steps; lower the "
+                "learning rates"
             )
         loss.backward()
         for optimizer, rate in self._optimizers:
             optimizer.param_groups[0]["lr"] = rate * warmup
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        self.steps_done += 1
+        self.training_steps_done += 1
         self._update_average()
         return loss.item()
 
@@ -178,7 +179,8 @@ class Pretraining:
     @torch.no_grad()
     def _update_average(self) -> None:
         # The ramp lets the average forget the untrained weights soon.
-        decay = min(self.recipe.average_decay, (1 + self.steps_done) / (10 + self.steps_done))
+        done = self.training_steps_done
+        decay = min(self.recipe.average_decay, (1 + done) / (10 + done))
         for name, value in self._model.transformer.state_dict().items():
             self._average[name].lerp_(value, 1 - decay)
 
@@ -208,22 +210,18 @@ def pretrain(
     """
     task = find_task(task_name)
     recipe = recipe or RECIPES[task_name]
-    if not 0 < recipe.sparse_steps < recipe.optimizer_steps:
-        raise ConfigurationError(
-            f"sparse_steps is {recipe.sparse_steps}; it must lie between 1 and optimizer_steps - 1 = "
-            f"{recipe.optimizer_steps - 1}"
-        )
+    _refuse_early_end(recipe)
     started = time.process_time()
     run = Pretraining(task, recipe, seed)
     main_folder, sparse_folder = Path(out_dir) / task_name, Path(out_dir) / f"{task_name}-sparse"
+    folders = {recipe.sparse_training_steps: sparse_folder, recipe.training_steps: main_folder}
     losses: list[float] = []
-    for step in range(1, recipe.optimizer_steps + 1):
+    for done in range(1, recipe.training_steps + 1):
         losses.append(run.advance())
-        if step in (recipe.sparse_steps, recipe.optimizer_steps):
-            folder = sparse_folder if step == recipe.sparse_steps else main_folder
-            run.averaged_model({**asdict(recipe), "steps_done": step}).save(folder)
+        if done in folders:
+            run.averaged_model({**asdict(recipe), "training_steps_done": done}).save(folders[done])
         if callback is not None:
-            callback(step, recipe.optimizer_steps, losses[-1])
+            callback(done, recipe.training_steps, losses[-1])
     tenth = max(1, len(losses) // 10)
     parameters = sum(p.numel() for p in run.averaged_model().transformer.parameters())
     return PretrainReport(
@@ -236,6 +234,14 @@ def pretrain(
         main_folder=main_folder,
         sparse_folder=sparse_folder,
     )
+
+
+def _refuse_early_end(recipe: Recipe) -> None:
+    if not 0 < recipe.sparse_training_steps < recipe.training_steps:
+        raise ConfigurationError(
+            f"sparse_training_steps is {recipe.sparse_training_steps}; it must lie between 1 and "
+            f"training_steps - 1 = {recipe.training_steps - 1}"
+        )
 
 
 def _build_transformer(recipe: Recipe, channels: int) -> QwenImageTransformer2DModel:
@@ -285,9 +291,9 @@ def main(arguments: list[str] | None = None) -> None:
     # More threads change the sums' rounding, and so the weights.
     torch.set_num_threads(1)
 
-    def show(step: int, total: int, loss: float) -> None:
-        if step % 50 == 0:
-            print(f"step {step}/{total}  loss {loss:.4f}", flush=True)
+    def show(done: int, total: int, loss: float) -> None:
+        if done % 50 == 0:
+            print(f"training step {done}/{total}  loss {loss:.4f}", flush=True)
 
     print(pretrain(options.task, options.out, seed=options.seed, callback=show))
 

@@ -20,7 +20,8 @@ from storage.config import RunConfig
 from storage.config_loading import list_presets, load_config
 from storage.errors import CheckpointError, ConfigurationError, SpotlightError
 from storage.home import Home
-from storage.run_store import RunRow, RunStore
+from storage.prompts import BUILTIN_PREFIX
+from storage.run_store import RunRow, RunStore, check_resumable
 
 app = typer.Typer(
     name="spotlight",
@@ -29,6 +30,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+_CARRIED = (BUILTIN_PREFIX, "embedded:")
+"""How names of prompts and models begin that the project carries; anything else is a path."""
 
 
 class EmbeddedTaskName(StrEnum):
@@ -72,24 +77,34 @@ def train(
 
 
 @app.command(epilog="Example: spotlight resume glyphs-20261121-101500-a1b2")
-def resume(run_id: str) -> None:
+def resume(
+    run_id: str,
+    ray_address: RayAddress = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="The run says that it goes on on a machine that is gone or was renamed. Only where no "
+            "process works on it any more.",
+        ),
+    ] = False,
+) -> None:
     """Go on with a run that was killed, cancelled or failed, from its last committed iteration."""
     home = Home.from_environment().ensure()
     store = RunStore(home)
     store.reconcile()
     row = store.run(run_id)
-    if row.status == "finished":
-        raise ConfigurationError(
-            f"run {run_id!r} is finished after {row.last_iteration} iterations; start a new one with "
-            "`spotlight train`"
-        )
-    if row.status == "running":
-        raise ConfigurationError(
-            f"run {run_id!r} is going on in process {row.pid} of {row.host}; wait for it or end that process "
-            "first"
-        )
-    _preflight(row.config)
-    _post_train(home, run_id, row.config)
+    if take_over and row.status == "running":
+        store.take_over(row)
+        row = store.run(run_id)
+    check_resumable(row)
+    config = row.config
+    if ray_address is not None:
+        runtime = config.runtime.model_copy(update={"ray_address": ray_address})
+        config = config.model_copy(update={"runtime": runtime})
+    _preflight(config)
+    _refuse_changed_inputs(row, config)
+    _post_train(home, run_id, config)
 
 
 @app.command(epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --set evaluation.prompts=128")
@@ -164,7 +179,7 @@ def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
     for row in rows:
         summary = row.summary
         table.add_row(
-            row.run_id, row.status, f"{row.last_iteration or 0}/{row.config.iterations}",
+            row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
             _figure(summary.get("score_before")), _figure(summary.get("score_after")),
             _figure(summary.get("cost_usd"), "${:.2f}"),
         )  # fmt: skip
@@ -192,7 +207,20 @@ def _configuration(
     changes = list(sets or [])
     if ray_address is not None:
         changes.append(f'runtime.ray_address="{ray_address}"')
-    return load_config(preset, changes, os.environ, base)
+    return _with_absolute_paths(load_config(preset, changes, os.environ, base))
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Paths as they are seen from here: a run may be resumed from another folder."""
+    prompts = config.prompts.model_copy(
+        update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
+    )
+    model = config.model.model_copy(update={"path": _absolute(config.model.path)})
+    return config.model_copy(update={"prompts": prompts, "model": model})
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith(_CARRIED) else os.path.abspath(os.path.expanduser(path))
 
 
 def _preflight(config: RunConfig) -> None:
@@ -200,6 +228,12 @@ def _preflight(config: RunConfig) -> None:
 
     for warning in check(config):
         reporter().note(f"warning: {warning}")
+
+
+def _refuse_changed_inputs(row: RunRow, config: RunConfig) -> None:
+    from tasks.inputs import refuse_changed_inputs
+
+    refuse_changed_inputs(row.environment, config)
 
 
 def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
@@ -216,6 +250,13 @@ def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
             summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
     reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
     _print_json(summary)
+
+
+def _planned(row: RunRow) -> str:
+    try:
+        return str(row.config.iterations)
+    except ConfigurationError:  # the settings of another version
+        return "?"
 
 
 def _run_facts(row: RunRow) -> dict[str, Any]:

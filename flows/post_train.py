@@ -24,8 +24,9 @@ from storage.config import RunConfig
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.results import evaluated_iterations, run_result
-from storage.run_store import RunStore
+from storage.run_store import RunRow, RunStore, check_resumable
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
+from tasks.inputs import input_digests, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
 from tasks.session import Session, environment, open_session, status_after
 
@@ -70,29 +71,37 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
     """Note in the database that this process works on the run, new or interrupted.
 
     Raises:
-        ConfigurationError: the run is finished, goes on elsewhere, or has another configuration;
-            nothing is changed then.
+        ConfigurationError: the run is finished, goes on elsewhere, has another configuration, or its
+            prompts or model have changed; nothing is changed then.
     """
     store.reconcile()
     try:
         known = store.run(run_id)
     except RunNotFoundError:
         check_run_id(run_id)
-        store.create_run(run_id, config, environment(), os.getpid())
+        store.create_run(run_id, config, environment() | input_digests(config), os.getpid())
         return
-    if known.status == "finished":
-        raise ConfigurationError(
-            f"run {run_id!r} is finished after {known.last_iteration} iterations; start a new one with "
-            "`spotlight train`"
-        )
-    if known.status == "running" and known.pid != os.getpid():
-        raise ConfigurationError(f"run {run_id!r} is going on in process {known.pid}; cancel it first")
+    check_resumable(known, os.getpid())
     if not config.computes_like(known.config):
         raise ConfigurationError(
             f"run {run_id!r} has another configuration than the one given; `spotlight resume {run_id}` "
             "takes its own"
         )
+    refuse_changed_inputs(known.environment, config)
     store.resume_run(run_id, os.getpid())
+    _note_other_versions(store, known)
+
+
+def _note_other_versions(store: RunStore, known: RunRow) -> None:
+    """One event where a resumed run has other versions than it began with: bits may differ."""
+    now = environment()
+    others = [
+        f"{name} {known.environment[name]} -> {now[name]}"
+        for name in now
+        if known.environment.get(name, now[name]) != now[name]
+    ]
+    if others:
+        store.add_event(known.run_id, "other_versions", f"resumed with {', '.join(others)}")
 
 
 def _train(session: Session) -> dict[str, Any]:

@@ -10,7 +10,6 @@ refused; other names of the project (`OTHER_VARIABLES`) are left alone.
 from __future__ import annotations
 
 import difflib
-import math
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from storage.config import RunConfig
-from storage.config_errors import KeyPath, dotted, explain
+from storage.config_errors import KeyPath, explain
 from storage.errors import ConfigurationError
 from storage.home import HOME_VARIABLE
 
@@ -89,14 +88,14 @@ def load_config(
     for name, text in sorted(environ.items()):
         key = _variable_key(name)
         if key is not None:
-            settings += _parsed(key, text, name, problems)
+            settings += _parsed(key, text, name)
     for assignment in sets:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
             problems.append(f"--set {assignment}: write section.key=value, as in sampling.noise_level=0.5")
             continue
         key = tuple(part.strip() for part in name.split("."))
-        settings += _parsed(key, text.strip(), "--set", problems)
+        settings += _parsed(key, text.strip(), "--set")
     return _validated(settings, problems)
 
 
@@ -146,14 +145,10 @@ def _variable_key(name: str) -> KeyPath | None:
     return key
 
 
-def _parsed(key: KeyPath, text: str, source: str, problems: list[str]) -> list[_Setting]:
+def _parsed(key: KeyPath, text: str, source: str) -> list[_Setting]:
     """Settings of a value given as text."""
     value = text if _takes_text(key) and text[:1] not in ("'", '"') else _toml_value(text)
-    settings = _flatten(key, value, source)
-    for setting in settings:
-        if isinstance(setting.value, float) and not math.isfinite(setting.value):
-            problems.append(f"{dotted(setting.key)} = {setting.value} (from {source}): must be finite")
-    return settings
+    return _flatten(key, value, source)
 
 
 def _toml_value(text: str) -> Any:

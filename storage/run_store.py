@@ -108,11 +108,43 @@ class RunStore:
             )  # fmt: skip
 
     def resume_run(self, run_id: str, pid: int) -> None:
-        """Mark a run as `running` again, now done by process `pid` of this machine."""
+        """Mark a run as `running` again, now done by process `pid` of this machine.
+
+        Looking and marking are one transaction: of two processes that resume a run at once, one wins.
+
+        Raises:
+            ConfigurationError: the run is finished, or another process works on it.
+        """
         values = [socket.gethostname(), pid, _process_start(pid)]
         with self.database.writing() as connection:
+            self._require(connection, run_id)
+            check_resumable(_run_rows(connection, "WHERE run_id = ?", [run_id])[0], pid)
             assignments = "status = 'running', ended_at = NULL, error = NULL, host = ?, pid = ?, "
             self._update(connection, run_id, f"{assignments}process_started_at = ?", values)
+
+    def take_over(self, row: RunRow) -> None:
+        """Mark as `interrupted` a run whose process was on a machine that is gone or was renamed.
+
+        Its process cannot be seen from here: that it is gone is the caller's word.
+
+        Args:
+            row: the run as it was looked at.
+
+        Raises:
+            ConfigurationError: the run is of this very machine, or somebody else has changed it since.
+        """
+        host = socket.gethostname()
+        if row.host == host:
+            raise ConfigurationError(
+                f"run {row.run_id!r} is going on in process {row.pid} of this machine ({host}); taking over "
+                "is for runs of another one: wait for it or end that process first"
+            )
+        with self.database.writing() as connection:
+            if not _interrupt(connection, row, f"taken over by {host} from process {row.pid} of {row.host}"):
+                raise ConfigurationError(
+                    f"run {row.run_id!r} has changed hands meanwhile; look at it with `spotlight runs`"
+                )
+        self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
     def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
         """Note how a run stands; any status but `running` also notes the time as its end."""
@@ -170,15 +202,8 @@ class RunStore:
         marked: list[str] = []
         with self.database.writing() as connection:
             for row in gone:
-                error = f"its process {row.pid} ended without a word"
-                # The process is compared again: someone may have resumed the run since we looked.
-                changed = connection.execute(
-                    "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
-                    "WHERE run_id = ? AND status = 'running' AND pid = ? "
-                    "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
-                    [time.time(), error, row.run_id, row.pid, row.process_started_at],
-                ).fetchall()
-                marked += [run_id for (run_id,) in changed]
+                if _interrupt(connection, row, f"its process {row.pid} ended without a word"):
+                    marked.append(row.run_id)
         return marked
 
     def run(self, run_id: str) -> RunRow:
@@ -209,6 +234,36 @@ class RunStore:
         connection.execute(f"UPDATE runs SET {assignments} WHERE run_id = ?", [*values, run_id])
 
 
+def check_resumable(row: RunRow, pid: int | None = None) -> None:
+    """Refuse to go on with a run that is finished, or that another process works on.
+
+    Args:
+        row: the run.
+        pid: the process of this machine that may have the run already; None where none may.
+
+    Raises:
+        ConfigurationError: saying which, and what to do.
+    """
+    if row.status == "finished":
+        raise ConfigurationError(
+            f"run {row.run_id!r} is finished after {row.last_iteration} iterations; start a new one with "
+            "`spotlight train`"
+        )
+    host = socket.gethostname()
+    if row.status != "running" or (row.host == host and row.pid == pid and process_is_alive(row)):
+        return
+    message = (
+        f"run {row.run_id!r} is going on in process {row.pid} of {row.host}; wait for it or end that process "
+        "first"
+    )
+    if row.host != host:
+        message += (
+            f", or, if that machine is gone or was renamed to {host}, take the run over with "
+            f"`spotlight resume {row.run_id} --take-over`"
+        )
+    raise ConfigurationError(message)
+
+
 def process_is_alive(row: RunRow) -> bool:
     """Whether the run's very process still runs on this machine.
 
@@ -228,6 +283,17 @@ def process_is_alive(row: RunRow) -> bool:
         return True
     noted_at = row.process_started_at
     return noted_at is not None and abs(started_at - noted_at) < _START_TOLERANCE_S
+
+
+def _interrupt(connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -> bool:
+    """Mark a running run as interrupted, unless another process works on it than when it was looked at."""
+    changed = connection.execute(
+        "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
+        "WHERE run_id = ? AND status = 'running' AND host = ? AND pid = ? "
+        "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
+        [time.time(), error, row.run_id, row.host, row.pid, row.process_started_at],
+    ).fetchall()
+    return bool(changed)
 
 
 def _run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:

@@ -2,40 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import torch
 
 from gpu_runtime.actors.cluster import refuse_silent_address
-from gpu_runtime.models.loading import load_model
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.models.loading import load_model, refuse_missing_cuda
+from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.runtime import load_run_prompts
 from storage.config import RunConfig
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, PromptFileError
+from storage.prompts import PromptRecord
+
+_ENCODED_AT_ONCE = 256
+"""Prompts; encoding needs memory for all of a list."""
 
 
 def check(config: RunConfig) -> list[str]:
-    """Read the prompts, load the model and the scorer once, and judge one blank image.
+    """Read and check every prompt, load the model and the scorer once, and judge one blank image.
+
+    The model is loaded on the CPU: this process needs no GPU, and must not hold on to memory of one.
 
     Returns:
         Warnings: what a run can live with, but a person should know.
 
     Raises:
         ConfigurationError, PromptFileError: a value that the run cannot work with.
-        ModelError: the model's files are missing or do not fit.
+        ModelError: the model's files are missing or do not fit, or no layer is named to be trained.
     """
     refuse_silent_address(config.runtime.ray_address)
+    if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
+        refuse_missing_cuda(config.model)
     train, evaluate = load_run_prompts(config)
-    model = load_model(config.model)
-    model.encode_prompts([train[0].text])
+    model = load_model(config.model.model_copy(update={"device": "cpu"}))
     scorer = build_scorer(config.reward.scorer)
-    blank = model.decode(torch.zeros(1, *model.latent_shape, device=model.device))[0].numpy()
-    try:
-        scorer.score(blank, train[0])
-    except Exception as error:
-        # Third-party code: whatever it raises on a prompt of this file, the run cannot start.
-        raise ConfigurationError(
-            f"scorer {config.reward.scorer!r} cannot judge prompt {train[0].text!r} of prompts.train = "
-            f"{config.prompts.train!r}: {type(error).__name__}: {error}; choose prompts that fit the scorer"
-        ) from error
+    _check_prompts(f"prompts.train = {config.prompts.train!r}", train, model, scorer)
+    _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, model, scorer)
+    _judge_blank(model, scorer, train[0])
+    # Last, as it adds its adapters to the model.
+    Policy(model, config.adaptation, config.seed, keeps_reference=False)
     shared = {prompt.text for prompt in train} & {prompt.text for prompt in evaluate}
     if not shared:
         return []
@@ -43,3 +52,42 @@ def check(config: RunConfig) -> list[str]:
         f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
         "their images still differ by seed"
     ]
+
+
+def _check_prompts(
+    setting: str, prompts: Sequence[PromptRecord], model: DiffusionModel, scorer: Scorer
+) -> None:
+    """Refuse the first prompt that the scorer cannot judge by or the model cannot encode."""
+    for prompt in prompts:
+        with _naming(setting, prompt, f"; choose prompts that fit scorer {scorer.name!r}"):
+            scorer.check(prompt)
+    for start in range(0, len(prompts), _ENCODED_AT_ONCE):
+        batch = prompts[start : start + _ENCODED_AT_ONCE]
+        try:
+            model.encode_prompts([prompt.text for prompt in batch])
+        except ConfigurationError:
+            for prompt in batch:  # one by one, to say which
+                with _naming(setting, prompt):
+                    model.encode_prompts([prompt.text])
+            raise
+
+
+@contextmanager
+def _naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
+    """Say in a refusal which prompt of which file it is about."""
+    try:
+        yield
+    except (PromptFileError, ConfigurationError) as error:
+        raise type(error)(f"{setting}, prompt number {prompt.prompt_id + 1}: {error}{advice}") from error
+
+
+def _judge_blank(model: DiffusionModel, scorer: Scorer, prompt: PromptRecord) -> None:
+    blank_HWC = model.decode(torch.zeros(1, *model.latent_shape))[0].numpy()
+    try:
+        scorer.score(blank_HWC, prompt)
+    except Exception as error:
+        # Third-party code: whatever it raises on an image, the run cannot start.
+        raise ConfigurationError(
+            f"reward.scorer = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "
+            f"{type(error).__name__}: {error}; check the scorer's installation"
+        ) from error

@@ -32,9 +32,16 @@ def show_state(view: RunView) -> None:
         happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
         reason = f": {view.row.error.rstrip('.')}" if view.row.error else ""
         st.warning(
-            markdown_text(f"The run {happened}{reason}. Go on with `spotlight resume {run_id}`"),
+            markdown_text(f"The run {happened}{reason}{_advice(run_id, view.row.error)}"),
             icon=":material/error:",
         )
+
+
+def _advice(run_id: str, error: str | None) -> str:
+    """What goes on with the run; nothing where that would fail again, or where the error says it."""
+    command = f"`spotlight resume {run_id}`"
+    text = error or ""
+    return "" if text.startswith("ConfigurationError") or command in text else f". Go on with {command}"
 
 
 def show_verdict(view: RunView) -> None:

@@ -39,6 +39,7 @@ SIZE = 10
 """Side of an object's bounding box, in pixels."""
 
 _CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))
+MOST_OBJECTS = len(_CELLS)
 _CELL = 16
 _JITTER = 1
 _SUPERSAMPLING = 8
@@ -155,9 +156,9 @@ def _objects(prompt: PromptRecord) -> list[tuple[str, str | None, tuple[str, int
                 f"not {colour or 'any'} {name}"
             )
         objects += [(name, colour, position)] * item["count"]
-    if not 0 < len(objects) <= len(_CELLS):
+    if not 0 < len(objects) <= MOST_OBJECTS:
         raise ConfigurationError(
-            f"{prompt.text!r} asks for {len(objects)} objects; the shapes task draws 1 to {len(_CELLS)}"
+            f"{prompt.text!r} asks for {len(objects)} objects; the shapes task draws 1 to {MOST_OBJECTS}"
         )
     return objects
 

@@ -28,12 +28,13 @@ WEIGHTS_FOLDER = Path(__file__).resolve().parent / "weights"
 _SETTINGS_FILE = "spotlight.json"
 _CODEC_FILE = "codec.safetensors"
 _TRANSFORMER_FOLDER = "transformer"
-_FILES = (
+FILES = (
     _SETTINGS_FILE,
     _CODEC_FILE,
     f"{_TRANSFORMER_FOLDER}/config.json",
     f"{_TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors",
 )
+"""What a model's folder holds, relative to it."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def resolve_folder(path: str | Path) -> Path:
     name = str(path)
     embedded = name.startswith(EMBEDDED_PREFIX)
     folder = WEIGHTS_FOLDER / name.removeprefix(EMBEDDED_PREFIX) if embedded else Path(name).expanduser()
-    missing = [file for file in _FILES if not (folder / file).is_file()]
+    missing = [file for file in FILES if not (folder / file).is_file()]
     if not missing:
         return folder
     if not embedded:

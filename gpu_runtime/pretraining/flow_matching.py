@@ -130,8 +130,8 @@ class Pretraining:
         loss = self._loss()
         if not math.isfinite(loss.item()):
             raise TrainingError(
-                f"pre-training loss is {loss.item()} after {self.training_steps_done} training steps; lower the "
-                "learning rates"
+                f"pre-training loss is {loss.item()} after {self.training_steps_done} training steps; "
+                "lower the learning rates"
             )
         loss.backward()
         for optimizer, rate in self._optimizers:

@@ -7,13 +7,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
 from storage.prompts import PromptRecord
+
+RELATIONS = ("left of", "right of", "above", "below")
+"""What `position` may say."""
 
 DEAD_ZONE = 0.1
 """Part of the two boxes' summed size that an offset must exceed before it counts."""
@@ -53,6 +56,59 @@ def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:
     return {relation for relation, true in holds.items() if true}
 
 
+def check_row(
+    prompt: PromptRecord, classes: Collection[str], colours: Collection[str], most_objects: int
+) -> None:
+    """Refuse a GenEval row that no image could fulfil.
+
+    Args:
+        prompt: a prompt with its row, whose form `storage.prompts` has checked.
+        classes: what can be detected.
+        colours: those that are told apart.
+        most_objects: how many objects an image has room for.
+
+    Raises:
+        PromptFileError: the prompt has no `include`, names what is not known, asks for more objects
+            than there is room for, or excludes what it asks for.
+    """
+    include, exclude = _included(prompt), prompt.metadata.get("exclude", [])
+    for item in [*include, *exclude]:
+        _refuse_unknown(prompt, "class", item["class"], classes)
+        if "color" in item:
+            _refuse_unknown(prompt, "color", item["color"], colours)
+        if item.get("position") is not None:
+            _refuse_unknown(prompt, "position", item["position"][0], RELATIONS)
+    asked = sum(item["count"] for item in include)
+    if asked > most_objects:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} asks for {asked} objects; an image has room for {most_objects}: "
+            "lower `count`"
+        )
+    for item in exclude:
+        wanted = max((i["count"] for i in include if i["class"] == item["class"]), default=0)
+        if item["count"] <= wanted:
+            raise PromptFileError(
+                f"prompt {prompt.text!r} asks for {wanted} {item['class']} and excludes {item['count']}; "
+                f"raise `exclude` to {wanted + 1} or more"
+            )
+
+
+def _included(prompt: PromptRecord) -> list[dict[str, Any]]:
+    include = prompt.metadata.get("include")
+    if not include:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} has no `include`; this reward needs GenEval rows (.jsonl)"
+        )
+    return include
+
+
+def _refuse_unknown(prompt: PromptRecord, key: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} has `{key}` {value!r}; this reward knows {', '.join(known)}"
+        )
+
+
 def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
     """Score what was detected against a GenEval row.
 
@@ -63,11 +119,7 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
     Raises:
         PromptFileError: the prompt has no `include`, as one from a .txt file has not.
     """
-    include = prompt.metadata.get("include")
-    if not include:
-        raise PromptFileError(
-            f"prompt {prompt.text!r} has no `include`; this reward needs GenEval rows (.jsonl)"
-        )
+    include = _included(prompt)
     ranked = sorted(detections, key=lambda found: -found.confidence)
     groups = [[found for found in ranked if found.class_name == item["class"]] for item in include]
     components: list[float] = []

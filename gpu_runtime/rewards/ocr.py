@@ -67,6 +67,14 @@ class OcrScorer:
     def __init__(self) -> None:
         self._engine = RapidOCR(params=dict(_ENGINE_PARAMETERS))
 
+    def check(self, prompt: PromptRecord) -> None:
+        """Refuse a prompt that quotes no text.
+
+        Raises:
+            PromptFileError: there is nothing to compare with.
+        """
+        target_text(prompt.text)
+
     def read(self, image_HWC: np.ndarray) -> str:
         """Read a uint8 RGB image of shape (H, W, 3); an empty string where nothing is legible."""
         bgr_HWC = np.ascontiguousarray(image_HWC[..., ::-1])  # the engine's arrays are OpenCV's

@@ -32,6 +32,14 @@ class Scorer(Protocol):
 
     name: str
 
+    def check(self, prompt: PromptRecord) -> None:
+        """Refuse a prompt that no image could be judged by; cheap, as it is asked of every prompt of a run.
+
+        Raises:
+            PromptFileError, ConfigurationError: the value, what it may be and what to do.
+        """
+        ...
+
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; may raise anything."""
         ...

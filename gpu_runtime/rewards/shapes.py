@@ -7,8 +7,8 @@ from functools import lru_cache
 import cv2
 import numpy as np
 
-from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, coverage
-from gpu_runtime.rewards.geneval import Detection, judge
+from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, MOST_OBJECTS, coverage
+from gpu_runtime.rewards.geneval import Detection, check_row, judge
 from gpu_runtime.rewards.protocol import Score
 from storage.prompts import PromptRecord
 
@@ -81,6 +81,14 @@ class ShapesScorer:
     """Implements `gpu_runtime.rewards.protocol.Scorer`."""
 
     name = "shapes"
+
+    def check(self, prompt: PromptRecord) -> None:
+        """Refuse a row that no picture of the task can fulfil.
+
+        Raises:
+            PromptFileError: see `check_row`.
+        """
+        check_row(prompt, CLASSES, COLOURS, MOST_OBJECTS)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Score one image against its GenEval row.

@@ -125,6 +125,23 @@ def test_a_run_whose_process_is_gone_says_so(store: RunStore):
     assert store.run("gone").status == "running", "the dashboard only reads"
 
 
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("RewardError: scorer 'ocr' failed on all 64 images.", 1),
+        ("TrainingError: ratio off; `spotlight resume r` goes on", 1),
+        ("ConfigurationError: seed = -1 must be at least 0", 0),
+        (None, 1),
+    ],
+)
+def test_how_to_go_on_is_said_once_and_only_where_it_helps(store: RunStore, error: str | None, advice: int):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.set_status("r", "failed", error)
+    text = sentences(opened())
+    assert "The run failed" in text
+    assert text.count("`spotlight resume r`") == advice
+
+
 def test_no_change_and_change_for_the_worse(store: RunStore):
     begin = time.time()
     for run_id, first, second in (("same", 5, 5), ("worse", 30, 0)):

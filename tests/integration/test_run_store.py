@@ -162,6 +162,86 @@ class TestReconcile:
         assert store.reconcile() == []
 
 
+class TestResuming:
+    """One process at a time works on a run."""
+
+    @pytest.fixture
+    def other(self):
+        """A process that does nothing, to be given the run."""
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        yield child
+        child.kill()
+        child.communicate()
+
+    def test_of_two_that_look_at_the_same_time_one_wins(self, store: RunStore, other: subprocess.Popen):
+        store.create_run("r", RunConfig(), {}, os.getpid())
+        store.set_status("r", "interrupted")
+        assert {store.run("r").status for _ in range(2)} == {"interrupted"}  # both have looked
+        store.resume_run("r", other.pid)
+        with pytest.raises(ConfigurationError, match=f"'r' is going on in process {other.pid} of .*end that"):
+            store.resume_run("r", os.getpid())
+        assert store.run("r").pid == other.pid
+        store.resume_run("r", other.pid)  # it may say so twice
+        store.set_status("r", "finished")
+        with pytest.raises(ConfigurationError, match="'r' is finished"):
+            store.resume_run("r", os.getpid())
+        assert store.run("r").status == "finished"
+
+    def test_many_at_once(self, store: RunStore):
+        store.create_run("r", RunConfig(), {}, os.getpid())
+        store.set_status("r", "failed", "boom")
+        program = (
+            "import os, sys\nfrom pathlib import Path\nfrom storage.errors import ConfigurationError\n"
+            "from storage.home import Home\nfrom storage.run_store import RunStore\n"
+            "store = RunStore(Home(Path(sys.argv[1])))\nprint('ready', flush=True)\ninput()\n"
+            "try:\n    store.resume_run('r', os.getpid())\n    print('won', flush=True)\n"
+            "except ConfigurationError:\n    print('lost', flush=True)\ninput()"
+        )
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(store.home.path)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )
+            for _ in range(3)
+        ]  # fmt: skip
+        try:
+            for word in ("ready", None):
+                answers = []
+                for child in children:
+                    assert child.stdout is not None
+                    answers.append(child.stdout.readline().strip())
+                assert word is None or set(answers) == {word}
+                for child in children:
+                    assert child.stdin is not None
+                    child.stdin.write("\n")
+                    child.stdin.flush()
+        finally:
+            for child in children:
+                child.kill()
+                child.communicate()
+        assert sorted(answers) == ["lost", "lost", "won"]
+
+    def test_taking_over_from_a_machine_of_another_name(self, store: RunStore):
+        store.create_run("far", RunConfig(), {}, 2**22 + 1)
+        with store.database.writing() as connection:
+            connection.execute("UPDATE runs SET host = 'elsewhere'")
+        with pytest.raises(ConfigurationError, match=r"of elsewhere; .*`spotlight resume far --take-over`"):
+            store.resume_run("far", os.getpid())
+        seen = store.run("far")
+        store.take_over(seen)
+        row = store.run("far")
+        assert row.status == "interrupted"
+        assert f"process {2**22 + 1} of elsewhere" in str(row.error)
+        with pytest.raises(ConfigurationError, match="changed hands"):  # a second one looked as early
+            store.take_over(seen)
+        store.resume_run("far", os.getpid())
+        with pytest.raises(ConfigurationError, match="changed hands"):
+            store.take_over(seen)
+        with pytest.raises(ConfigurationError, match="of this machine"):
+            store.take_over(store.run("far"))
+        assert store.run("far").status == "running"
+
+
 class TestTheFile:
     """What the database says when it cannot be used."""
 

@@ -93,7 +93,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         ),
         (
             ("--set", "prompts.train=missing.txt"),
-            ("'missing.txt' does not exist", "builtin:glyphs-train"),
+            ("missing.txt' does not exist", "builtin:glyphs-train"),
         ),
         (("--set", "prompts.train=builtin:nothing"), ("no built-in prompt set 'nothing'",)),
         (("--set", "model.path=missing-model"), ("missing-model", "no spotlight.json")),
@@ -153,6 +153,80 @@ def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):
     message = shell.refusal("resume", "glyphs-going-on")
     assert f"is going on in process {os.getpid()}" in message
     assert store.run("glyphs-going-on").status == "running"
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
+    """Runs that passed all checks, with their configuration; nothing is started."""
+    passed: list[tuple[str, RunConfig]] = []
+    monkeypatch.setattr(command_line, "_preflight", lambda config: None)
+    monkeypatch.setattr(
+        command_line, "_post_train", lambda home, run_id, config: passed.append((run_id, config))
+    )
+    return passed
+
+
+def test_a_run_of_a_machine_that_was_renamed(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
+    store = RunStore(home)
+    store.create_run("far", RunConfig(), {}, 2**22 + 1)
+    with store.database.writing() as connection:
+        connection.execute("UPDATE runs SET host = 'old-name'")
+    message = shell.refusal("resume", "far")
+    assert "of old-name" in message
+    assert "`spotlight resume far --take-over`" in message
+    assert begun == []
+    assert shell("resume", "far", "--take-over")[0] == 0
+    assert begun == [("far", RunConfig())]
+    assert store.run("far").status == "interrupted"
+    store.resume_run("far", os.getpid())
+    assert "of this machine" in shell.refusal("resume", "far", "--take-over")
+    assert store.run("far").status == "running"
+
+
+def test_resuming_on_another_cluster(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
+    store = RunStore(home)
+    store.create_run("mine", RunConfig(seed=3), {}, os.getpid())
+    store.set_status("mine", "failed", "gone")
+    shell("resume", "mine", "--ray-address", "10.0.0.1:6379")
+    [(_, config)] = begun
+    assert config.runtime.ray_address == "10.0.0.1:6379"
+    assert config.seed == 3
+    assert store.run("mine").config == RunConfig(seed=3)
+
+
+def test_resuming_with_other_prompts(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
+    store = RunStore(home)
+    store.create_run("mine", RunConfig(), {"digest prompts.train": "0" * 64}, os.getpid())
+    store.set_status("mine", "interrupted")
+    assert "prompts.train = 'builtin:glyphs-train'" in shell.refusal("resume", "mine")
+    assert begun == []
+
+
+def test_paths_hold_from_any_folder(
+    shell: Shell, begun: list[tuple[str, RunConfig]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    shell("train", "--set", "prompts.train=a/../mine.txt", "--set", "model.path=~/model")
+    [(_, config)] = begun
+    assert config.prompts.train == str(tmp_path / "mine.txt")
+    assert config.model.path == str(tmp_path / "me" / "model")
+    assert config.prompts.evaluate == "builtin:glyphs-evaluate"
+    shell("train", "--preset", "shapes")
+    assert begun[-1][1].model.path == "embedded:shapes"
+
+
+def test_runs_of_another_version_are_listed(shell: Shell, home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "of-old", iterations=1)
+    write_sample_run(store, "of-now", iterations=1)
+    with store.database.writing() as connection:
+        connection.execute("UPDATE runs SET config = '{\"gone\": 1}' WHERE run_id = 'of-old'")
+    code, table, _ = shell("runs")
+    assert code == 0
+    assert "1/40" in next(line for line in table.splitlines() if "of-now" in line)
+    assert "1/?" in next(line for line in table.splitlines() if "of-old" in line)
+    assert len(shell("runs", "--json")[1].splitlines()) == 2
 
 
 def test_a_new_run_cannot_take_an_old_ones_identifier(shell: Shell, home: Home):

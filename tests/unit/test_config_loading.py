@@ -24,7 +24,7 @@ def refusal(
 
 def test_later_sources_win(tmp_path: Path):
     preset = tmp_path / "mine.toml"
-    preset.write_text("seed = 1\niterations = 11\n[sampling]\nnoise_level = 0.1\ntrain_steps = 20\n")
+    preset.write_text("seed = 1\niterations = 11\n[sampling]\nnoise_level = 0.1\nrollout_steps = 20\n")
     environ = {"SPOTLIGHT_ITERATIONS": "12", "SPOTLIGHT_SAMPLING__NOISE_LEVEL": "0.2", "SPOTLIGHT_HOME": "/x"}
     config = load_config(str(preset), ["sampling.noise_level=0.3"], environ)
     assert (config.seed, config.iterations) == (1, 12)
@@ -68,7 +68,7 @@ def test_values_are_toml_or_bare_text(assignment: str, expected: dict | None):
         ("sampling.sde=flwo", "must be one of 'flow', 'cps'; did you mean flow?"),
         ("seed=many", "seed = 'many' (from --set): must be a whole number (default 0)"),
         ("seed=1.5", "must be a whole number"),
-        ("sampling.train_stps=3", "no such setting; did you mean sampling.rollout_steps?"),
+        ("sampling.rollout_stps=3", "no such setting; did you mean sampling.rollout_steps?"),
         ("learning_rate=3", "did you mean optimizer.learning_rate?"),
         ("samplng.noise_level=3", "did you mean sampling?"),
         ("sampling=3", "is a section, not a value"),

@@ -41,3 +41,18 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
     assert "free some, or set SPOTLIGHT_HOME" in text
     assert "start it or unset the variable" in text
     assert "ok    database: 0 runs" in text
+
+
+def test_brackets_and_libraries_that_do_not_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    def road() -> str:
+        raise ImportError("libGL.so.1: cannot open shared object file [bold]")
+
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "[red]home[/]"))
+    monkeypatch.setattr(doctor, "_road", road)
+    assert not doctor.examine()
+    lines = capsys.readouterr().out.splitlines()
+    assert "wrong model and scorer: libGL.so.1: cannot open shared object file [bold]" in lines
+    assert any("/[red]home[/], " in line for line in lines)
+    assert lines[-1].startswith("ok    prefect"), "the rest is checked"

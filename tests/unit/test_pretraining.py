@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from gpu_runtime.embedded_tasks.shapes import TAGS
+from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.pretraining.base_evaluation import evaluate_base
 from gpu_runtime.pretraining.flow_matching import RECIPES, Recipe, pretrain
-from gpu_runtime.models.embedded import EmbeddedModel
 from storage.errors import ConfigurationError
 
 SMALL = Recipe(

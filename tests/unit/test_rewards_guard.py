@@ -23,6 +23,9 @@ class Scripted:
     def __init__(self, *values: float | Exception) -> None:
         self._values = values
 
+    def check(self, prompt: PromptRecord) -> None:
+        pass
+
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         value = self._values[prompt.prompt_id]
         if isinstance(value, Exception):

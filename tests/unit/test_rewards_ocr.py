@@ -41,6 +41,12 @@ def test_target_is_the_first_quoted_text_without_case_and_spaces() -> None:
             target_text(prompt)
 
 
+def test_a_prompt_without_a_text_is_refused_before_any_image(scorer: OcrScorer) -> None:
+    scorer.check(PromptRecord(0, 'a sign "OPEN"'))
+    with pytest.raises(PromptFileError, match="double quotes"):
+        scorer.check(PromptRecord(0, "a sign"))
+
+
 def test_the_engine_reads_what_was_drawn(scorer: OcrScorer) -> None:
     rng = np.random.default_rng(0)
     prompts = [

@@ -38,6 +38,31 @@ PAIR = row([CIRCLE | {"color": "red"}, SQUARE | {"color": "blue"}])
 A, B, C = (3, 3), (3, 19), (19, 3)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (PromptRecord(0, "two circles"), "has no `include`; this reward needs GenEval rows"),
+        (row([{"class": "dog", "count": 1}]), "`class` 'dog'; this reward knows circle, square"),
+        (row([CIRCLE | {"color": "black"}]), "`color` 'black'; this reward knows red, yellow"),
+        (row([SQUARE, CIRCLE | {"position": ["near", 0]}]), "`position` 'near'; this reward knows left of"),
+        (row([CIRCLE], [{"class": "cat", "count": 1}]), "`class` 'cat'"),
+        (row([CIRCLE | {"count": 3}, SQUARE | {"count": 2}]), "asks for 5 objects; .* room for 4: lower"),
+        (
+            row([CIRCLE | {"count": 2}], [CIRCLE | {"count": 2}]),
+            "asks for 2 circle and excludes 2; .* 3 or more",
+        ),
+    ],
+)
+def test_rows_that_nothing_can_fulfil_are_refused(prompt: PromptRecord, says: str) -> None:
+    with pytest.raises(PromptFileError, match=says):
+        ShapesScorer().check(prompt)
+
+
+def test_every_built_in_row_can_be_fulfilled() -> None:
+    for prompt in load_prompts("builtin:shapes-evaluate") + load_prompts("builtin:shapes-train"):
+        ShapesScorer().check(prompt)
+
+
 @pytest.mark.parametrize("tag", TAGS)
 def test_what_the_task_draws_is_right(tag: str) -> None:
     task, scorer, rng = ShapesTask(), ShapesScorer(), np.random.default_rng(5)

@@ -1,0 +1,68 @@
+"""What a run reads from files, so that it is not resumed with others."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from gpu_runtime.models.loading import model_files
+from storage.config import RunConfig
+from storage.errors import ConfigurationError
+from storage.prompts import resolve_prompt_path
+
+_SHOWN = 12
+"""Digits of a digest in a message."""
+
+
+def input_digests(config: RunConfig) -> dict[str, str]:
+    """SHA-256 (hexadecimal) of the prompt files and of the model's files, to be stored with the run.
+
+    Returns:
+        `digest prompts.train` and `digest prompts.evaluate`, of the files' bytes; `digest model`, of
+        the list of digests and names that `sha256sum` prints of the model's files.
+
+    Raises:
+        PromptFileError, ModelError: if a file is missing.
+    """
+    files = model_files(config.model)
+    listed = "".join(f"{_digest(file)}  {file.name}\n" for file in files)
+    return {
+        "digest prompts.train": _digest(resolve_prompt_path(config.prompts.train)),
+        "digest prompts.evaluate": _digest(resolve_prompt_path(config.prompts.evaluate)),
+        "digest model": hashlib.sha256(listed.encode()).hexdigest(),
+    }
+
+
+def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:
+    """Refuse to go on with other prompts or another model than the run began with.
+
+    Args:
+        environment: the run's, with the digests of its beginning; a run of a version that stored none
+            passes.
+        config: the run's configuration.
+
+    Raises:
+        ConfigurationError: naming all that has changed.
+        PromptFileError, ModelError: if a file is missing.
+    """
+    values = {
+        "digest prompts.train": f"prompts.train = {config.prompts.train!r}",
+        "digest prompts.evaluate": f"prompts.evaluate = {config.prompts.evaluate!r}",
+        "digest model": f"model.path = {config.model.path!r}",
+    }
+    changed = [
+        f"{values[name]} (SHA-256 {digest[:_SHOWN]}, was {environment[name][:_SHOWN]})"
+        for name, digest in input_digests(config).items()
+        if environment.get(name, digest) != digest
+    ]
+    if changed:
+        raise ConfigurationError(
+            f"files have changed since the run began: {'; '.join(changed)}. Put the old ones back, or start "
+            "a new run with `spotlight train`"
+        )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,114 @@
+"""What a run cannot work with is refused before anything starts: prompts, adapters, devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from storage.config import ModelConfig, RunConfig
+from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
+from tasks import preflight
+
+
+def config(folder: Path, **sections: dict[str, Any]) -> RunConfig:
+    """Glyphs with a good file of 20 prompts each, one iteration's worth; `sections` override."""
+    good = folder / "good.txt"
+    good.write_text("".join(f'a red sign that says "A{number:02}"\n' for number in range(20)))
+    base: dict[str, Any] = {
+        "prompts": {"train": str(good), "evaluate": str(good)},
+        "evaluation": {"prompts": 20},
+    }
+    merged = {name: base.get(name, {}) | sections.get(name, {}) for name in base.keys() | sections.keys()}
+    return RunConfig.model_validate(merged)
+
+
+def with_line(folder: Path, number: int, line: str) -> str:
+    """A file like the good one, but for the line of one prompt (counted from 1)."""
+    lines = [f'a blue sign that says "B{place:02}"' for place in range(20)]
+    lines[number - 1] = line
+    path = folder / "one-is-bad.txt"
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_run_that_works_only_warns(tmp_path: Path):
+    [warning] = preflight.check(config(tmp_path))
+    assert "20 of 20 held-out prompts are trained on too" in warning
+    assert preflight.check(RunConfig()) == []
+
+
+@pytest.mark.parametrize("setting", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("a sign without a text", ("has no text in double quotes", "fit scorer 'ocr'")),
+        ('a sign that says "ABCDEFGHIJKL"', ("has 16 tokens; this model takes 1 to 8", "change the prompt")),
+    ],
+)
+def test_every_prompt_is_checked(tmp_path: Path, setting: str, line: str, says: tuple[str, ...]):
+    path = with_line(tmp_path, 17, line)
+    with pytest.raises(SpotlightError) as refused:
+        preflight.check(config(tmp_path, prompts={setting: path}))
+    assert isinstance(refused.value, (PromptFileError, ConfigurationError))
+    assert str(refused.value).startswith(f"prompts.{setting} = {path!r}, prompt number 17: prompt {line!r}")
+    for part in says:
+        assert part in str(refused.value)
+
+
+def test_rows_of_the_shapes_task(tmp_path: Path):
+    row = {"prompt": "a photo of a dog", "include": [{"class": "dog", "count": 1}]}
+    path = tmp_path / "rows.jsonl"
+    good = {"prompt": "a photo of a circle", "include": [{"class": "circle", "count": 1}]}
+    path.write_text("".join(json.dumps(r) + "\n" for r in [good] * 16 + [row]))
+    wanted = config(
+        tmp_path,
+        model={"path": "embedded:shapes"},
+        reward={"scorer": "shapes"},
+        prompts={"train": str(path), "evaluate": "builtin:shapes-evaluate"},
+    )
+    with pytest.raises(PromptFileError, match=r"prompts\.train = .*number 17.*`class` 'dog'.*knows circle"):
+        preflight.check(wanted)
+
+
+def test_adapters_that_name_no_layer(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"adaptation\.targets=\['to_nothing'\] names no layer"):
+        preflight.check(config(tmp_path, adaptation={"mode": "lora", "targets": ["to_nothing"]}))
+
+
+class Judged(Exception):
+    """The model has been loaded."""
+
+
+def test_the_model_is_loaded_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def load(model: ModelConfig) -> None:
+        assert model.device == "cpu"
+        raise Judged
+
+    monkeypatch.setattr(preflight, "load_model", load)
+    with pytest.raises(Judged):
+        preflight.check(config(tmp_path))
+    monkeypatch.setattr(preflight, "refuse_silent_address", lambda address: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    cuda = {"device": "cuda"}
+    with pytest.raises(Judged):  # the cluster has the GPUs, this machine needs none
+        preflight.check(config(tmp_path, model=cuda, runtime={"ray_address": "far:6379"}))
+    with pytest.raises(ConfigurationError, match="no CUDA device is visible here"):
+        preflight.check(config(tmp_path, model=cuda))
+
+
+def test_a_scorer_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Broken:
+        name = "ocr"
+
+        def check(self, prompt: object) -> None: ...
+
+        def score(self, image_HWC: object, prompt: object) -> None:
+            raise ImportError("no engine")
+
+    monkeypatch.setattr(preflight, "build_scorer", lambda name: Broken())
+    with pytest.raises(ConfigurationError, match=r"reward\.scorer = 'ocr' fails.*ImportError: no engine"):
+        preflight.check(config(tmp_path))

@@ -21,7 +21,8 @@ _BOUNDS = {
     "less_than_equal": ("must be at most", "le", "lower it"),
 }
 
-_KINDS = {"finite_number": "must be finite", "int": "must be a whole number", "float": "must be a number", "string": "must be text",
+_KINDS = {"finite_number": "must be finite", "int": "must be a whole number",
+          "float": "must be a number", "string": "must be text",
           "bool": "must be true or false", "tuple": 'must be a list, as in ["a", "b"]',
           "model": "is a section, not a value; set its keys, as in section.key=value"}  # fmt: skip
 

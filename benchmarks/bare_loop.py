@@ -9,7 +9,6 @@ every number is a function of its identity, it ends with the very weights of the
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -17,15 +16,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration
+from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.runtime import load_run_prompts, rollout_requests
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
+from storage.run_prompts import load_run_prompts
 
 
 @dataclass
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--preset", default="glyphs")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--iterations", type=int, default=5)
+    add_keep_option(parser)
     arguments = parser.parse_args()
     config = load_config(arguments.preset, arguments.set, os.environ)
     result = run(config, arguments.iterations)
@@ -114,23 +116,20 @@ def main() -> None:
     device = (
         torch.cuda.get_device_name() if torch.cuda.is_available() and config.model.device != "cpu" else "cpu"
     )
-    print(
-        json.dumps(
-            {
-                "device": device,
-                "iterations": arguments.iterations,
-                "iteration_s": statistics.median(result.iteration_s[warm]),
-                "rollout_s": rollout_s,
-                "reward_s": statistics.median(result.reward_s[warm]),
-                "train_s": statistics.median(result.train_s[warm]),
-                "images_per_s": images / rollout_s,
-                "reward_first": result.rewards[0],
-                "reward_last": result.rewards[-1],
-                "max_ratio_deviation": result.max_ratio_deviation,
-                "digest": result.digest,
-            }
-        )
-    )
+    figures = {
+        "device": device,
+        "iterations": arguments.iterations,
+        "iteration_s": statistics.median(result.iteration_s[warm]),
+        "rollout_s": rollout_s,
+        "reward_s": statistics.median(result.reward_s[warm]),
+        "train_s": statistics.median(result.train_s[warm]),
+        "images_per_s": images / rollout_s,
+        "reward_first": result.rewards[0],
+        "reward_last": result.rewards[-1],
+        "max_ratio_deviation": result.max_ratio_deviation,
+        "digest": result.digest,
+    }
+    finish("bare_loop", figures, arguments.keep, device)
 
 
 if __name__ == "__main__":

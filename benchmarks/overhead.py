@@ -1,9 +1,11 @@
 """What Prefect, Ray and storage add to the bare torch loop of the same iteration.
 
-Both sides compute the same iterations of the same preset on one device and one scorer, so that
-neither profits from a second core: the bare loop in one process, the orchestrated one through the
-real flow (Prefect server, Ray actors, DuckDB, MLflow, a checkpoint each iteration). They take
-turns, and the medians of all turns are compared, because machines are noisy.
+Both sides compute the same iterations of the same preset on one device and one scorer, one after
+the other: the bare loop in one process, the orchestrated one through the real flow (Prefect server,
+Ray actors, DuckDB, MLflow, a checkpoint each iteration). What the flow does beside a rollout (the
+commit of the iteration before, the server) runs on another core where there is one, and counts only
+where it slows the iteration. They take turns, and the medians of all turns are compared, because
+machines are noisy.
 
     python -m benchmarks.overhead [--quick]
 """
@@ -20,6 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.report import add_keep_option, finish
 from storage.config_loading import load_config
 from storage.database import Database
 from storage.home import Home
@@ -82,6 +85,7 @@ def main() -> None:
     )
     parser.add_argument("--preset", default="glyphs")
     parser.add_argument("--quick", action="store_true", help="one turn of 4 iterations instead of two of 8")
+    add_keep_option(parser)
     arguments = parser.parse_args()
     load_config(arguments.preset, [], os.environ)
     turns, iterations = (1, 4) if arguments.quick else (2, 8)
@@ -97,19 +101,16 @@ def main() -> None:
             digests.add(digest)
     default, _ = orchestrated(arguments.preset, iterations, ("evaluation.every=0", "evaluation.prompts=1"))
     compute_s, iteration_s = statistics.median(compute), statistics.median(whole)
-    print(
-        json.dumps(
-            {
-                "iteration_s": iteration_s,
-                "compute_s": compute_s,
-                "overhead_ratio": iteration_s / compute_s - 1,
-                "iterations_measured": len(whole),
-                "identical_weights": len(digests) == 1,
-                "default_fleet_iteration_s": statistics.median(default),
-                "preset": arguments.preset,
-            }
-        )
-    )
+    figures = {
+        "iteration_s": iteration_s,
+        "compute_s": compute_s,
+        "overhead_ratio": iteration_s / compute_s - 1,
+        "iterations_measured": len(whole),
+        "identical_weights": len(digests) == 1,
+        "default_fleet_iteration_s": statistics.median(default),
+        "preset": arguments.preset,
+    }
+    finish("overhead", figures, arguments.keep)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ commit goes on beside the next rollout.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.report import add_keep_option, finish
 from storage.checkpoints import CheckpointStore
 from storage.home import Home
 from storage.run_store import RunStore
@@ -158,7 +158,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="the first 6 kills only")
-    kills = KILLS[:6] if parser.parse_args().quick else KILLS
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    kills = KILLS[:6] if arguments.quick else KILLS
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         undisturbed = start(home, "undisturbed", "train")
@@ -177,18 +179,15 @@ def main() -> None:
             identical += same
             outcomes.append(outcome)
             print(f"{kill}: {outcome}, identical: {same}", flush=True)
-    print(
-        json.dumps(
-            {
-                "kills": len(kills),
-                "identical": identical,
-                "lost_iterations": max(outcome.lost for outcome in outcomes),
-                "redone_iterations": max(outcome.redone for outcome in outcomes),
-                "survived": sum(outcome.how == "survived" for outcome in outcomes),
-                "resumed": sum(outcome.how == "resumed" for outcome in outcomes),
-            }
-        )
-    )
+    figures = {
+        "kills": len(kills),
+        "identical": identical,
+        "lost_iterations": max(outcome.lost for outcome in outcomes),
+        "redone_iterations": max(outcome.redone for outcome in outcomes),
+        "survived": sum(outcome.how == "survived" for outcome in outcomes),
+        "resumed": sum(outcome.how == "resumed" for outcome in outcomes),
+    }
+    finish("resume", figures, arguments.keep)
 
 
 if __name__ == "__main__":

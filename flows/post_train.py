@@ -21,6 +21,7 @@ from prefect.futures import PrefectFuture
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from storage.config import RunConfig
+from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.results import evaluated_iterations, run_result
@@ -28,7 +29,7 @@ from storage.run_store import RunRow, RunStore, check_resumable
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
-from tasks.session import Session, environment, open_session, status_after
+from tasks.session import Session, open_session, status_after
 
 DATABASE_WAIT_S = 600.0
 """How long a run waits for the database's lock before it gives up."""

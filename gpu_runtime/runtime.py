@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.plan import SeedPlan, plain_plan, prompts_of_iteration
+from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Delivered, Fleet, Weights
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
@@ -20,9 +21,8 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from storage.config import RunConfig
-from storage.errors import ConfigurationError
-from storage.prompts import PromptRecord, load_prompts
 from storage.records import StateInterval
+from storage.run_prompts import load_run_prompts
 
 
 @dataclass(frozen=True)
@@ -209,45 +209,3 @@ class Runtime:
         if self._fleet.trainer.holds != self._current.key:
             self._fleet.ask_trainer("own_weights", self._current.key)
             self._fleet.trainer.holds = self._current.key
-
-
-def rollout_requests(
-    plan: SeedPlan, prompts: Mapping[int, PromptRecord], run_seed: int, policy_version: int
-) -> list[SampleRequest]:
-    """The requests of a plan, ordered by prompt and seed."""
-    return [
-        SampleRequest(
-            RequestKind.ROLLOUT,
-            run_seed,
-            plan.iteration,
-            prompt_id,
-            seed,
-            policy_version,
-            prompts[prompt_id].text,
-        )
-        for prompt_id, seeds in sorted(plan.seeds.items())
-        for seed in seeds
-    ]
-
-
-def load_run_prompts(config: RunConfig) -> tuple[list[PromptRecord], list[PromptRecord]]:
-    """The run's training prompts and the held-out ones that it evaluates.
-
-    Raises:
-        PromptFileError: if a file is missing or malformed.
-        ConfigurationError: if a file has fewer prompts than the run needs.
-    """
-    train = load_prompts(config.prompts.train)
-    evaluate = load_prompts(config.prompts.evaluate)
-    per_iteration = config.algorithm.prompts_per_iteration
-    _refuse_too_few("prompts.train", train, "algorithm.prompts_per_iteration", per_iteration)
-    _refuse_too_few("prompts.evaluate", evaluate, "evaluation.prompts", config.evaluation.prompts)
-    return train, evaluate[: config.evaluation.prompts]
-
-
-def _refuse_too_few(field: str, prompts: Sequence[PromptRecord], limit: str, count: int) -> None:
-    if len(prompts) < count:
-        raise ConfigurationError(
-            f"{field} names a file of {len(prompts)} prompts, fewer than {limit} = {count}; lower {limit} or "
-            "give a longer file"
-        )

@@ -13,10 +13,10 @@ from gpu_runtime.models.loading import load_model, refuse_missing_cuda
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.runtime import load_run_prompts
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts import PromptRecord
+from storage.run_prompts import load_run_prompts
 
 _ENCODED_AT_ONCE = 256
 """Prompts; encoding needs memory for all of a list."""

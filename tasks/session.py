@@ -6,15 +6,10 @@ and no task caches its result.
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 from prefect.exceptions import TerminationSignal
 
@@ -26,8 +21,6 @@ from storage.home import Home
 from storage.records import IterationRecord, RunStatus, SampleRecord, StateInterval
 from storage.run_store import RunStore
 from storage.tracking import Tracker
-
-_VERSIONS = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
 
 
 class Session:
@@ -157,25 +150,3 @@ def record_from_json(values: dict) -> IterationRecord:
             "intervals": [StateInterval(**interval) for interval in values["intervals"]],
         }
     )
-
-
-def environment() -> dict[str, str]:
-    """What else a run's result may depend on: versions, commit, machine."""
-    found = {name: importlib.metadata.version(name) for name in _VERSIONS}
-    return found | {
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str:
-    root = Path(__file__).resolve().parents[1]
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
-            capture_output=True, text=True, timeout=10, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return answer.stdout.strip()

@@ -14,15 +14,17 @@ from safetensors.numpy import load
 
 from benchmarks.bare_loop import run
 from gpu_runtime.exploration.plan import plain_plan
+from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.runtime import Runtime, load_run_prompts, rollout_requests
+from gpu_runtime.runtime import Runtime
 from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
 from storage.prompts import PromptRecord
+from storage.run_prompts import load_run_prompts
 
 SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2"]
 

@@ -1,0 +1,39 @@
+"""How a benchmark ends: one JSON line, kept with what it was measured on when asked to."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from storage.environment import environment
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def add_keep_option(parser: argparse.ArgumentParser) -> None:
+    """Let the benchmark be asked to keep its result."""
+    parser.add_argument("--keep", action="store_true", help="write benchmarks/results/NAME.json as well")
+
+
+def finish(name: str, figures: dict[str, Any], keep: bool, device: str = "cpu") -> None:
+    """Print the figures as one JSON line; with `keep`, write them with command, commit, device, date."""
+    if keep:
+        facts = environment()
+        kept = {
+            "benchmark": name,
+            "command": f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
+            "commit": facts.pop("commit"),
+            "device": f"{platform.machine()}, {os.cpu_count()} cores" if device == "cpu" else device,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "versions": facts,
+            "figures": figures,
+        }
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(figures))

@@ -1,0 +1,40 @@
+"""What else a run's result may depend on: versions, commit, machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+_PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
+
+
+def environment() -> dict[str, str]:
+    """Versions of the packages that are there, of Python, the machine and the commit, as text."""
+    found = {name: _version(name) for name in _PACKAGES}
+    return {name: version for name, version in found.items() if version} | {
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    root = Path(__file__).resolve().parents[1]
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return answer.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

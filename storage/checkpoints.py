@@ -120,19 +120,23 @@ class CheckpointStore:
             CheckpointError: there are some, and every one is damaged.
         """
         rejected: list[str] = []
-        tried: set[Path] = set()
+        tried: set[tuple[int, int]] = set()
         while True:
             # Looked up again after each failure: beside a running save, the folder just tried may
-            # have been deleted for being too old, and a newer one has come.
-            found = {i: path for i, path in self._found().items() if path not in tried}
-            if not found:
+            # have been deleted for being too old, or another put in its place under the same name.
+            found = {i: (path, _folder_identity(path)) for i, path in self._found().items()}
+            left = {i: found[i] for i in found if found[i][1] not in tried}
+            if not left:
                 break
-            iteration = max(found)
-            tried.add(found[iteration])
+            iteration = max(left)
+            path, identity = left[iteration]
+            if identity is None:  # gone since it was listed
+                continue
+            tried.add(identity)
             try:
-                return _read(found[iteration], iteration, rejected)
+                return _read(path, iteration, rejected)
             except CheckpointError as error:
-                if found[iteration].exists():
+                if _folder_identity(path) == identity:
                     rejected.append(str(error))
         if rejected:
             raise CheckpointError(
@@ -251,6 +255,16 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
     record = json.loads(contents.pop("record.json"))
     config = json.loads(contents.pop("config.json"))
     return Checkpoint(iteration, contents, record, config, path, rejected)
+
+
+def _folder_identity(path: Path) -> tuple[int, int] | None:
+    """Tells a folder from a later one of the same name; None where there is none."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    # Not the inode alone, which the next folder may get; a rename changes neither.
+    return status.st_ino, status.st_mtime_ns
 
 
 def _digest_of(manifest: Mapping[str, Any]) -> str:

@@ -5,6 +5,8 @@ python -m benchmarks.announced_run train --preset smoke
 
 from __future__ import annotations
 
+import sys
+
 import flows.command_line as command_line
 import flows.progress as progress
 from storage.records import IterationRecord
@@ -15,17 +17,23 @@ class AnnouncingReporter(progress.Reporter):
 
     def begin(self, run_id: str, total: int, done: int) -> None:
         """A run starts or goes on after `done` iterations."""
-        print(f"BEGIN {done}", flush=True)
+        _say(f"BEGIN {done}")
         super().begin(run_id, total, done)
 
     def phase(self, name: str) -> None:
         """A phase has begun."""
-        print(f"PHASE {name}", flush=True)
+        _say(f"PHASE {name}")
 
     def iteration(self, record: IterationRecord) -> None:
         """An iteration is done."""
-        print(f"ITERATION {record.iteration}", flush=True)
+        _say(f"ITERATION {record.iteration}")
         super().iteration(record)
+
+
+def _say(line: str) -> None:
+    # One write a line: phases begin in several threads, and `print` writes the newline apart.
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def show_verdict(view: RunView) -> None:
     figures = f"score {before:.2f} → {now:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
     base = (
         f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations and "
-        f"{duration(view.scores['elapsed_s'].iloc[-1])}; {usd(view.paid_usd)} so far at the configured prices."
+        f"{duration(view.scores['elapsed_s'].iloc[-1])}; {usd(view.paid_usd)} so far at the set prices."
     )
     if not change.is_clear:
         st.info(markdown_text(f"**No clear change yet: {figures}**, {base}"), icon=":material/drag_handle:")

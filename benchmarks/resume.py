@@ -65,7 +65,6 @@ KILLS = (
     Kill("spot", "rollout", 3, 0.05),
     Kill("scorer", "reward", 2, 0.02),
     Kill("raylet", "rollout", 2, 0.05),
-    Kill("server", "train", 2),
 )
 
 

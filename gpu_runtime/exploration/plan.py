@@ -1,15 +1,38 @@
 """Which prompts and which seeds of them are rolled out in an iteration.
 
 A plan is what exploration hands to the rollout. `plain` makes it from the configuration alone;
-strategies that score candidate seeds fill `explored_score` too.
+strategies that draft candidate seeds keep what they tried.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A draft that was made.
+
+    Attributes:
+        prompt_id, seed_index: whose noise stream it used.
+        fidelity: `full`, or the name of a cheaper draft.
+        policy_version: weights that drew it.
+        value, exact, error: the judgement, as `rewards.protocol.Score` has it.
+        round: the planner's round that asked for it; -1 for a re-score of the staleness monitor.
+    """
+
+    prompt_id: int
+    seed_index: int
+    fidelity: str
+    policy_version: int
+    value: float
+    exact: bool
+    error: str | None
+    round: int
 
 
 @dataclass(frozen=True)
@@ -19,12 +42,44 @@ class SeedPlan:
     Attributes:
         iteration: the iteration that will roll them out.
         seeds: seed indices of each prompt_id; every prompt has the same number.
-        explored_score: draft score by (prompt_id, seed index), where a draft was made.
+        candidates: the drafts that it was chosen from; none in a plain plan.
+        figures: what exploration has to report, by metric name.
+        notes: what people should know, as (kind of event, message).
+        refused: the ranks of its drafts cannot be trusted; draft again with fresh weights.
     """
 
     iteration: int
     seeds: dict[int, tuple[int, ...]]
-    explored_score: dict[tuple[int, int], float] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = ()
+    figures: dict[str, float] = field(default_factory=dict)
+    notes: tuple[tuple[str, str], ...] = ()
+    refused: bool = False
+
+    @property
+    def explored_score(self) -> dict[tuple[int, int], float]:
+        """Draft score by (prompt_id, seed index), where a draft was judged."""
+        return {
+            (draft.prompt_id, draft.seed_index): draft.value
+            for draft in self.candidates
+            if draft.error is None
+        }
+
+
+def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
+    """A plan as JSON values, to travel in a checkpoint."""
+    return asdict(plan) | {"seeds": [[prompt, list(seeds)] for prompt, seeds in plan.seeds.items()]}
+
+
+def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
+    """The inverse of `plan_to_json`."""
+    return SeedPlan(
+        iteration=values["iteration"],
+        seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
+        candidates=tuple(Candidate(**draft) for draft in values["candidates"]),
+        figures=dict(values["figures"]),
+        notes=tuple((kind, message) for kind, message in values["notes"]),
+        refused=values["refused"],
+    )
 
 
 def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, iteration: int) -> list[int]:

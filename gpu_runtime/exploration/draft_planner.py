@@ -1,0 +1,312 @@
+"""The bandit that spends an iteration's drafts where they raise the kept groups' variance most.
+
+Paper: Spotlight (arXiv 2606.19004) plans the training window with a bandit; its arms and pay-off are
+not public. Here an arm is a (prompt, fidelity) pair, and its pay-off the expected gain in the variance
+of the group that will be kept, times the fidelity's reliability, over the draft's cost. The gain is
+computed, not learned: scores to come are drawn from what the prompt's drafts have shown so far and from
+its past, and the exact selection is run on them. A prompt whose group cannot get better, because it has
+as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
+
+Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
+never wait for a judge, and from complete rounds alone, so the plan does not depend on who was faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from gpu_runtime.exploration.score_history import Prediction
+from gpu_runtime.exploration.selection import max_variance, max_variance_subset
+
+_LOOK_AHEAD = (2, 4, 8, 16)
+"""Further drafts of a prompt whose gain is computed; in between the best rate counts."""
+
+_FUTURES = 64
+"""Random futures that a gain is averaged over."""
+
+_WORTHLESS = 2e-4
+"""Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
+
+
+_ROUNDING = 1e-9
+"""Budgets are sums of fractions."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One candidate seed to try."""
+
+    prompt_id: int
+    seed_index: int
+    fidelity: str = "full"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A fidelity: how to draft, at what cost and how far its scores can be trusted.
+
+    Attributes:
+        fidelity: name, `full` or `preview-K`.
+        cost: of one draft, in full drafts.
+        reliability: squared correlation of its scores with those of full drafts, in [0, 1].
+        expected: from a draft's score to the full draft's expected score.
+    """
+
+    fidelity: str = "full"
+    cost: float = 1.0
+    reliability: float = 1.0
+    expected: Callable[[float], float] = field(default=float)
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """What a plan has to keep to.
+
+    Attributes:
+        group_size: seeds to keep of a prompt, G.
+        prompts_kept: prompts to keep, P; more may be explored.
+        candidates: most drafts of a prompt, N.
+        budget: cost of all drafts together, in full drafts.
+        first_drafts: drafts of every prompt in the first round.
+        rounds: how many rounds the budget is divided into, roughly.
+        allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
+    """
+
+    group_size: int
+    prompts_kept: int
+    candidates: int
+    budget: float
+    first_drafts: int = 4
+    rounds: int = 8
+    allocation: Literal["bandit", "uniform"] = "bandit"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen, by prompt: seeds, the kept drafts' variance and the variance of all drafts.
+
+    `variance` is 0 where too few drafts were judged to choose from.
+    """
+
+    seeds: dict[int, tuple[int, ...]]
+    variance: dict[int, float]
+    pool_variance: dict[int, float]
+
+
+@dataclass
+class _Round:
+    drafts: list[Draft]
+    results: dict[Draft, float | None] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.results) == len(self.drafts)
+
+
+class DraftPlanner:
+    """Plans one iteration's drafts and chooses among them.
+
+    Args:
+        prompts: what may be explored, in a fixed order.
+        settings: see there.
+        arms: at least one fidelity.
+        predict: what a prompt's next score may be, from earlier iterations.
+        key: numbers that make the random futures this plan's own, such as run seed and iteration.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[int],
+        settings: PlannerSettings,
+        arms: Sequence[Arm],
+        predict: Callable[[int], Prediction],
+        key: tuple[int, ...],
+    ) -> None:
+        self.prompts = tuple(prompts)
+        self.settings = settings
+        self.spent = 0.0
+        self._arms = {arm.fidelity: arm for arm in arms}
+        # The gain of one more good score is the prompt's; what a fidelity makes of it is the same for all.
+        self._arm = max(arms, key=lambda arm: arm.reliability / arm.cost)
+        self._predictions = {prompt: predict(prompt) for prompt in self.prompts}
+        self._key = key
+        self._rounds: list[_Round] = []
+        self._issued = dict.fromkeys(self.prompts, 0)
+        self._round_of: dict[Draft, int] = {}
+        self._finished = False
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether the next round may be planned now: the one before the last is judged."""
+        return not self._finished and all(issued.complete for issued in self._rounds[:-1])
+
+    @property
+    def finished(self) -> bool:
+        """Nothing more will be planned."""
+        return self._finished
+
+    def next_round(self) -> list[Draft]:
+        """The next drafts, by falling gain; empty when the budget is spent or nothing is worth it.
+
+        Raises:
+            RuntimeError: if `can_plan` is False.
+        """
+        if not self.can_plan:
+            raise RuntimeError("the round before the last is not judged, or the plan is finished")
+        if not self._rounds:
+            drafts = self._evenly(min(self._room, self.settings.first_drafts * len(self.prompts)))
+        elif self.settings.allocation == "uniform":
+            drafts = self._evenly(min(self._room, self._round_size))
+        else:
+            drafts = self._by_gain(min(self._room, self._round_size))
+        if drafts:
+            self._round_of |= dict.fromkeys(drafts, len(self._rounds))
+            self._rounds.append(_Round(drafts))
+        else:
+            self._finished = True
+        return drafts
+
+    def observe(self, draft: Draft, score: float | None) -> None:
+        """Note a draft's score; None where there is no judgement. A second one changes nothing."""
+        self._rounds[self._round_of[draft]].results.setdefault(draft, score)
+
+    def round_of(self, draft: Draft) -> int:
+        """The round that asked for a draft."""
+        return self._round_of[draft]
+
+    def choose(self) -> Choice:
+        """The seeds to roll out, from all that was judged.
+
+        Prompts that were not reached, or that have fewer than G judged drafts, are filled up with
+        seeds that nobody has tried: random ones.
+        """
+        group = self.settings.group_size
+        seeds: dict[int, tuple[int, ...]] = {}
+        variance, pool = {}, {}
+        for prompt in self.prompts:
+            judged = self._judged(prompt, len(self._rounds))
+            values = np.array([value for _, value in judged])
+            pool[prompt] = float(values.var()) if len(judged) else 0.0
+            if len(judged) >= group:
+                chosen = max_variance_subset(values, group)
+                seeds[prompt] = tuple(judged[index][0] for index in chosen.indices)
+                variance[prompt] = chosen.variance
+            else:
+                tried = [seed for seed, _ in judged]
+                untried = range(self._issued[prompt], self._issued[prompt] + group - len(tried))
+                seeds[prompt] = tuple(sorted((*tried, *untried)))
+                variance[prompt] = 0.0
+        # sorted() is stable: of equal prompts the first stay.
+        best = sorted(self.prompts, key=lambda prompt: -variance[prompt])[: self.settings.prompts_kept]
+        return Choice(
+            {prompt: seeds[prompt] for prompt in self.prompts if prompt in set(best)}, variance, pool
+        )
+
+    @property
+    def _room(self) -> float:
+        return self.settings.budget - self.spent
+
+    @property
+    def _round_size(self) -> float:
+        return max(len(self.prompts), self.settings.budget / self.settings.rounds)
+
+    def _judged(self, prompt: int, rounds: int) -> list[tuple[int, float]]:
+        """(seed, expected full score) of the prompt's judged drafts in the first `rounds` rounds."""
+        judged = [
+            (draft.seed_index, self._arms[draft.fidelity].expected(score))
+            for issued in self._rounds[:rounds]
+            for draft, score in issued.results.items()
+            if draft.prompt_id == prompt and score is not None
+        ]
+        # The order of arrival must not matter.
+        return sorted(judged)
+
+    def _issue(self, prompt: int) -> Draft:
+        draft = Draft(prompt, self._issued[prompt], self._arm.fidelity)
+        self._issued[prompt] += 1
+        self.spent += self._arm.cost
+        return draft
+
+    def _evenly(self, budget: float) -> list[Draft]:
+        """One draft of each prompt after another, until the budget is spent."""
+        limit, drafts = self.spent + budget, []
+        while True:
+            open_prompts = [p for p in self.prompts if self._issued[p] < self.settings.candidates]
+            if not open_prompts or self.spent + self._arm.cost > limit + _ROUNDING:
+                return drafts
+            # The prompt with the fewest drafts is next; of equal ones the first.
+            drafts.append(self._issue(min(open_prompts, key=lambda p: self._issued[p])))
+
+    def _by_gain(self, budget: float) -> list[Draft]:
+        """Drafts where they raise the kept variance most, until the budget is spent."""
+        rates = {prompt: self._rates(prompt, bar) for prompt, bar in self._bars().items()}
+        limit, drafts = self.spent + budget, []
+        while self.spent + self._arm.cost <= limit + _ROUNDING:
+            prompt = max(self.prompts, key=lambda prompt: rates[prompt][0] if rates[prompt] else 0.0)
+            if not rates[prompt] or rates[prompt][0] < _WORTHLESS:
+                break
+            rates[prompt].pop(0)
+            drafts.append(self._issue(prompt))
+        return drafts
+
+    def _bars(self) -> dict[int, float]:
+        """The variance that each prompt has to exceed to count: another prompt's that it would oust."""
+        complete = len(self._rounds) - 1
+        now = {}
+        for prompt in self.prompts:
+            values = np.sort([value for _, value in self._judged(prompt, complete)])
+            enough = len(values) >= self.settings.group_size
+            now[prompt] = float(max_variance(values[None, :], self.settings.group_size)[0]) if enough else 0.0
+        kept = self.settings.prompts_kept
+        if kept >= len(self.prompts):
+            return dict.fromkeys(self.prompts, 0.0)
+        ranked = sorted(now.values(), reverse=True)
+        # One that is among the kept competes with the best of the others, one of those with the last kept.
+        last, next_best = ranked[kept - 1], ranked[kept]
+        return {prompt: next_best if value >= last else last for prompt, value in now.items()}
+
+    def _rates(self, prompt: int, bar: float) -> list[float]:
+        """Expected gain of each further draft of a prompt, by draft, falling."""
+        complete = len(self._rounds) - 1
+        judged = np.array([value for _, value in self._judged(prompt, complete)])
+        prediction = self._predictions[prompt]
+        values = np.concatenate([prediction.values, judged])
+        weights = np.concatenate([prediction.weights, np.ones(len(judged))])
+        settled = sum(d.prompt_id == prompt for issued in self._rounds[:complete] for d in issued.drafts)
+        pending = self._issued[prompt] - settled
+        most = min(_LOOK_AHEAD[-1], self.settings.candidates - self._issued[prompt])
+        if most <= 0:
+            return []
+        generator = np.random.Generator(np.random.Philox([*self._key, len(self._rounds), prompt]))
+        group = self.settings.group_size
+        draws = generator.choice(values, (_FUTURES, pending + most + group), p=weights / weights.sum())
+        have = np.broadcast_to(judged, (_FUTURES, len(judged)))
+
+        def expected(further: int) -> float:
+            # Where there are fewer than a group, seeds that nobody tried fill it up.
+            drawn = max(pending + further, group - len(judged))
+            future = np.sort(np.concatenate([have, draws[:, :drawn]], axis=1), axis=1)
+            return float(np.maximum(max_variance(future, group), bar).mean())
+
+        ahead = [further for further in _LOOK_AHEAD if further <= most] or [most]
+        curve = {0: expected(0)} | {further: expected(further) for further in ahead}
+        return [rate * self._arm.reliability / self._arm.cost for rate in _falling_rates(curve)]
+
+
+def _falling_rates(curve: dict[int, float]) -> list[float]:
+    """Gain of each next draft along the smallest concave curve above `curve` (drafts -> value).
+
+    One draft may gain nothing where two gain much: what counts is the best rate that lies ahead.
+    """
+    rates: list[float] = []
+    here = 0
+    while here < max(curve):
+        slopes = {there: (curve[there] - curve[here]) / (there - here) for there in curve if there > here}
+        best = max(slopes, key=lambda there: (slopes[there], there))
+        rates += [slopes[best]] * (best - here)
+        here = best
+    return rates

@@ -1,0 +1,239 @@
+"""Exploration across iterations: what was learned of prompts, drafts and windows, and what follows.
+
+Pure: it neither generates nor judges. The runtime asks `begin` for an iteration's planner, makes the
+drafts that the planner wants, and gets the seeds from `finish`; the staleness monitor's re-scores go
+into `review`, which decides whether the drafts under way may be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.draft_reliability import DraftReliability
+from gpu_runtime.exploration.fidelity import FULL, evaluations_of
+from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
+from gpu_runtime.exploration.score_history import ScoreHistory
+from gpu_runtime.exploration.staleness import Agreement, compare
+from gpu_runtime.exploration.window import WindowForecast
+from storage.config import RunConfig
+
+MONITOR_ROUND = -1
+"""The round of a candidate that the staleness monitor scored again."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """What the staleness monitor found.
+
+    Attributes:
+        agreement: of stale and fresh scores.
+        trusted: whether drafts with stale weights may go on choosing seeds.
+        notes: events to record, as (kind, message).
+    """
+
+    agreement: Agreement
+    trusted: bool
+    notes: tuple[tuple[str, str], ...]
+
+
+class SeedExplorer:
+    """One run's exploration.
+
+    Args:
+        config: the run's configuration.
+        prompt_ids: all training prompts.
+
+    Raises:
+        ValueError: if a fidelity is unknown, or more prompts are to be explored than there are.
+    """
+
+    def __init__(self, config: RunConfig, prompt_ids: Sequence[int]) -> None:
+        self._config = config
+        self._settings = config.exploration
+        self._prompt_ids = list(prompt_ids)
+        steps = config.sampling.rollout_steps
+        self._cost = {name: evaluations_of(name, steps) / steps for name in self._settings.fidelities}
+        self._history = ScoreHistory(self._settings.history_half_life)
+        self._reliability = {name: DraftReliability() for name in (FULL, *self._cost)}
+        self.forecast = WindowForecast()
+
+    def prompts(self, iteration: int) -> list[int]:
+        """The prompts to explore for an iteration; more than are kept where prompt_pool is above 1."""
+        kept = self._config.algorithm.prompts_per_iteration
+        pool = kept if self._settings.strategy == "plain" else round(kept * self._settings.prompt_pool)
+        return prompts_of_iteration(self._prompt_ids, pool, self._config.seed, iteration)
+
+    def plain(self, iteration: int, *notes: tuple[str, str]) -> SeedPlan:
+        """The plan without exploration: the first prompts and seeds."""
+        algorithm = self._config.algorithm
+        prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]
+        return replace(plain_plan(prompts, algorithm.group_size, iteration), notes=notes)
+
+    def begin(self, iteration: int, budget: float | None) -> DraftPlanner:
+        """The planner of an iteration's drafts.
+
+        Args:
+            budget: cost of all drafts, in full drafts; None for every candidate.
+        """
+        prompts = self.prompts(iteration)
+        everything = float(len(prompts) * self._settings.candidates)
+        algorithm = self._config.algorithm
+        return DraftPlanner(
+            prompts,
+            PlannerSettings(
+                algorithm.group_size,
+                algorithm.prompts_per_iteration,
+                self._settings.candidates,
+                everything if budget is None else min(budget, everything),
+                allocation=self._settings.allocation,
+            ),
+            self._arms(),
+            lambda prompt: self._history.predict(prompt, iteration),
+            (self._config.seed, iteration),
+        )
+
+    def finish(self, iteration: int, planner: DraftPlanner, candidates: Iterable[Candidate]) -> SeedPlan:
+        """The seeds to roll out, from the drafts that were judged in time."""
+        made = tuple(sorted(candidates, key=lambda draft: (draft.prompt_id, draft.seed_index)))
+        scores: dict[int, list[float]] = {prompt: [] for prompt in planner.prompts}
+        for draft in made:
+            if draft.error is None:
+                scores[draft.prompt_id].append(self.signal(draft))
+        self._history.add(iteration, scores)
+        choice = planner.choose()
+        return SeedPlan(iteration, choice.seeds, made, _figures(planner, choice, made))
+
+    def monitored(self, plan: SeedPlan) -> list[Draft]:
+        """The drafts to make with the rollout's weights, to see whether ranks hold.
+
+        All candidates of some prompts in full, but for the kept seeds, whose rollouts are fresh scores
+        already; and by every preview that is not in use yet, so that it may prove itself.
+        """
+        judged: dict[int, list[Candidate]] = {}
+        for draft in plan.candidates:
+            if draft.error is None and draft.prompt_id in plan.seeds:
+                judged.setdefault(draft.prompt_id, []).append(draft)
+        # The prompts with the most drafts have the most to say of ranks; of equal ones, the first.
+        most = sorted(judged, key=lambda prompt: (-len(judged[prompt]), prompt))
+        chosen = [
+            draft for prompt in sorted(most[: self._settings.monitor_prompts]) for draft in judged[prompt]
+        ]
+        in_full = [d for d in chosen if d.seed_index not in plan.seeds[d.prompt_id]]
+        previews = [name for name in self._cost if name != FULL]
+        return [Draft(d.prompt_id, d.seed_index) for d in in_full] + [
+            Draft(d.prompt_id, d.seed_index, name) for name in previews for d in chosen if d.fidelity != name
+        ]
+
+    def review(
+        self,
+        plan: SeedPlan,
+        rescored: Iterable[Candidate],
+        rolled: Mapping[tuple[int, int], float],
+    ) -> Review | None:
+        """Compare a plan's drafts with fresh scores of the same seeds.
+
+        Args:
+            plan: the iteration's plan.
+            rescored: the judged drafts of `monitored`.
+            rolled: the rollout's score (what is learned from) by prompt and seed.
+
+        Returns:
+            None where there is nothing to compare.
+        """
+        again = [draft for draft in rescored if draft.error is None]
+        fresh = dict(rolled) | {
+            (draft.prompt_id, draft.seed_index): self.signal(draft)
+            for draft in again
+            if draft.fidelity == FULL
+        }
+        monitored = {draft.prompt_id for draft in again}
+        # The kept seeds alone are extremes, which correlate better than candidates do.
+        drafts = [d for d in plan.candidates if d.error is None and d.prompt_id in monitored]
+        pairs: dict[int, tuple[list[float], list[float]]] = {}
+        for draft in [*drafts, *(draft for draft in again if draft.fidelity != FULL)]:
+            identity = (draft.prompt_id, draft.seed_index)
+            if identity not in fresh:
+                continue
+            self._reliability[draft.fidelity].note(draft.prompt_id, self.signal(draft), fresh[identity])
+            if draft.round != MONITOR_ROUND:
+                stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
+                stale_scores.append(self.signal(draft))
+                fresh_scores.append(fresh[identity])
+        for known in self._reliability.values():
+            known.end_iteration()
+        if not pairs:
+            return None
+        return self._verdict(plan, compare(pairs, self._config.algorithm.group_size))
+
+    def signal(self, draft: Candidate) -> float:
+        """What is learned from: the graded score, or 1 for an exact match."""
+        return draft.value if self._config.reward.signal == "graded" else float(draft.exact)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values, for a checkpoint."""
+        return {
+            "history": self._history.state(),
+            "reliability": {name: known.state() for name, known in self._reliability.items()},
+            "forecast": self.forecast.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._history.restore(state["history"])
+        for name, known in state["reliability"].items():
+            self._reliability[name].restore(known)
+        self.forecast.restore(state["forecast"])
+
+    def _verdict(self, plan: SeedPlan, agreement: Agreement) -> Review:
+        least, spearman = self._settings.min_spearman, agreement.spearman
+        if spearman is None:
+            return Review(agreement, True, ())
+        where = f"iteration {plan.iteration}: "
+        if spearman < least:
+            follows = "drafted anew" if self._settings.when_stale == "redraft" else "replaced by plain ones"
+            message = (
+                f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({agreement.pairs} drafts), "
+                f"below exploration.min_spearman={least:g}; the next seeds are {follows}. A lower learning "
+                "rate keeps ranks longer"
+            )
+            return Review(agreement, False, (("staleness", message),))
+        if agreement.identical:
+            message = (
+                f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be moving "
+                "the weights (look at the gradient's norm and the learning rate)"
+            )
+            return Review(agreement, True, (("staleness", message),))
+        return Review(agreement, True, ())
+
+    def _arms(self) -> list[Arm]:
+        """Full drafts, and the previews that were measured; full ones also where nothing else is."""
+        arms = []
+        for name, known in self._reliability.items():
+            measured = known.reliability()
+            if name == FULL:
+                expected = known.expected if self._settings.noise_aware else float
+                arms.append(Arm(FULL, 1.0, 1.0 if measured is None else measured, expected))
+            elif measured is not None:
+                arms.append(Arm(name, self._cost[name], measured, known.expected))
+        configured = [arm for arm in arms if arm.fidelity in self._cost]
+        return configured or arms[:1]
+
+
+def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
+    """What exploration reports of itself."""
+    kept = [choice.variance[prompt] for prompt in choice.seeds]
+    pool = [choice.pool_variance[prompt] for prompt in planner.prompts]
+    reached = {draft.prompt_id for draft in made if draft.error is None}
+    return {
+        "drafts": float(len(made)),
+        "draft_errors": float(sum(draft.error is not None for draft in made)),
+        "prompts_explored": float(len(reached)),
+        "prompts_unexplored": float(sum(prompt not in reached for prompt in choice.seeds)),
+        "variance_pool": float(np.mean(pool)),
+        "variance_kept": float(np.mean(kept)),
+    }

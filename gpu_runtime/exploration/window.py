@@ -1,0 +1,43 @@
+"""How many drafts the next training window holds, from what the last ones took. Times are arguments."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+_MEMORY = 5
+"""Iterations that an estimate rests on."""
+
+
+class WindowForecast:
+    """Medians over the last iterations of a training window's length and of a draft's cost."""
+
+    def __init__(self) -> None:
+        self._train_s: list[float] = []
+        self._draft_s: list[float] = []
+
+    def add_window(self, train_s: float) -> None:
+        """A training window took so many seconds."""
+        self._train_s = [*self._train_s, train_s][-_MEMORY:]
+
+    def add_drafts(self, device_s: float, full_drafts: float) -> None:
+        """Drafts worth `full_drafts` full ones took so many device-seconds, judging included."""
+        if full_drafts > 0 and device_s > 0:
+            self._draft_s = [*self._draft_s, device_s / full_drafts][-_MEMORY:]
+
+    def budget(self, devices: int) -> float | None:
+        """Full drafts that the next window holds; None while nothing is known."""
+        if devices == 0:
+            return 0.0
+        if not self._train_s or not self._draft_s:
+            return None
+        return statistics.median(self._train_s) * devices / statistics.median(self._draft_s)
+
+    def state(self) -> dict[str, list[float]]:
+        """JSON values, for a checkpoint."""
+        return {"train_s": self._train_s, "draft_s": self._draft_s}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._train_s, self._draft_s = list(state["train_s"]), list(state["draft_s"])

@@ -1,0 +1,174 @@
+"""The planner's rounds, its choices and where it spends: values worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, _falling_rates
+from gpu_runtime.exploration.score_history import Prediction, ScoreHistory
+
+SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36)
+
+
+def make(prompts=(0, 1, 2), settings=SETTINGS, arms=(Arm(),), predict=None):
+    predict = predict or (lambda prompt: Prediction(np.array([0.0, 1.0]), np.array([0.5, 0.5])))
+    return DraftPlanner(prompts, settings, arms, predict, (0, 1))
+
+
+def run(planner, score):
+    """Draft round by round, judging each one round late; the drafts made."""
+    made, waiting = [], []
+    while drafts := planner.next_round():
+        for draft in waiting:
+            planner.observe(draft, score(draft))
+        made += drafts
+        waiting = drafts
+    for draft in waiting:
+        planner.observe(draft, score(draft))
+    return made
+
+
+def test_the_first_round_drafts_every_prompt_alike():
+    drafts = make().next_round()
+    assert [(d.prompt_id, d.seed_index) for d in drafts] == [(p, s) for s in range(4) for p in range(3)]
+
+
+def test_the_budget_is_kept():
+    planner = make()
+    made = run(planner, lambda draft: float(draft.seed_index % 5 == 0))
+    assert len(made) == len(set(made)) <= 36
+    assert planner.finished
+    assert planner.spent == len(made)
+
+
+def test_uniform_gives_every_prompt_the_same():
+    planner = make(settings=replace(SETTINGS, allocation="uniform"))
+    made = run(planner, lambda draft: 0.0)
+    assert [sum(d.prompt_id == p for d in made) for p in range(3)] == [12, 12, 12]
+
+
+def test_what_cannot_gain_is_left_alone():
+    """Prompt 0 has two successes and two failures at once; prompt 1 needs more; prompt 2 never succeeds."""
+
+    def score(draft):
+        if draft.prompt_id == 0:
+            return float(draft.seed_index % 2)
+        return float(draft.prompt_id == 1 and draft.seed_index == 9)
+
+    history = ScoreHistory(10.0)
+    history.add(1, {0: [0.0, 1.0], 1: [0.0] * 19 + [1.0], 2: [0.0] * 20})
+    made = run(make(predict=lambda prompt: history.predict(prompt, 2)), score)
+    counts = [sum(d.prompt_id == p for d in made) for p in range(3)]
+    assert counts[1] > 2 * max(counts[0], counts[2])
+
+
+def test_a_round_waits_for_the_one_before_the_last():
+    planner = make()
+    first = planner.next_round()
+    second = planner.next_round()
+    assert second
+    assert not planner.can_plan
+    with pytest.raises(RuntimeError, match="not judged"):
+        planner.next_round()
+    for draft in first:
+        planner.observe(draft, 0.0)
+    assert planner.can_plan
+
+
+def test_the_order_of_arrival_changes_nothing():
+    def score(draft):
+        return ((draft.prompt_id * 7 + draft.seed_index * 13) % 11) / 10
+
+    choices = []
+    for forward in (True, False):
+        planner = make()
+        waiting: list[Draft] = []
+        while drafts := planner.next_round():
+            for draft in waiting if forward else reversed(waiting):
+                planner.observe(draft, score(draft))
+            waiting = drafts
+        for draft in waiting if forward else reversed(waiting):
+            planner.observe(draft, score(draft))
+        choices.append(planner.choose())
+    assert choices[0] == choices[1]
+
+
+def test_a_draft_that_arrives_early_is_not_used_early():
+    """Whether the last round is judged already must not change the next one."""
+    plans = []
+    for early in (True, False):
+        planner = make()
+        first, second = planner.next_round(), planner.next_round()
+        for draft in first:
+            planner.observe(draft, float(draft.prompt_id == 1 and draft.seed_index == 0))
+        if early:
+            for draft in second:
+                planner.observe(draft, 1.0)
+        plans.append(planner.next_round())
+    assert plans[0] == plans[1]
+
+
+def test_chooses_the_group_of_largest_variance():
+    planner = make(prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8, first_drafts=8))
+    for draft, score in zip(planner.next_round(), [0.5, 0, 1, 0.4, 0.1, 0.9, 0.5, 0.5], strict=True):
+        planner.observe(draft, score)
+    choice = planner.choose()
+    assert choice.seeds == {5: (1, 2, 4, 5)}
+    assert choice.variance[5] == pytest.approx(0.205)
+
+
+def test_an_unreached_prompt_falls_back_to_seeds_nobody_tried():
+    planner = make(settings=replace(SETTINGS, budget=0))
+    assert planner.next_round() == []
+    assert planner.choose().seeds == dict.fromkeys(range(3), (0, 1, 2, 3))
+
+
+def test_failed_judgements_are_left_out_and_filled_up():
+    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4))
+    for draft in planner.next_round():
+        planner.observe(draft, None if draft.seed_index in (0, 2) else float(draft.seed_index))
+    # 1 and 3 were judged; 4 and 5 are the next that nobody tried.
+    assert planner.choose().seeds == {0: (1, 3, 4, 5)}
+
+
+def test_candidates_that_are_all_equal_are_plain_seeds():
+    planner = make()
+    run(planner, lambda draft: 0.5)
+    assert planner.choose().seeds == dict.fromkeys(range(3), (0, 1, 2, 3))
+
+
+def test_of_a_larger_pool_the_prompts_that_differ_most_are_kept():
+    planner = make(prompts=(0, 1, 2, 3), settings=replace(SETTINGS, prompts_kept=2))
+    run(planner, lambda draft: float(draft.seed_index % 2) if draft.prompt_id in (1, 3) else 0.0)
+    assert list(planner.choose().seeds) == [1, 3]
+
+
+def test_an_unreliable_fidelity_is_not_used_for_being_cheap():
+    cheap = Arm("preview-4", cost=0.6, reliability=0.4)
+    assert {d.fidelity for d in make(arms=(Arm(), cheap)).next_round()} == {"full"}
+    better = replace(cheap, reliability=0.9)
+    assert {d.fidelity for d in make(arms=(Arm(), better)).next_round()} == {"preview-4"}
+
+
+def test_drafts_count_at_their_expected_full_score():
+    arm = Arm("preview-4", cost=0.5, reliability=1.0, expected=lambda score: 1.0 - score)
+    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4), arms=(arm,))
+    run(planner, lambda draft: 1.0 if draft.seed_index == 3 else 0.0)
+    assert planner.choose().pool_variance[0] == pytest.approx(np.var([1] * 7 + [0]))
+
+
+def test_gains_follow_the_smallest_concave_curve():
+    # Nothing for one draft, all for two, little for four more.
+    assert _falling_rates({0: 0.0, 1: 0.0, 2: 0.2, 6: 0.24}) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.01, 0.01])
+
+
+def test_a_later_draft_of_a_known_past_counts_less():
+    history = ScoreHistory(half_life=2.0)
+    history.add(1, {0: [1.0] * 4})
+    near, far = history.predict(0, 1), history.predict(0, 5)
+    # Own weight 4 halves twice; what is common counts as one draft.
+    assert near.weights.sum() == pytest.approx(5.0)
+    assert far.weights.sum() == pytest.approx(2.0)

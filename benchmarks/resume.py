@@ -2,8 +2,8 @@
 
 A run in a child process announces its phases; at the chosen one a process is killed: the flow's
 own (`driver`), or one of its children. Then `spotlight resume` goes on, unless the run survived
-by itself, as it should when it loses a spot worker or a scorer. `identical` counts kills after
-which weights, moving average and optimiser equal the undisturbed run's to the bit.
+by itself, as it should when it loses a spot worker, a scorer or the Prefect server. `identical`
+counts kills after which weights, moving average and optimiser equal the undisturbed run's to the bit.
 `lost_iterations` is the largest number of committed iterations that a resumed run did again;
 `redone_iterations` counts those too whose training was done, but which were not yet committed: the
 commit goes on beside the next rollout.
@@ -65,6 +65,7 @@ KILLS = (
     Kill("spot", "rollout", 3, 0.05),
     Kill("scorer", "reward", 2, 0.02),
     Kill("raylet", "rollout", 2, 0.05),
+    Kill("server", "train", 2),
 )
 
 

@@ -30,5 +30,24 @@ class _OwnErrorsAreOneLine(logging.Filter):
         return True
 
 
+class _UndeliveredEventsAreOneLine(logging.Filter):
+    """While its server is away, Prefect logs a warning and an error with all of the event for each event."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith("Service %r failed to process item"):
+            return False
+        if not str(record.msg).startswith("Unable to connect"):
+            return True
+        first, self._said = not self._said, True
+        return first
+
+
+for _name in ("prefect.events.clients", "prefect._internal.concurrency"):
+    logging.getLogger(_name).addFilter(_UndeliveredEventsAreOneLine())
+
 for _name in ("prefect.flow_runs", "prefect.task_runs"):
     logging.getLogger(_name).addFilter(_OwnErrorsAreOneLine())

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
+from flows.server_loss import leave, result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
 from storage.config_loading import list_presets, load_config
@@ -237,17 +238,23 @@ def _refuse_changed_inputs(row: RunRow, config: RunConfig) -> None:
 
 
 def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
+    import httpx
+
     from flows.prefect_server import close_orphaned_flow_runs, prefect_server
 
-    interrupted = RunStore(home).reconcile()
+    store = RunStore(home)
+    interrupted = store.reconcile()
     with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
         from flows.cancellation import cancellable
         from flows.post_train import post_train
 
-        close_orphaned_flow_runs([*interrupted, run_id])
-        reporter().note(f"Prefect UI: {ui_url}")
-        with cancellable(run_id):
-            summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
+        try:
+            close_orphaned_flow_runs([*interrupted, run_id])
+            reporter().note(f"Prefect UI: {ui_url}")
+            with cancellable(run_id):
+                summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
+        except httpx.HTTPError as error:
+            summary = result_without_server(store, run_id, error)
     reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
     _print_json(summary)
 
@@ -283,7 +290,9 @@ def main() -> None:
         app()
     except SpotlightError as error:
         typer.secho(f"error: {error}", err=True, fg="red")
-        raise SystemExit(2) from None
+        leave(2)
+    except SystemExit as ending:  # how every command ends
+        leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The local Prefect server: found, started and stopped.
 
 A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. It is
-a child of the process that started it and ends with it, also after kill -9.
+a child of the process that started it and ends with it, also after kill -9. A server that dies in the
+middle is started again on the same port and database: a run computes on without it, and Prefect's
+clients try again until it is back.
 """
 
 from __future__ import annotations
@@ -12,18 +14,43 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
 
+from flows.progress import reporter
+from flows.server_loss import hand_over
 from storage.errors import ServerError
 from storage.home import Home
 
 _START_LIMIT_S = 120.0
 _PORT = 4200
 _PR_SET_PDEATHSIG = 1
+
+_LOOK_S = 0.5
+"""How often a server is looked after."""
+
+_RESTARTS = 6
+"""As often in a row a dead server is started again, after 0, 1, 3, 7, 15 and 31 seconds."""
+
+_STEADY_S = 600.0
+"""A server that lived this long did not die of how it was started: counting begins anew."""
+
+_CLIENT_RETRIES = "4"
+"""Of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
+
+# A launcher sets the signal, not `preexec_fn`: forking Python between the threads of Ray and torch can
+# deadlock, and a server is also started while they run. A parent that was faster dead sends no signal.
+_LAUNCHER = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {signal.SIGTERM.value})
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.executable, [sys.executable, "-m", "prefect", "server", "start"])
+"""
 
 
 class LocalServer:
@@ -39,7 +66,7 @@ class LocalServer:
         self.ui_url = f"http://127.0.0.1:{port}"
         home.ensure()
         self.log = home.logs / "prefect-server.log"
-        environment = os.environ | {
+        self._environment = os.environ | {
             "PREFECT_HOME": str(home.prefect),
             "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
             "PREFECT_SERVER_API_HOST": "127.0.0.1",
@@ -47,12 +74,15 @@ class LocalServer:
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         }
-        environment.pop("PREFECT_API_URL", None)
+        self._environment.pop("PREFECT_API_URL", None)
+        self._process = self._launch()
+
+    def _launch(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "prefect", "server", "start"],
-                env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True, preexec_fn=die_with_parent,
+            return subprocess.Popen(
+                [sys.executable, "-c", _LAUNCHER, str(os.getpid())],
+                env=self._environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )  # fmt: skip
 
     def wait_ready(self) -> None:
@@ -73,6 +103,35 @@ class LocalServer:
             time.sleep(0.2)
         self.stop()
         raise ServerError(f"the Prefect server did not answer within {_START_LIMIT_S:g} s; see {self.log}")
+
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """While the context lasts, start it again whenever it dies; end it afterwards."""
+        over = threading.Event()
+        # A server started again gets its signal when the thread that started it ends: this one stays.
+        keeper = threading.Thread(target=self._keep_alive, args=(over,), name="server-keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
+            self.stop()
+
+    def _keep_alive(self, over: threading.Event) -> None:
+        deaths, launched_at = 0, time.monotonic()
+        while not over.wait(_LOOK_S):
+            if self._process.poll() is None:
+                continue
+            ended = f"the Prefect server ended with code {self._process.returncode} (see {self.log})"
+            deaths = 1 if time.monotonic() - launched_at > _STEADY_S else deaths + 1
+            if deaths > _RESTARTS:
+                reporter().note(f"warning: {ended}, {deaths} times in a row; what runs goes on without it")
+                return
+            reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
+            if over.wait(2 ** (deaths - 1) - 1):
+                return
+            self._process, launched_at = self._launch(), time.monotonic()
 
     def stop(self) -> None:
         """End it and its children."""
@@ -101,7 +160,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     """Have a server while the context lasts; yields the address of its UI.
 
     The one that PREFECT_API_URL names is used as it is; without that a local one is started, its
-    address put into the environment, and ended afterwards.
+    address put into the environment, kept alive, and ended afterwards.
 
     Args:
         home: where a local server keeps its state.
@@ -119,7 +178,10 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
                 f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the "
                 "variable to have a local one started"
             )
-        yield configured.removesuffix("/api")
+        try:
+            yield configured.removesuffix("/api")
+        finally:
+            hand_over()
         return
     if "prefect" in sys.modules:
         raise ServerError(
@@ -129,10 +191,15 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     server = LocalServer(home, free_port(_PORT))
     os.environ["PREFECT_API_URL"] = server.api_url
     os.environ.setdefault("PREFECT_HOME", str(home.prefect))
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", _CLIENT_RETRIES)
     try:
         meanwhile()
         server.wait_ready()
-        yield server.ui_url
+        with server.kept_alive():
+            try:
+                yield server.ui_url
+            finally:
+                hand_over()
     finally:
         os.environ.pop("PREFECT_API_URL", None)
         server.stop()

@@ -1,6 +1,6 @@
 """kill -9 in a live run: it survives or resumes, and ends with the state of a run never killed.
 
-The benchmark `benchmarks.resume` does the same at every phase; three kills stand for them here.
+The benchmark `benchmarks.resume` does the same at every phase; four kills stand for them here.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ def undisturbed(home):
         (Kill("driver", "commit", 2), "resumed"),
         (Kill("trainer", "train", 2, 0.05), "resumed"),
         (Kill("spot", "rollout", 2, 0.05), "survived"),
+        (Kill("server", "train", 2), "survived"),
     ],
-    ids=["driver-at-commit", "trainer-at-train", "spot-at-rollout"],
+    ids=["driver-at-commit", "trainer-at-train", "spot-at-rollout", "server-at-train"],
 )
 def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how):
     assert set(undisturbed) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+import flows.progress as progress
 from flows import prefect_server as module
 from flows.prefect_server import LocalServer, free_port, is_healthy, prefect_server
 from storage.errors import ServerError
@@ -87,3 +91,51 @@ def test_a_server_that_stays_silent_is_ended(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ServerError, match=r"did not answer within 0\.5 s; see "):
         server.wait_ready()
     assert server._process.poll() is not None
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(progress.reporter(), "note", said.append)
+    return said
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_server_that_dies_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+):
+    monkeypatch.setattr(module, "_LAUNCHER", "import time; time.sleep(60)")
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    server = LocalServer(Home(tmp_path / "home"), closed_port())
+    with server.kept_alive():
+        first = server._process
+        first.kill()
+        wait_until(lambda: server._process is not first)
+        second = server._process
+        assert second.poll() is None
+    assert second.poll() is not None
+    assert [note.split(" (see ")[0] for note in notes] == ["warning: the Prefect server ended with code -9"]
+    assert notes[0].endswith("it is started again, and what runs goes on meanwhile")
+
+
+def test_a_server_that_dies_again_and_again_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+):
+    monkeypatch.setattr(module, "_LAUNCHER", "raise SystemExit(3)")
+    monkeypatch.setattr(module, "_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "_RESTARTS", 1)
+    server = LocalServer(Home(tmp_path / "home"), closed_port())
+    with server.kept_alive():
+        wait_until(lambda: len(notes) == 2)
+    assert notes[1].endswith("2 times in a row; what runs goes on without it")
+
+
+def test_a_server_whose_parent_is_gone_is_not_started(tmp_path: Path):
+    answer = subprocess.run([sys.executable, "-c", module._LAUNCHER, "1"], capture_output=True, timeout=20)
+    assert (answer.returncode, answer.stdout) == (0, b"")

@@ -200,6 +200,15 @@ class ExplorationConfig(Section):
     allocation: Literal["bandit", "uniform"] = "bandit"
     """`bandit` drafts where the kept group's variance gains most, `uniform` all prompts alike."""
 
+    criterion: Literal["variance", "deviation"] = "variance"
+    """What makes a group good: the variance of its scores (the paper), or their mean squared distance from
+    the mean of all the prompt's drafts, which takes every rare success there is. The latter belongs with
+    baseline = `pool`."""
+
+    baseline: Literal["group", "pool"] = "group"
+    """What advantages are measured from, and divided by where algorithm.advantage_std is `group`: mean and
+    deviation of the group that was rolled out, or of all the prompt's drafts."""
+
     prompt_pool: float = Field(default=1.0, ge=1, le=16)
     """Prompts explored for each prompt that is rolled out; the prompts whose groups differ most are kept."""
 

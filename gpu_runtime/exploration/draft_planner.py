@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from gpu_runtime.exploration.score_history import Prediction
-from gpu_runtime.exploration.selection import max_variance, max_variance_subset
+from gpu_runtime.exploration.selection import Criterion, max_spread, select
 
 _LOOK_AHEAD = (2, 4, 8, 16)
 """Further drafts of a prompt whose gain is computed; in between the best rate counts."""
@@ -74,6 +74,7 @@ class PlannerSettings:
         first_drafts: drafts of every prompt in the first round.
         rounds: how many rounds the budget is divided into, roughly.
         allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
+        criterion: what makes a group good; see `selection`.
     """
 
     group_size: int
@@ -83,18 +84,22 @@ class PlannerSettings:
     first_drafts: int = 4
     rounds: int = 8
     allocation: Literal["bandit", "uniform"] = "bandit"
+    criterion: Criterion = "variance"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, by prompt: seeds, the kept drafts' variance and the variance of all drafts.
+    """What was chosen, by prompt.
 
-    `variance` is 0 where too few drafts were judged to choose from.
+    Attributes:
+        seeds: of the kept prompts, G each.
+        spread: of the kept drafts, by the plan's criterion; 0 where too few were judged.
+        pool: mean and deviation of all judged drafts' scores, where there are any.
     """
 
     seeds: dict[int, tuple[int, ...]]
-    variance: dict[int, float]
-    pool_variance: dict[int, float]
+    spread: dict[int, float]
+    pool: dict[int, tuple[float, float]]
 
 
 @dataclass
@@ -186,25 +191,25 @@ class DraftPlanner:
         """
         group = self.settings.group_size
         seeds: dict[int, tuple[int, ...]] = {}
-        variance, pool = {}, {}
+        spread: dict[int, float] = {}
+        pool: dict[int, tuple[float, float]] = {}
         for prompt in self.prompts:
             judged = self._judged(prompt, len(self._rounds))
             values = np.array([value for _, value in judged])
-            pool[prompt] = float(values.var()) if len(judged) else 0.0
+            if len(judged):
+                pool[prompt] = (float(values.mean()), float(values.std()))
             if len(judged) >= group:
-                chosen = max_variance_subset(values, group)
+                chosen = select(values, group, self.settings.criterion)
                 seeds[prompt] = tuple(judged[index][0] for index in chosen.indices)
-                variance[prompt] = chosen.variance
+                spread[prompt] = chosen.spread
             else:
                 tried = [seed for seed, _ in judged]
                 untried = range(self._issued[prompt], self._issued[prompt] + group - len(tried))
                 seeds[prompt] = tuple(sorted((*tried, *untried)))
-                variance[prompt] = 0.0
+                spread[prompt] = 0.0
         # sorted() is stable: of equal prompts the first stay.
-        best = sorted(self.prompts, key=lambda prompt: -variance[prompt])[: self.settings.prompts_kept]
-        return Choice(
-            {prompt: seeds[prompt] for prompt in self.prompts if prompt in set(best)}, variance, pool
-        )
+        best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
+        return Choice({prompt: seeds[prompt] for prompt in self.prompts if prompt in best}, spread, pool)
 
     @property
     def _room(self) -> float:
@@ -242,7 +247,7 @@ class DraftPlanner:
             drafts.append(self._issue(min(open_prompts, key=lambda p: self._issued[p])))
 
     def _by_gain(self, budget: float) -> list[Draft]:
-        """Drafts where they raise the kept variance most, until the budget is spent."""
+        """Drafts where they raise the kept spread most, until the budget is spent."""
         rates = {prompt: self._rates(prompt, bar) for prompt, bar in self._bars().items()}
         limit, drafts = self.spent + budget, []
         while self.spent + self._arm.cost <= limit + _ROUNDING:
@@ -253,14 +258,17 @@ class DraftPlanner:
             drafts.append(self._issue(prompt))
         return drafts
 
+    def _best_spread(self, scores_RN: np.ndarray) -> np.ndarray:
+        return max_spread(scores_RN, self.settings.group_size, self.settings.criterion)
+
     def _bars(self) -> dict[int, float]:
-        """The variance that each prompt has to exceed to count: another prompt's that it would oust."""
+        """The spread that each prompt has to exceed to count: another prompt's that it would oust."""
         complete = len(self._rounds) - 1
         now = {}
         for prompt in self.prompts:
-            values = np.sort([value for _, value in self._judged(prompt, complete)])
+            values = np.array([value for _, value in self._judged(prompt, complete)])
             enough = len(values) >= self.settings.group_size
-            now[prompt] = float(max_variance(values[None, :], self.settings.group_size)[0]) if enough else 0.0
+            now[prompt] = float(self._best_spread(values[None, :])[0]) if enough else 0.0
         kept = self.settings.prompts_kept
         if kept >= len(self.prompts):
             return dict.fromkeys(self.prompts, 0.0)
@@ -289,8 +297,8 @@ class DraftPlanner:
         def expected(further: int) -> float:
             # Where there are fewer than a group, seeds that nobody tried fill it up.
             drawn = max(pending + further, group - len(judged))
-            future = np.sort(np.concatenate([have, draws[:, :drawn]], axis=1), axis=1)
-            return float(np.maximum(max_variance(future, group), bar).mean())
+            future = np.concatenate([have, draws[:, :drawn]], axis=1)
+            return float(np.maximum(self._best_spread(future), bar).mean())
 
         ahead = [further for further in _LOOK_AHEAD if further <= most] or [most]
         curve = {0: expected(0)} | {further: expected(further) for further in ahead}

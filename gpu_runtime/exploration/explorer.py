@@ -91,6 +91,7 @@ class SeedExplorer:
                 self._settings.candidates,
                 everything if budget is None else min(budget, everything),
                 allocation=self._settings.allocation,
+                criterion=self._settings.criterion,
             ),
             self._arms(),
             lambda prompt: self._history.predict(prompt, iteration),
@@ -106,7 +107,8 @@ class SeedExplorer:
                 scores[draft.prompt_id].append(self.signal(draft))
         self._history.add(iteration, scores)
         choice = planner.choose()
-        return SeedPlan(iteration, choice.seeds, made, _figures(planner, choice, made))
+        pool = {prompt: choice.pool[prompt] for prompt in choice.seeds if prompt in choice.pool}
+        return SeedPlan(iteration, choice.seeds, made, pool, _figures(planner, choice, made))
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
         """The drafts to make with the rollout's weights, to see whether ranks hold.
@@ -168,7 +170,8 @@ class SeedExplorer:
             known.end_iteration()
         if not pairs:
             return None
-        return self._verdict(plan, compare(pairs, self._config.algorithm.group_size))
+        group = self._config.algorithm.group_size
+        return self._verdict(plan, compare(pairs, group, self._settings.criterion))
 
     def signal(self, draft: Candidate) -> float:
         """What is learned from: the graded score, or 1 for an exact match."""
@@ -226,14 +229,14 @@ class SeedExplorer:
 
 def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
     """What exploration reports of itself."""
-    kept = [choice.variance[prompt] for prompt in choice.seeds]
-    pool = [choice.pool_variance[prompt] for prompt in planner.prompts]
+    kept = [choice.spread[prompt] for prompt in choice.seeds]
+    pool = [deviation**2 for _, deviation in choice.pool.values()]
     reached = {draft.prompt_id for draft in made if draft.error is None}
     return {
         "drafts": float(len(made)),
         "draft_errors": float(sum(draft.error is not None for draft in made)),
         "prompts_explored": float(len(reached)),
         "prompts_unexplored": float(sum(prompt not in reached for prompt in choice.seeds)),
-        "variance_pool": float(np.mean(pool)),
+        "variance_pool": float(np.mean(pool)) if pool else 0.0,
         "variance_kept": float(np.mean(kept)),
     }

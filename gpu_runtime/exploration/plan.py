@@ -43,6 +43,8 @@ class SeedPlan:
         iteration: the iteration that will roll them out.
         seeds: seed indices of each prompt_id; every prompt has the same number.
         candidates: the drafts that it was chosen from; none in a plain plan.
+        pool: mean and deviation of all of a prompt's draft scores (what is learned from), by prompt_id;
+            what advantages may be measured from.
         figures: what exploration has to report, by metric name.
         notes: what people should know, as (kind of event, message).
         refused: the ranks of its drafts cannot be trusted; draft again with fresh weights.
@@ -51,6 +53,7 @@ class SeedPlan:
     iteration: int
     seeds: dict[int, tuple[int, ...]]
     candidates: tuple[Candidate, ...] = ()
+    pool: dict[int, tuple[float, float]] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
     refused: bool = False
@@ -67,7 +70,8 @@ class SeedPlan:
 
 def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
     """A plan as JSON values, to travel in a checkpoint."""
-    return asdict(plan) | {"seeds": [[prompt, list(seeds)] for prompt, seeds in plan.seeds.items()]}
+    # JSON has no integer keys.
+    return asdict(plan) | {"seeds": list(plan.seeds.items()), "pool": list(plan.pool.items())}
 
 
 def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
@@ -76,6 +80,7 @@ def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
         candidates=tuple(Candidate(**draft) for draft in values["candidates"]),
+        pool={prompt: (mean, deviation) for prompt, (mean, deviation) in values["pool"]},
         figures=dict(values["figures"]),
         notes=tuple((kind, message) for kind, message in values["notes"]),
         refused=values["refused"],

@@ -1,18 +1,30 @@
-"""Which G of N scored candidates form the group with the largest variance: exactly, in O(n log n).
+"""Which G of N scored candidates carry the most gradient: exactly, in O(n log n).
 
-Paper: PODS (arXiv 2504.13818) shows that a subset of maximum variance is a prefix and a suffix of the
-sorted scores, so G + 1 splits have to be compared; running sums make each of them O(1).
+Two criteria:
+
+`variance`: the group with the largest variance. PODS (arXiv 2504.13818) shows that it is a prefix and a
+suffix of the sorted scores, so G + 1 splits have to be compared; running sums make each of them O(1).
+
+`deviation`: the group farthest from the mean of *all* candidates, for advantages that are measured from
+that mean. If a sample's expected gradient is proportional to its reward's distance from the prompt's
+mean reward, and its noise the same for all, then a group's squared signal over its noise is the sum of
+the squared distances. Of rare successes this takes all there are, where `variance` takes half a group
+and as many of the failures, which are common and tell next to nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 _TIE = 1e-12
 """Variances closer than this are the same number, rounded differently."""
+
+
+Criterion = Literal["variance", "deviation"]
 
 
 @dataclass(frozen=True)
@@ -21,11 +33,44 @@ class Selection:
 
     Attributes:
         indices: places in the list that was given, ascending.
-        variance: population variance of their scores.
+        spread: mean squared distance of their scores from their own mean (`variance`), or from the mean
+            of all candidates (`deviation`).
     """
 
     indices: tuple[int, ...]
-    variance: float
+    spread: float
+
+
+def select(scores: Sequence[float] | np.ndarray, size: int, criterion: Criterion) -> Selection:
+    """The `size` best candidates by a criterion; errors as in `max_variance_subset`."""
+    if criterion == "variance":
+        return max_variance_subset(scores, size)
+    return max_deviation_subset(scores, size)
+
+
+def max_spread(scores_RN: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
+    """The largest spread of `size` scores of each row; shape (R,)."""
+    if criterion == "variance":
+        return max_variance(np.sort(scores_RN, axis=1), size)
+    squared = (scores_RN - scores_RN.mean(axis=1, keepdims=True)) ** 2
+    return np.partition(squared, squared.shape[1] - size, axis=1)[:, -size:].mean(axis=1)
+
+
+def max_deviation_subset(scores: Sequence[float] | np.ndarray, size: int) -> Selection:
+    """The `size` candidates farthest from the mean of all; of equally far ones the first.
+
+    Args:
+        scores: N finite scores.
+        size: G, from 1 to N.
+
+    Raises:
+        ValueError: if a score is not finite or there are fewer candidates than `size`.
+    """
+    values = _checked(scores, size)
+    # Rounding keeps candidates of equal distance on both sides of the mean equal.
+    squared = ((values - values.mean()) ** 2).round(12)
+    chosen = np.argsort(-squared, kind="stable")[:size]
+    return Selection(tuple(sorted(int(index) for index in chosen)), float(squared[chosen].mean()))
 
 
 def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Selection:
@@ -42,11 +87,7 @@ def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Sele
     Raises:
         ValueError: if a score is not finite or there are fewer candidates than `size`.
     """
-    values = np.asarray(scores, dtype=np.float64)
-    if values.ndim != 1 or not 1 <= size <= len(values):
-        raise ValueError(f"{size} of {values.size} candidates are asked for; draft at least {size} seeds")
-    if not np.isfinite(values).all():
-        raise ValueError("a candidate's score is not finite; leave out candidates without a judgement")
+    values = _checked(scores, size)
     low = np.argsort(values, kind="stable")
     # The suffix takes the first of equal scores too.
     high = np.argsort(-values, kind="stable")
@@ -82,3 +123,12 @@ def split_variances(sorted_RN: np.ndarray, size: int) -> np.ndarray:
 def max_variance(sorted_RN: np.ndarray, size: int) -> np.ndarray:
     """The largest variance of `size` scores of each ascending row; shape (R,)."""
     return np.maximum(split_variances(sorted_RN, size).max(axis=1), 0.0)
+
+
+def _checked(scores: Sequence[float] | np.ndarray, size: int) -> np.ndarray:
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim != 1 or not 1 <= size <= len(values):
+        raise ValueError(f"{size} of {values.size} candidates are asked for; draft at least {size} seeds")
+    if not np.isfinite(values).all():
+        raise ValueError("a candidate's score is not finite; leave out candidates without a judgement")
+    return values

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.exploration.selection import max_variance_subset
+from gpu_runtime.exploration.selection import Criterion, select
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,19 @@ Pairs = Mapping[int, tuple[Sequence[float], Sequence[float]]]
 """Stale and fresh scores of the same candidates, by prompt."""
 
 
-def compare(pairs: Pairs, group_size: int) -> Agreement:
+def compare(pairs: Pairs, group_size: int, criterion: Criterion = "variance") -> Agreement:
     """Agreement of stale and fresh scores, within prompts.
 
     Args:
         pairs: as many stale as fresh scores of each prompt, in the order of their seeds.
         group_size: seeds kept of a prompt.
+        criterion: how they are chosen.
     """
     arrays = [(np.asarray(stale, float), np.asarray(fresh, float)) for stale, fresh in pairs.values()]
     ranks = [(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays]
     signs = [(_signs(stale), _signs(fresh)) for stale, fresh in arrays]
     overlaps = [
-        len(_kept(stale, group_size) & _kept(fresh, group_size)) / group_size
+        len(_kept(stale, group_size, criterion) & _kept(fresh, group_size, criterion)) / group_size
         for stale, fresh in arrays
         if len(stale) > group_size
     ]
@@ -84,5 +85,5 @@ def _correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None
     return product / size**0.5 if size > 0 else None
 
 
-def _kept(values: np.ndarray, group_size: int) -> set[int]:
-    return set(max_variance_subset(values, group_size).indices)
+def _kept(values: np.ndarray, group_size: int, criterion: Criterion) -> set[int]:
+    return set(select(values, group_size, criterion).indices)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -12,9 +13,14 @@ from gpu_runtime.learning.trainer import TrainingSample
 from gpu_runtime.rewards.protocol import Score
 from storage.config import RunConfig
 
+_NO_POOL = (math.nan, math.nan)
+
 
 def training_samples(
-    samples: Sequence[GeneratedSample], scores: Sequence[Score], config: RunConfig
+    samples: Sequence[GeneratedSample],
+    scores: Sequence[Score],
+    config: RunConfig,
+    pool: Mapping[int, tuple[float, float]] | None = None,
 ) -> tuple[Advantages, list[TrainingSample]]:
     """Advantages of P groups of G, and the samples of the groups that have variance.
 
@@ -22,12 +28,18 @@ def training_samples(
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
         config: says what is learned from (graded or exact) and how advantages are normalised.
+        pool: mean and deviation of the drafts that a prompt's seeds were chosen from, by prompt_id; used
+            where exploration.baseline asks for it.
     """
     graded = config.reward.signal == "graded"
     signal = [score.value if graded else float(score.exact) for score in scores]
-    groups = len({sample.request.prompt_id for sample in samples})
-    reward_PG = torch.tensor(signal, dtype=torch.float64).reshape(groups, -1)
-    advantages = group_advantages(reward_PG, config.algorithm.advantage_std, config.algorithm.advantage_clip)
+    prompts = list(dict.fromkeys(sample.request.prompt_id for sample in samples))
+    reward_PG = torch.tensor(signal, dtype=torch.float64).reshape(len(prompts), -1)
+    pool_P2 = None
+    if pool and config.exploration.baseline == "pool":
+        pool_P2 = torch.tensor([pool.get(prompt, _NO_POOL) for prompt in prompts], dtype=torch.float64)
+    algorithm = config.algorithm
+    advantages = group_advantages(reward_PG, algorithm.advantage_std, algorithm.advantage_clip, pool_P2)
     kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [

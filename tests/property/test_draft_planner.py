@@ -47,7 +47,7 @@ def captured(allocation: str, graded: bool, iterations: int = 24) -> np.ndarray:
         history.add(iteration, tried)
         choice = planner.choose()
         kept = sum(float(np.var(scores[p][list(seeds)])) for p, seeds in choice.seeds.items())
-        oracle = sum(max_variance_subset(scores[p], GROUP).variance for p in prompts)
+        oracle = sum(max_variance_subset(scores[p], GROUP).spread for p in prompts)
         shares.append(kept / oracle)
     return np.array(shares[3:])
 

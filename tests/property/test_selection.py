@@ -21,7 +21,7 @@ def test_no_subset_has_a_larger_variance(scores, data):
     best = max(float(np.var(subset)) for subset in combinations(scores, size))
     chosen = max_variance_subset(scores, size)
     assert len(set(chosen.indices)) == size
-    assert chosen.variance == pytest.approx(best, abs=1e-9)
+    assert chosen.spread == pytest.approx(best, abs=1e-9)
     assert float(np.var([scores[i] for i in chosen.indices])) == pytest.approx(best, abs=1e-9)
 
 
@@ -31,12 +31,12 @@ def test_a_change_of_scale_changes_no_variance_ratio(scores, scale, offset, data
     size = data.draw(st.integers(1, len(scores)))
     moved = [scale * score + offset for score in scores]
     kept = max_variance_subset(moved, size).indices
-    best = max_variance_subset(scores, size).variance
+    best = max_variance_subset(scores, size).spread
     assert float(np.var([scores[i] for i in kept])) == pytest.approx(best, abs=1e-6)
 
 
 @given(st.lists(st.lists(_any, min_size=6, max_size=6), min_size=1, max_size=5), st.integers(1, 6))
 def test_many_rows_at_once_agree_with_one(rows, size):
     together = max_variance(np.sort(np.array(rows), axis=1), size)
-    single = [max_variance_subset(row, size).variance for row in rows]
+    single = [max_variance_subset(row, size).spread for row in rows]
     assert together == pytest.approx(single, abs=1e-9)

@@ -10,10 +10,11 @@ import pytest
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, _falling_rates
 from gpu_runtime.exploration.score_history import Prediction, ScoreHistory
 
+FULL_ARM = Arm()
 SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36)
 
 
-def make(prompts=(0, 1, 2), settings=SETTINGS, arms=(Arm(),), predict=None):
+def make(prompts=(0, 1, 2), settings=SETTINGS, arms=(FULL_ARM,), predict=None):
     predict = predict or (lambda prompt: Prediction(np.array([0.0, 1.0]), np.array([0.5, 0.5])))
     return DraftPlanner(prompts, settings, arms, predict, (0, 1))
 
@@ -117,7 +118,7 @@ def test_chooses_the_group_of_largest_variance():
         planner.observe(draft, score)
     choice = planner.choose()
     assert choice.seeds == {5: (1, 2, 4, 5)}
-    assert choice.variance[5] == pytest.approx(0.205)
+    assert choice.spread[5] == pytest.approx(0.205)
 
 
 def test_an_unreached_prompt_falls_back_to_seeds_nobody_tried():
@@ -148,21 +149,23 @@ def test_of_a_larger_pool_the_prompts_that_differ_most_are_kept():
 
 def test_an_unreliable_fidelity_is_not_used_for_being_cheap():
     cheap = Arm("preview-4", cost=0.6, reliability=0.4)
-    assert {d.fidelity for d in make(arms=(Arm(), cheap)).next_round()} == {"full"}
+    assert {d.fidelity for d in make(arms=(FULL_ARM, cheap)).next_round()} == {"full"}
     better = replace(cheap, reliability=0.9)
-    assert {d.fidelity for d in make(arms=(Arm(), better)).next_round()} == {"preview-4"}
+    assert {d.fidelity for d in make(arms=(FULL_ARM, better)).next_round()} == {"preview-4"}
 
 
 def test_drafts_count_at_their_expected_full_score():
     arm = Arm("preview-4", cost=0.5, reliability=1.0, expected=lambda score: 1.0 - score)
     planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4), arms=(arm,))
     run(planner, lambda draft: 1.0 if draft.seed_index == 3 else 0.0)
-    assert planner.choose().pool_variance[0] == pytest.approx(np.var([1] * 7 + [0]))
+    assert planner.choose().pool[0][1] == pytest.approx(np.std([1] * 7 + [0]))
 
 
 def test_gains_follow_the_smallest_concave_curve():
     # Nothing for one draft, all for two, little for four more.
-    assert _falling_rates({0: 0.0, 1: 0.0, 2: 0.2, 6: 0.24}) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.01, 0.01])
+    assert _falling_rates({0: 0.0, 1: 0.0, 2: 0.2, 6: 0.24}) == pytest.approx(
+        [0.1, 0.1, 0.01, 0.01, 0.01, 0.01]
+    )
 
 
 def test_a_later_draft_of_a_known_past_counts_less():

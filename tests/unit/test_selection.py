@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from gpu_runtime.exploration.selection import max_variance_subset
+from gpu_runtime.exploration.selection import max_deviation_subset, max_spread, max_variance_subset
 
 
 def test_two_extremes_of_each_side():
     chosen = max_variance_subset([0.5, 0.0, 1.0, 0.4, 0.1, 0.9], 4)
     assert chosen.indices == (1, 2, 4, 5)
     # mean 0.5; squared distances 0.25, 0.25, 0.16, 0.16
-    assert chosen.variance == pytest.approx(0.205)
+    assert chosen.spread == pytest.approx(0.205)
 
 
 def test_a_lopsided_pool_is_not_split_in_the_middle():
@@ -22,6 +23,24 @@ def test_a_lopsided_pool_is_not_split_in_the_middle():
 def test_equal_scores_take_the_first_seeds():
     assert max_variance_subset([0.5] * 6, 3).indices == (0, 1, 2)
     assert max_variance_subset([0.0, 1.0, 1.0, 0.0, 1.0, 0.0], 2).indices == (0, 1)
+
+
+def test_deviation_takes_every_rare_success():
+    # Mean 0.2: a success is 0.8 away, a failure 0.2.
+    chosen = max_deviation_subset([0, 0, 1, 0, 0, 0, 1, 0, 0, 0], 3)
+    assert chosen.indices == (0, 2, 6)
+    assert chosen.spread == pytest.approx((0.64 + 0.64 + 0.04) / 3)
+
+
+def test_deviation_of_an_even_pool_takes_the_first_seeds():
+    assert max_deviation_subset([0, 1, 0, 1], 3).indices == (0, 1, 2)
+
+
+def test_the_best_spread_is_that_of_the_selected_group():
+    scores = np.array([[0, 0.25, 1, 0.5, 0.5, 0.1], [0, 0, 0, 0, 0, 1]])
+    for criterion, choose in (("variance", max_variance_subset), ("deviation", max_deviation_subset)):
+        single = [choose(row, 3).spread for row in scores]
+        assert max_spread(scores, 3, criterion) == pytest.approx(single)
 
 
 @pytest.mark.parametrize(("scores", "size"), [([0.1], 2), ([], 1), ([0.1, 0.2], 0)])

@@ -19,7 +19,13 @@ import duckdb
 import psutil
 
 from storage.errors import StorageError
-from storage.schema import SCHEMA_VERSION, create_tables, stored_version
+from storage.schema import (
+    SCHEMA_VERSION,
+    add_empty_tables,
+    create_tables,
+    stored_version,
+    upgrade_tables,
+)
 
 LOCK_WAIT_S = 10.0
 """How long a connection is tried for before it counts as stuck."""
@@ -56,15 +62,19 @@ class Database:
     def writing(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A connection inside one transaction: committed at the end, rolled back on an error.
 
+        Tables of an earlier version are brought to the present one in the same transaction.
+
         Raises:
-            StorageError: the file stayed locked, has another version's tables, or DuckDB refused.
+            StorageError: the file stayed locked, has a later version's tables, or DuckDB refused.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._connected(read_only=False) as connection:
-            has_tables = self._has_tables(connection)
+            version = self._version(connection)
             connection.execute("BEGIN TRANSACTION")
-            if not has_tables:
+            if version is None:
                 create_tables(connection)
+            elif version < SCHEMA_VERSION:
+                upgrade_tables(connection, version)
             yield connection
             connection.execute("COMMIT")  # where an error keeps us from it, closing rolls back
 
@@ -72,12 +82,16 @@ class Database:
     def reading(self) -> Iterator[duckdb.DuckDBPyConnection]:
         """A read-only connection; where nothing was ever written, one to empty tables.
 
+        A file of an earlier version is read as it is, with the tables that it lacks empty.
+
         Raises:
-            StorageError: the file stayed locked, has another version's tables, or DuckDB refused.
+            StorageError: the file stayed locked, has a later version's tables, or DuckDB refused.
         """
         if self.path.exists():
             with self._connected(read_only=True) as connection:
-                if self._has_tables(connection):
+                version = self._version(connection)
+                if version is not None:
+                    add_empty_tables(connection, version)
                     yield connection
                     return
         with duckdb.connect(":memory:", config=_SETTINGS) as empty:
@@ -101,14 +115,15 @@ class Database:
         finally:
             _turn.release()
 
-    def _has_tables(self, connection: duckdb.DuckDBPyConnection) -> bool:
+    def _version(self, connection: duckdb.DuckDBPyConnection) -> int | None:
+        """The version of the file's tables; None where there are none yet."""
         version = stored_version(connection)
-        if version not in (None, SCHEMA_VERSION):
+        if version is not None and not 1 <= version <= SCHEMA_VERSION:
             raise StorageError(
                 f"{self.path} has tables of version {version}, this code needs {SCHEMA_VERSION}; move the "
                 "file away (runs begin anew in a fresh one) or use the code that wrote it"
             )
-        return version is not None
+        return version
 
     def _connect(self, *, read_only: bool) -> duckdb.DuckDBPyConnection:
         give_up_at = time.monotonic() + self.wait_s

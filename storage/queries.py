@@ -11,6 +11,8 @@ morning did not take the night.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import duckdb
 import numpy as np
 import pandas as pd
@@ -159,11 +161,17 @@ def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
     ).df()
 
 
-def events(connection: duckdb.DuckDBPyConnection, run_id: str, limit: int = 50) -> pd.DataFrame:
-    """The latest events, newest first. Columns: happened_at (Unix seconds), kind, message."""
+def events(
+    connection: duckdb.DuckDBPyConnection, run_id: str, limit: int = 50, kinds: Sequence[str] | None = None
+) -> pd.DataFrame:
+    """The latest events, newest first; of all kinds, or of these.
+
+    Columns: happened_at (Unix seconds), kind, message.
+    """
     return connection.execute(
-        "SELECT happened_at, kind, message FROM events WHERE run_id = ? ORDER BY event_id DESC LIMIT ?",
-        [run_id, limit],
+        "SELECT happened_at, kind, message FROM events WHERE run_id = $run "
+        "AND ($kinds::VARCHAR[] IS NULL OR list_contains($kinds, kind)) ORDER BY event_id DESC LIMIT $limit",
+        {"run": run_id, "kinds": None if kinds is None else list(kinds), "limit": limit},
     ).df()
 
 

@@ -12,16 +12,27 @@ from collections.abc import Mapping, Sequence
 
 import duckdb
 
-from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from storage.records import (
+    CandidateRecord,
+    EvaluationImage,
+    EvaluationRecord,
+    IterationRecord,
+    SampleImage,
+    SampleRecord,
+    StateInterval,
+)
 
 Columns = Mapping[str, tuple[str, Sequence[object]]]
 """Column name -> (SQL type, one value a row)."""
+
+_ITERATION_TABLES = ("iterations", "iteration_metrics", "samples", "candidates", "sample_images")
+_EVALUATION_TABLES = ("evaluations", "evaluation_images")
 
 
 def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationRecord) -> None:
     """Put an iteration's rows in place of those it may have left before."""
     key = [record.run_id, record.iteration]
-    for table in ("iterations", "iteration_metrics", "samples"):
+    for table in _ITERATION_TABLES:
         connection.execute(f"DELETE FROM {table} WHERE run_id = ? AND iteration = ?", key)
     connection.execute(
         "INSERT INTO iterations VALUES (?, ?, ?, ?, ?)",
@@ -33,14 +44,18 @@ def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationReco
         {"name": ("VARCHAR", list(metrics)), "value": ("DOUBLE", list(metrics.values()))},
     )  # fmt: skip
     _insert(connection, "samples", record.run_id, record.iteration, _sample_columns(record.samples))
-    _write_prompts(connection, record.run_id, "train", record.samples)
+    _insert(connection, "candidates", record.run_id, record.iteration, _candidate_columns(record.candidates))
+    _insert(
+        connection, "sample_images", record.run_id, record.iteration, _thumbnail_columns(record.sample_images)
+    )
+    _write_prompts(connection, record.run_id, "train", [*record.samples, *record.candidates])
     _write_intervals(connection, record.run_id, "iteration", record.iteration, record.intervals)
 
 
 def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
     """Put an evaluation's rows in place of those it may have left before."""
     key = [record.run_id, record.iteration]
-    for table in ("evaluations", "evaluation_images"):
+    for table in _EVALUATION_TABLES:
         connection.execute(f"DELETE FROM {table} WHERE run_id = ? AND iteration = ?", key)
     connection.execute(
         "INSERT INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -58,7 +73,7 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
     the states would no longer sum to the bill.
     """
     key = [run_id, after]
-    for table in ("iterations", "iteration_metrics", "samples", "evaluations", "evaluation_images"):
+    for table in _ITERATION_TABLES + _EVALUATION_TABLES:
         connection.execute(f"DELETE FROM {table} WHERE run_id = ? AND iteration > ?", key)
     later = "run_id = ? AND iteration > ? AND phase <> 'discarded'"
     connection.execute(
@@ -107,6 +122,29 @@ def _sample_columns(samples: Sequence[SampleRecord]) -> Columns:
     }
 
 
+def _candidate_columns(candidates: Sequence[CandidateRecord]) -> Columns:
+    return {
+        "prompt_id": ("BIGINT", [c.prompt_id for c in candidates]),
+        "seed_index": ("BIGINT", [c.seed_index for c in candidates]),
+        "fidelity": ("VARCHAR", [c.fidelity for c in candidates]),
+        "policy_version": ("INTEGER", [c.policy_version for c in candidates]),
+        "score": ("DOUBLE", [c.score for c in candidates]),
+        "exact": ("BOOLEAN", [c.exact for c in candidates]),
+        "error": ("VARCHAR", [c.error for c in candidates]),
+        "round": ("INTEGER", [c.round for c in candidates]),
+        "rank": ("INTEGER", [c.rank for c in candidates]),
+        "kept": ("BOOLEAN", [c.kept for c in candidates]),
+    }
+
+
+def _thumbnail_columns(images: Sequence[SampleImage]) -> Columns:
+    return {
+        "prompt_id": ("BIGINT", [i.prompt_id for i in images]),
+        "seed_index": ("BIGINT", [i.seed_index for i in images]),
+        "png": ("BLOB", [base64.b64decode(i.png_base64) for i in images]),
+    }
+
+
 def _image_columns(images: Sequence[EvaluationImage]) -> Columns:
     pngs = [None if i.png_base64 is None else base64.b64decode(i.png_base64) for i in images]
     return {
@@ -124,7 +162,7 @@ def _write_prompts(
     connection: duckdb.DuckDBPyConnection,
     run_id: str,
     purpose: str,
-    rows: Sequence[SampleRecord] | Sequence[EvaluationImage],
+    rows: Sequence[SampleRecord | CandidateRecord] | Sequence[EvaluationImage],
 ) -> None:
     known = connection.execute(
         "SELECT prompt_id FROM prompts WHERE run_id = ? AND purpose = ?", [run_id, purpose]

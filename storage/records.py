@@ -8,7 +8,7 @@ twice gives what writing it once gives.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 Market = Literal["reserved", "spot"]
@@ -58,6 +58,46 @@ class StateInterval:
 
 
 @dataclass(frozen=True)
+class CandidateRecord:
+    """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.
+
+    No two of an iteration share prompt, seed, fidelity and policy version: the same weights would
+    draw the same image again.
+
+    Attributes:
+        fidelity: "full", or the name of a cheaper draft such as "preview-5".
+        policy_version: the weights that drew it: the previous iteration's for a stale draft, the
+            rollout's own for a re-score of the staleness monitor.
+        score: in [0, 1]; 0 where `error` says why there is none.
+        exact: whether all that was asked is in it.
+        round: the planner's round that asked for it, from 0; -1 for a re-score of the monitor.
+        rank: place among the prompt's drafts of the same fidelity and policy version by score, 0 the best.
+        kept: whether the seed went into the rollout.
+    """
+
+    prompt_id: int
+    prompt: str
+    seed_index: int
+    fidelity: str
+    policy_version: int
+    score: float
+    exact: bool
+    error: str | None
+    round: int
+    rank: int
+    kept: bool
+
+
+@dataclass(frozen=True)
+class SampleImage:
+    """A thumbnail (PNG, base64 text) of a rolled-out seed: the best and the worst of a few prompts."""
+
+    prompt_id: int
+    seed_index: int
+    png_base64: str
+
+
+@dataclass(frozen=True)
 class IterationRecord:
     """Everything an iteration leaves in the database; written in one transaction.
 
@@ -65,6 +105,12 @@ class IterationRecord:
         metrics: named figures of the iteration (reward_mean, reward_std, loss, kl, clip_share,
             ratio_deviation, gradient_norm, groups, groups_dropped, ... and *_s for phase times).
         intervals: what each device did, contiguous from the previous iteration's end.
+        candidates: drafts that chose the seeds of this iteration, and the monitor's re-scores.
+        sample_images: thumbnails of some of `samples`.
+        next_plan: the seeds already chosen for the next iteration, as JSON values (so keys are text);
+            None where there are none. Travels in the checkpoint's record.json only, so that a resume
+            need not explore again; not written to the database.
+        explorer_state: what the explorer has learned, as JSON values; likewise in record.json only.
     """
 
     run_id: str
@@ -75,6 +121,10 @@ class IterationRecord:
     metrics: dict[str, float]
     samples: list[SampleRecord] = field(default_factory=list)
     intervals: list[StateInterval] = field(default_factory=list)
+    candidates: list[CandidateRecord] = field(default_factory=list)
+    sample_images: list[SampleImage] = field(default_factory=list)
+    next_plan: dict[str, Any] | None = None
+    explorer_state: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-_TABLES = """
+_FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
 
 CREATE TABLE runs (
@@ -87,11 +87,47 @@ CREATE TABLE events (
 );
 """
 
+_ADDED_TABLES = {
+    2: """
+CREATE TABLE candidates (               -- drafts of candidate seeds; round -1: the monitor's re-scores
+    run_id VARCHAR, iteration INTEGER, prompt_id BIGINT, seed_index BIGINT, fidelity VARCHAR,
+    policy_version INTEGER,
+    score DOUBLE NOT NULL, exact BOOLEAN NOT NULL, error VARCHAR,
+    round INTEGER NOT NULL, rank INTEGER NOT NULL, kept BOOLEAN NOT NULL,
+    PRIMARY KEY (run_id, iteration, prompt_id, seed_index, fidelity, policy_version)
+);
+
+CREATE TABLE sample_images (            -- thumbnails of some rows of samples
+    run_id VARCHAR, iteration INTEGER, prompt_id BIGINT, seed_index BIGINT,
+    png BLOB NOT NULL,
+    PRIMARY KEY (run_id, iteration, prompt_id, seed_index)
+);
+""",
+}
+"""Version -> the tables that it brought."""
+
 
 def create_tables(connection: duckdb.DuckDBPyConnection) -> None:
     """Create every table and note the version; call it inside a transaction."""
-    connection.execute(_TABLES)
-    connection.execute("INSERT INTO schema_version VALUES (?)", [SCHEMA_VERSION])
+    connection.execute(_FIRST_TABLES)
+    connection.execute("INSERT INTO schema_version VALUES (1)")
+    upgrade_tables(connection, 1)
+
+
+def upgrade_tables(connection: duckdb.DuckDBPyConnection, version: int) -> None:
+    """Bring tables of an earlier version to the present one; call it inside a transaction.
+
+    No row is touched: what came later are tables of their own.
+    """
+    for tables in _tables_since(version):
+        connection.execute(tables)
+    connection.execute("UPDATE schema_version SET version = ?", [SCHEMA_VERSION])
+
+
+def add_empty_tables(connection: duckdb.DuckDBPyConnection, version: int) -> None:
+    """Let a reader of an earlier version's file see the later tables, empty; the file stays as it is."""
+    for tables in _tables_since(version):
+        connection.execute(tables.replace("CREATE TABLE", "CREATE TEMP TABLE"))
 
 
 def stored_version(connection: duckdb.DuckDBPyConnection) -> int | None:
@@ -104,3 +140,7 @@ def stored_version(connection: duckdb.DuckDBPyConnection) -> int | None:
     except duckdb.CatalogException:  # the file is new: no table of that name
         return None
     return None if row is None else row[0]
+
+
+def _tables_since(version: int) -> list[str]:
+    return [_ADDED_TABLES[later] for later in range(version + 1, SCHEMA_VERSION + 1)]

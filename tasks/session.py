@@ -18,7 +18,14 @@ from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.config import RunConfig
 from storage.errors import CheckpointError
 from storage.home import Home
-from storage.records import IterationRecord, RunStatus, SampleRecord, StateInterval
+from storage.records import (
+    CandidateRecord,
+    IterationRecord,
+    RunStatus,
+    SampleImage,
+    SampleRecord,
+    StateInterval,
+)
 from storage.run_store import RunStore
 from storage.tracking import Tracker
 
@@ -142,11 +149,13 @@ def record_to_json(record: IterationRecord) -> dict[str, object]:
 
 
 def record_from_json(values: dict) -> IterationRecord:
-    """The inverse of `record_to_json`."""
+    """The inverse of `record_to_json`; a record made before there were candidates has none."""
     return IterationRecord(
         **{
             **values,
             "samples": [SampleRecord(**sample) for sample in values["samples"]],
             "intervals": [StateInterval(**interval) for interval in values["intervals"]],
+            "candidates": [CandidateRecord(**candidate) for candidate in values.get("candidates", [])],
+            "sample_images": [SampleImage(**image) for image in values.get("sample_images", [])],
         }
     )

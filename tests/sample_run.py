@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import random
 import time
-
-from PIL import Image, ImageDraw, ImageFont
 
 from storage.config import RunConfig
 from storage.records import (
@@ -21,6 +17,8 @@ from storage.records import (
     StateInterval,
 )
 from storage.run_store import RunStore
+from tests.sample_pictures import png
+from tests.sample_seeds import explored, mark_as_exploring
 
 ITERATION_S = 18.0
 EVALUATION_S = 9.0
@@ -86,6 +84,7 @@ def write_sample_run(
     iterations: int = 40,
     status: str = "finished",
     pid: int = 0,
+    exploring: bool = False,
 ) -> None:
     """Write a whole run: evaluations before, every 10 iterations and at the end.
 
@@ -93,14 +92,18 @@ def write_sample_run(
         store: where to.
         iterations: how many of the 40 planned are done.
         status: `finished`, or `running` by process `pid` (this one, if 0).
+        exploring: whether its seeds were chosen by stale drafts; else it took the first ones.
     """
     environment = {"torch": "2.13.0", "commit": "87baa7f"}
     store.create_run(run_id, RunConfig(name="glyphs"), environment, pid or os.getpid())
+    if exploring:
+        mark_as_exploring(store, run_id)
     now = time.time() - iterations * ITERATION_S - (2 + iterations // 10) * EVALUATION_S
     store.commit_evaluation(evaluation_record(run_id, 0, now))
     now += EVALUATION_S
     for iteration in range(1, iterations + 1):
-        store.commit_iteration(iteration_record(run_id, iteration, now))
+        record = iteration_record(run_id, iteration, now)
+        store.commit_iteration(explored(record) if exploring else record)
         now += ITERATION_S
         if iteration % 10 == 0:
             store.commit_evaluation(evaluation_record(run_id, iteration, now))
@@ -123,25 +126,11 @@ def _picture(run_id: str, iteration: int, place: int, with_png: bool) -> Evaluat
     right = sum(difficulty + offset < 1.25 * _skill(iteration) for offset in (0.0, 0.18, 0.36))
     word = _word(1000 + place)
     read = word[:right] + "".join("O0Q"[k] for k in range(3 - right))
-    png = _png(read, place, 110 - 2 * iteration) if with_png else None
+    picture = png(read, place, 110 - 2 * iteration) if with_png else None
     return EvaluationImage(
         prompt_id=place, prompt=f'a sign that says "{word}"', seed_index=0, score=right / 3, exact=right == 3,
-        detail=f'read "{read}"', error=None, png_base64=png,
+        detail=f'read "{read}"', error=None, png_base64=picture,
     )  # fmt: skip
-
-
-def _png(text: str, place: int, noise: int) -> str:
-    dice = random.Random(place)
-    image = Image.new("RGB", (48, 24), "white")
-    colour = dice.choice(["#b3261e", "#1b5e20", "#0d47a1", "#4a148c", "#bf360c"])
-    ImageDraw.Draw(image).text((5, 3), text, fill=colour, font=ImageFont.load_default(14))
-    for x in range(48):
-        for y in range(24):
-            if dice.random() < noise / 255:
-                image.putpixel((x, y), tuple(dice.randint(120, 255) for _ in range(3)))
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()
 
 
 def _iteration_intervals(started_at: float) -> list[StateInterval]:

@@ -23,7 +23,7 @@ from tests.sample_run import evaluation_record, iteration_record, write_sample_r
 
 TABLES = (
     "runs", "iterations", "iteration_metrics", "prompts", "samples", "evaluations", "evaluation_images",
-    "worker_states", "costs", "events",
+    "worker_states", "costs", "events", "candidates", "sample_images",
 )  # fmt: skip
 
 

@@ -1,0 +1,110 @@
+"""A file of an earlier schema: read as it is, brought up to date by the first writer, nothing lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from storage import queries, seed_queries
+from storage.config import RunConfig
+from storage.errors import StorageError
+from storage.home import Home
+from storage.run_store import RunStore
+from storage.schema import SCHEMA_VERSION
+from tests.sample_run import iteration_record
+from tests.sample_seeds import explored
+
+VERSION_1 = (Path(__file__).parent / "schema_version_1.sql").read_text(encoding="utf-8")
+LATER_TABLES = {"candidates", "sample_images"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    """A home whose database is of version 1, with a run of two iterations and a row in every table."""
+    store = RunStore(Home(tmp_path / "home"), wait_s=2.0)
+    donor = RunStore(Home(tmp_path / "donor"))
+    donor.create_run("old", RunConfig(), {"torch": "2.13.0"}, os.getpid())
+    for iteration in (1, 2):
+        donor.commit_iteration(iteration_record("old", iteration, 18.0 * iteration))
+    donor.add_event("old", "note", "a word")
+    store.home.path.mkdir()
+    with duckdb.connect(str(store.home.database)) as file:
+        file.execute(VERSION_1)
+        file.execute(f"ATTACH '{donor.home.database}' AS donor (READ_ONLY)")
+        for table in tables_of(file) - {"schema_version"}:
+            file.execute(f"INSERT INTO {table} SELECT * FROM donor.{table}")
+    return store
+
+
+def tables_of(file: duckdb.DuckDBPyConnection) -> set[str]:
+    rows = file.execute(
+        "SELECT table_name FROM duckdb_tables() WHERE database_name = current_database()"
+    ).fetchall()
+    return {name for (name,) in rows}
+
+
+def contents(store: RunStore) -> tuple[int, dict[str, list[tuple]]]:
+    """The version that the file says, and every row of its own tables."""
+    with duckdb.connect(str(store.home.database), read_only=True) as file:
+        [(version,)] = file.execute("SELECT version FROM schema_version").fetchall()
+        names = tables_of(file) - {"schema_version"}
+        return version, {t: file.execute(f"SELECT * FROM {t} ORDER BY ALL").fetchall() for t in names}
+
+
+def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
+    before = store.home.database.read_bytes()
+    assert store.run("old").last_iteration == 2
+    with store.database.reading() as connection:
+        assert len(queries.metric_curves(connection, "old")) == 2
+        assert seed_queries.stale_and_fresh(connection, "old").empty
+        assert seed_queries.pictured_prompts(connection, "old").empty
+        assert seed_queries.best_and_worst(connection, "old").empty
+        assert set(seed_queries.drafts_by_prompt(connection, "old")["drafts"]) == {0}
+    assert store.home.database.read_bytes() == before
+
+
+def test_the_first_writer_brings_it_up_to_date(store: RunStore):
+    version, before = contents(store)
+    assert version == 1
+    assert LATER_TABLES.isdisjoint(before)
+    assert len(before["samples"]) == 512
+    with store.database.writing():
+        pass
+    version, after = contents(store)
+    assert version == SCHEMA_VERSION
+    assert after == before | {table: [] for table in LATER_TABLES}
+    store.commit_iteration(explored(iteration_record("old", 3, 54.0)))
+    with store.database.reading() as connection:
+        assert not seed_queries.stale_and_fresh(connection, "old").empty
+
+
+def test_a_writer_that_fails_leaves_the_file_as_it_was(store: RunStore):
+    before = contents(store)
+    with pytest.raises(ZeroDivisionError), store.database.writing():
+        raise ZeroDivisionError
+    assert contents(store) == before
+    store.add_event("old", "note", "the next one does it")
+    assert contents(store)[0] == SCHEMA_VERSION
+
+
+def test_it_has_the_tables_of_a_fresh_file(store: RunStore, tmp_path: Path):
+    fresh = RunStore(Home(tmp_path / "fresh"))
+    for one in (store, fresh):
+        with one.database.writing():
+            pass
+    shapes = []
+    for one in (store, fresh):
+        with duckdb.connect(str(one.home.database), read_only=True) as file:
+            shapes.append(file.execute("SELECT sql FROM duckdb_tables() ORDER BY table_name").fetchall())
+    assert shapes[0] == shapes[1]
+
+
+def test_a_later_version_is_refused_as_ever(store: RunStore):
+    with duckdb.connect(str(store.home.database)) as file:
+        file.execute("UPDATE schema_version SET version = ?", [SCHEMA_VERSION + 1])
+    for attempt in (store.runs, lambda: store.add_event("old", "a", "b")):
+        with pytest.raises(StorageError, match=rf"version {SCHEMA_VERSION + 1}.*move the file away"):
+            attempt()

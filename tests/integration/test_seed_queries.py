@@ -1,0 +1,239 @@
+"""What is asked about seeds, against hand-worked figures; their rows written, written again, dropped."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from storage import queries, seed_queries
+from storage.config import RunConfig
+from storage.errors import StorageError
+from storage.home import Home
+from storage.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
+from storage.run_store import RunStore
+from tasks.session import record_from_json, record_to_json
+from tests.sample_run import iteration_record, write_sample_run
+from tests.sample_seeds import explored
+
+PNG = base64.b64encode(b"\x89PNG").decode()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    store = RunStore(Home(tmp_path))
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    return store
+
+
+def draft(
+    seed: int,
+    score: float,
+    *,
+    prompt: int = 0,
+    fidelity: str = "full",
+    version: int = 3,
+    round: int = 0,
+    kept: bool = True,
+    error: str | None = None,
+) -> CandidateRecord:
+    return CandidateRecord(
+        prompt, f"prompt {prompt}", seed, fidelity, version, score, score == 1, error, round, 0, kept
+    )
+
+
+def sample(seed: int, score: float, rank: int = 0, prompt: int = 0, error: str | None = None) -> SampleRecord:
+    """A sample of the rollout, whose weights are of version 4."""
+    return SampleRecord(
+        prompt, f"prompt {prompt}", seed, 4, score, score == 1, f"seed {seed}", error, rank, 0.5, None, "w"
+    )
+
+
+def committed(
+    store: RunStore,
+    iteration: int = 5,
+    samples: Sequence[SampleRecord] = (),
+    candidates: Sequence[CandidateRecord] = (),
+    sample_images: Sequence[SampleImage] = (),
+) -> None:
+    store.commit_iteration(
+        IterationRecord(
+            "r", iteration, 5, 0.0, 1.0, {}, list(samples),
+            candidates=list(candidates), sample_images=list(sample_images),
+        )
+    )  # fmt: skip
+
+
+def rows(frame: pd.DataFrame, *columns: str) -> list[tuple]:
+    return list(frame[list(columns)].itertuples(index=False, name=None))
+
+
+class TestStaleAndFresh:
+    """Pairs of one seed's scores by older and by newer weights."""
+
+    def pairs(self, store: RunStore) -> pd.DataFrame:
+        with store.database.reading() as connection:
+            return seed_queries.stale_and_fresh(connection, "r")
+
+    def test_the_rollout_or_the_re_score(self, store: RunStore):
+        committed(
+            store,
+            samples=[sample(1, 0.75), sample(2, 0.25)],
+            candidates=[
+                draft(1, 1.0), draft(2, 0.5), draft(3, 0.0, kept=False), draft(4, 0.1, kept=False),
+                draft(2, 0.3, version=4, round=-1), draft(3, 0.2, version=4, round=-1, kept=False),
+            ],
+        )  # fmt: skip
+        frame = self.pairs(store)
+        assert rows(frame, "iteration", "prompt_id", "prompt") == [(5, 0, "prompt 0")] * 3
+        assert rows(frame, "seed_index", "stale", "fresh", "kept", "rescored") == [
+            (1, 1.0, 0.75, True, False),
+            (2, 0.5, 0.3, True, True),  # the re-score wins over the sample
+            (3, 0.0, 0.2, False, True),
+        ]  # seed 4 was never looked at again
+
+    def test_a_draft_of_the_rollouts_own_weights_is_not_stale(self, store: RunStore):
+        committed(store, samples=[sample(1, 0.5)], candidates=[draft(1, 0.5, version=4)])
+        assert self.pairs(store).empty
+
+    def test_the_full_draft_counts_and_then_the_newest(self, store: RunStore):
+        committed(
+            store,
+            samples=[sample(1, 0.5), sample(2, 0.5)],
+            candidates=[
+                draft(1, 0.9, fidelity="preview-5"), draft(1, 0.6, round=1),
+                draft(2, 0.1, version=2), draft(2, 0.2, version=3), draft(2, 0.3, fidelity="preview-5"),
+            ],
+        )  # fmt: skip
+        assert rows(self.pairs(store), "seed_index", "stale", "fidelity") == [
+            (1, 0.6, "full"),
+            (2, 0.2, "full"),
+        ]
+
+    def test_images_without_a_score_are_left_out(self, store: RunStore):
+        committed(
+            store,
+            samples=[sample(1, 0.0, error="boom"), sample(2, 0.5), sample(3, 0.25)],
+            candidates=[
+                draft(1, 0.5), draft(2, 0.0, error="boom"), draft(3, 0.5),
+                draft(3, 0.0, version=4, round=-1, error="boom"),
+            ],
+        )  # fmt: skip
+        assert rows(self.pairs(store), "seed_index", "stale", "fresh", "rescored") == [(3, 0.5, 0.25, False)]
+
+
+def test_drafts_by_prompt(store: RunStore):
+    committed(
+        store,
+        samples=[sample(1, 1.0), sample(2, 0.0), sample(1, 0.5, prompt=7)],
+        candidates=[
+            draft(1, 1.0), draft(2, 0.0, round=1), draft(3, 0.5, kept=False), draft(4, 1.0, kept=False),
+            draft(4, 0.2, fidelity="preview-5", kept=False),
+            draft(3, 0.9, version=4, round=-1, kept=False),
+            draft(1, 0.5, prompt=9, kept=False),
+        ],
+    )  # fmt: skip
+    with store.database.reading() as connection:
+        frame = seed_queries.drafts_by_prompt(connection, "r")
+    assert rows(frame, "iteration", "prompt_id", "prompt", "drafts", "seeds", "in_plan") == [
+        (5, 0, "prompt 0", 5, 4, True),
+        (5, 7, "prompt 7", 0, 0, True),  # rolled out unexplored
+        (5, 9, "prompt 9", 1, 1, False),  # explored in vain
+    ]
+    assert frame["success_share"].tolist() == pytest.approx([0.5, math.nan, 0.0], nan_ok=True)
+    assert frame["kept_variance"].tolist() == pytest.approx([0.25, math.nan, math.nan], nan_ok=True)
+
+
+def test_best_and_worst(store: RunStore):
+    for iteration in (5, 6, 7):
+        committed(
+            store, iteration,
+            samples=[sample(1, 0.2, 2), sample(2, 1.0, 0), sample(3, 0.6, 1), sample(9, 0.3, 0, prompt=4)],
+            sample_images=[SampleImage(0, 1, PNG), SampleImage(0, 2, PNG), SampleImage(0, 3, PNG)]
+            + ([SampleImage(4, 9, PNG)] if iteration == 6 else []),
+        )  # fmt: skip
+    with store.database.reading() as connection:
+        everything = seed_queries.best_and_worst(connection, "r")
+        latest = seed_queries.best_and_worst(connection, "r", latest=1)
+        one = seed_queries.best_and_worst(connection, "r", prompt_id=0, latest=2)
+        prompts = seed_queries.pictured_prompts(connection, "r")
+    assert len(everything) == 7
+    assert rows(latest, "iteration", "prompt_id", "place", "seed_index", "score", "detail") == [
+        (7, 0, "best", 2, 1.0, "seed 2"),
+        (7, 0, "worst", 1, 0.2, "seed 1"),
+        (6, 4, "best", 9, 0.3, "seed 9"),  # each prompt's own latest
+    ]
+    assert bytes(latest["png"].iloc[0]) == b"\x89PNG"
+    assert rows(one, "iteration", "place") == [(7, "best"), (7, "worst"), (6, "best"), (6, "worst")]
+    assert rows(prompts, "prompt_id", "prompt", "iteration") == [(0, "prompt 0", 7), (4, "prompt 4", 6)]
+
+
+def test_events_of_some_kinds(store: RunStore):
+    for kind in ("staleness", "mlflow", "exploration"):
+        store.add_event("r", kind, f"about {kind}")
+    with store.database.reading() as connection:
+        alerts = queries.events(connection, "r", kinds=("staleness", "exploration"))
+        assert alerts["kind"].tolist() == ["exploration", "staleness"]
+        assert queries.events(connection, "r", kinds=()).empty
+        assert len(queries.events(connection, "r")) == 3
+
+
+class TestRows:
+    """Candidates and thumbnails in the database and in a checkpoint's record."""
+
+    def count(self, store: RunStore) -> tuple[int, int]:
+        with store.database.reading() as connection:
+            [counts] = connection.execute(
+                "SELECT (SELECT count(*) FROM candidates), (SELECT count(*) FROM sample_images)"
+            ).fetchall()
+        return counts
+
+    def test_written_twice_and_shorter(self, store: RunStore):
+        record = explored(iteration_record("r", 5, 0.0))
+        store.commit_iteration(record)
+        once = self.count(store)
+        store.commit_iteration(record)
+        assert self.count(store) == once == (len(record.candidates), len(record.sample_images))
+        store.commit_iteration(
+            dataclasses.replace(record, candidates=record.candidates[:3], sample_images=[])
+        )
+        assert self.count(store) == (3, 0)
+
+    def test_going_back_drops_them(self, store: RunStore):
+        write_sample_run(store, "back", iterations=3, exploring=True)
+        store.discard_after("back", 2)
+        with store.database.reading() as connection:
+            for table in ("candidates", "sample_images"):
+                [(newest,)] = connection.execute(f"SELECT max(iteration) FROM {table}").fetchall()
+                assert newest == 2
+        store.discard_after("back", 0)
+        assert self.count(store) == (0, 0)
+
+    def test_the_same_draft_twice_is_refused(self, store: RunStore):
+        with pytest.raises(StorageError, match="duplicate key"):
+            committed(store, candidates=[draft(1, 0.5), draft(1, 0.5, round=1)])
+
+    def test_they_travel_in_a_checkpoint(self, store: RunStore):
+        record = dataclasses.replace(
+            explored(iteration_record("r", 5, 0.0)),
+            next_plan={"iteration": 6, "seeds": {"0": [3, 1]}},
+            explorer_state={"0": {"tried": 8}},
+        )
+        assert record.candidates
+        assert record.sample_images
+        assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
+
+    def test_a_record_of_an_older_checkpoint_loads(self):
+        values = json.loads(json.dumps(record_to_json(iteration_record("r", 1, 0.0))))
+        for name in ("candidates", "sample_images", "next_plan", "explorer_state"):
+            del values[name]
+        record = record_from_json(values)
+        assert (record.candidates, record.sample_images) == ([], [])
+        assert (record.next_plan, record.explorer_state) == (None, None)

@@ -81,8 +81,19 @@ def open_run(page: Page, url: str, run_id: str | None = None) -> None:
     """Open the dashboard at a run (the newest without one) and wait until all of it is drawn."""
     page.goto(url if run_id is None else f"{url}/?run={run_id}")
     page.get_by_text("Settings and environment").wait_for(timeout=START_LIMIT_S * 1000)
+    _await_drawn(page, plots=4)
+
+
+def open_seeds(page: Page, url: str, run_id: str) -> None:
+    """Open the page of an exploring run's seeds and wait until all of it is drawn."""
+    page.goto(f"{url}/seeds?run={run_id}")
+    page.get_by_text("Best and worst seeds of a prompt").wait_for(timeout=START_LIMIT_S * 1000)
+    _await_drawn(page, plots=5)
+
+
+def _await_drawn(page: Page, plots: int) -> None:
     # Plotly draws after the rest; a plot has its lines once it has a title.
-    page.wait_for_function("document.querySelectorAll('.js-plotly-plot .gtitle').length >= 4")
+    page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot .gtitle').length >= {plots}")
     page.wait_for_function("[...document.images].every(image => image.complete && image.naturalWidth)")
     page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-stale=true]')")
 

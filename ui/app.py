@@ -17,7 +17,12 @@ if _ROOT not in sys.path:
 
 st.set_page_config(page_title="Spotlight", page_icon=":material/wb_twilight:", layout="wide")
 
-# One entry a page. The folder is not called `pages/`: Streamlit would list that one by itself.
+# One entry a page. The folder is not called `pages/`: Streamlit would list that one by itself. On top,
+# because the tiles of a page need the width that a side bar would take.
 st.navigation(
-    [st.Page("screens/convergence.py", title="Convergence", icon=":material/trending_up:", default=True)]
+    [
+        st.Page("screens/convergence.py", title="Convergence", icon=":material/trending_up:", default=True),
+        st.Page("screens/seeds.py", title="Seeds", icon=":material/grain:"),
+    ],
+    position="top",
 ).run()

@@ -14,6 +14,8 @@ SCORE_COLOUR = "#2f80ed"
 TRAINING_COLOUR = "#9aa5b1"
 BASELINE_COLOUR = "#e0793a"
 MARKET_COLOURS = {"reserved": "#7c6fd9", "spot": "#27ae7a"}
+DRAFT_COLOUR = "#7c6fd9"
+OVERLAP_COLOUR = "#27ae7a"
 
 _HEIGHT_PX = 340
 
@@ -55,7 +57,7 @@ def score_chart(view: RunView, measure: Measure, over: Literal["iteration", "tim
         )  # fmt: skip
     title = "Score (0 to 1)" if measure == "score" else "Exact matches (share)"
     heading = "Over iterations" if over == "iteration" else "Over wall-clock"
-    return _laid_out(figure, heading, bottom, title)
+    return laid_out(figure, heading, bottom, title)
 
 
 def cost_chart(view: RunView) -> go.Figure:
@@ -66,7 +68,7 @@ def cost_chart(view: RunView) -> go.Figure:
             x=view.cost["iteration"], y=view.cost[f"{market}_usd"], name=market, mode="lines",
             stackgroup="markets", line={"color": colour, "width": 1.5}, hovertemplate="$%{y:.4g}",
         )  # fmt: skip
-    figure = _laid_out(figure, "Cost so far, by market", "Iteration", "US dollars")
+    figure = laid_out(figure, "Cost so far, by market", "Iteration", "US dollars")
     return figure.update_yaxes(rangemode="tozero", tickprefix="$")
 
 
@@ -82,11 +84,12 @@ def state_chart(view: RunView) -> go.Figure:
             y=order, x=part["usd"], name=market, orientation="h", marker={"color": colour},
             customdata=part["device_s"], hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",
         )  # fmt: skip
-    figure = _laid_out(figure, "What was paid for", "US dollars", "")
+    figure = laid_out(figure, "What was paid for", "US dollars", "")
     return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")
 
 
-def _laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure:
+def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure:
+    """The figure with its titles, in the measures that all plots share."""
     return figure.update_layout(
         title={"text": title, "font": {"size": 15}},
         xaxis_title=bottom,

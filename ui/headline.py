@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from storage.errors import ConfigurationError
 from ui.formatting import duration, markdown_text, percent, short_duration, usd
 from ui.run_view import RunView
 
-_TILE_PX = 189  # six in a row of a window 1,400 wide
+TILE_PX = 189
+"""Width of a tile: six in a row of a window 1,400 wide."""
 
 
 def planned_iterations(view: RunView) -> int | None:
     """How many iterations the run is to do; None where its settings are of another version."""
-    try:
-        return view.row.config.iterations
-    except ConfigurationError:
-        return None
+    planned = view.setting("", "iterations")
+    return planned if isinstance(planned, int) else None
 
 
 def show_state(view: RunView) -> None:
@@ -87,23 +85,23 @@ def show_figures(view: RunView) -> None:
     row.metric(
         "Iterations", f"{done} of {planned}" if planned else str(done),
         percent(done / planned) if planned else None,
-        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
+        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
     )  # fmt: skip
     row.metric(
         "Wall-clock", short_duration(view.elapsed_s),
         f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
-        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
+        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
         help="Time at work, evaluations included; breaks between a kill and a resume do not count.",
     )  # fmt: skip
     row.metric(
         "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
-        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
+        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
         help="Every second of every device, idle ones too, at the prices of the run's settings.",
     )  # fmt: skip
     row.metric(
         "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
         f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
-        delta_color="off", delta_arrow="off", border=True, width=_TILE_PX,
+        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
         help="Spot devices' share of the paid device time.",
     )  # fmt: skip
 
@@ -111,7 +109,7 @@ def show_figures(view: RunView) -> None:
 def _show_measure(view: RunView, name: str, title: str) -> None:
     values = view.scores[name]
     if values.empty:
-        st.metric(title, "-", border=True, width=_TILE_PX)
+        st.metric(title, "-", border=True, width=TILE_PX)
         return
     now, before = float(values.iloc[-1]), float(values.iloc[0])
     as_text = percent if name == "exact" else "{:.3f}".format
@@ -120,6 +118,6 @@ def _show_measure(view: RunView, name: str, title: str) -> None:
         f"{now - before:+.3f} from {before:.3f}" if name == "score"
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",
-        delta_arrow="auto" if now != before else "off", border=True, width=_TILE_PX,
+        delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX,
         help="Mean over the held-out prompts, with the moving average of the weights.",
     )  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 import streamlit as st
 
 from ui.formatting import figure, percent
@@ -51,7 +50,7 @@ def show_health(view: RunView) -> None:
         st.caption("These figures appear with the first iteration.")
         return
     for column, sign in zip(st.columns(len(_SIGNS)), _SIGNS, strict=True):
-        course = _course(view.metrics, sign)
+        course = _course(view, sign)
         if not course:
             column.metric(sign.title, "-", help=sign.meaning, border=True)
             continue
@@ -60,7 +59,7 @@ def show_health(view: RunView) -> None:
             sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True,
             chart_data=course if len(course) > 1 else None, chart_type="line",
         )  # fmt: skip
-    errors = np.nansum(_values(view.metrics, "scorer_errors"))
+    errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(
             f"The scorer failed on {errors:.0f} images so far; they count as score 0. "
@@ -69,16 +68,11 @@ def show_health(view: RunView) -> None:
         )
 
 
-def _course(metrics: pd.DataFrame, sign: _Sign) -> list[float]:
+def _course(view: RunView, sign: _Sign) -> list[float]:
     if sign.column is not None:
-        values = _values(metrics, sign.column)
+        values = view.metric(sign.column)
     else:
-        values = _values(metrics, "groups_dropped") / _values(metrics, "groups")
+        values = view.metric("groups_dropped") / view.metric("groups")
     if sign.column == "kl" and not np.nan_to_num(values).any():
         return []  # the trainer writes 0 where it does not measure it
     return values[np.isfinite(values)].tolist()
-
-
-def _values(metrics: pd.DataFrame, name: str) -> np.ndarray:
-    """A metric's course; NaN throughout where no iteration has it."""
-    return metrics[name].to_numpy(dtype=float) if name in metrics else np.full(len(metrics), np.nan)

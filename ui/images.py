@@ -1,4 +1,4 @@
-"""Images before and after training, for the same prompts and seeds, and what was read in them."""
+"""Images beside each other and what was read in them: before and after training, best and worst."""
 
 from __future__ import annotations
 
@@ -40,6 +40,24 @@ def show_images(images: pd.DataFrame) -> None:
     st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
 
 
+def show_best_and_worst(images: pd.DataFrame) -> None:
+    """Show a prompt's best and worst sample side by side, a card an iteration.
+
+    Args:
+        images: as `storage.seed_queries.best_and_worst` gives it, of one prompt.
+    """
+    cards = []
+    for iteration, part in images.groupby("iteration", sort=False):
+        sides = "".join(_side(row, "", _place(row)) for row in _rows(part))
+        cards.append(_framed(f"Iteration {iteration}", "", sides))
+    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
+
+
+def _place(row: dict) -> str:
+    draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
+    return f"{row['place']}: seed {row['seed_index']}{draft}"
+
+
 def _rows(images: pd.DataFrame) -> list[dict]:
     # NaN stands for a missing error text after pandas; None is what the rest expects.
     return images.astype(object).where(images.notna(), None).to_dict("records")
@@ -50,22 +68,26 @@ def _when(iteration: int) -> str:
 
 
 def _card(row: dict, before: str, after: str | None) -> str:
-    sides = _side(row, "before", before) + (_side(row, "after", after) if after else "")
-    prompt = html.escape(row["prompt"])
+    sides = _side(row, "_before", before) + (_side(row, "_after", after) if after else "")
+    return _framed(row["prompt"], f"seed {row['seed_index']}", sides)
+
+
+def _framed(title: str, remark: str, sides: str) -> str:
     return (
-        f'<div class="sl-card"><div class="sl-prompt">{prompt} <span class="sl-when">seed {row["seed_index"]}'
+        f'<div class="sl-card"><div class="sl-prompt">{html.escape(title)} <span class="sl-when">{remark}'
         f'</span></div><div class="sl-pair">{sides}</div></div>'
     )
 
 
-def _side(row: dict, side: str, when: str) -> str:
-    png = base64.b64encode(bytes(row[f"png_{side}"])).decode()
-    if row[f"error_{side}"]:
-        read = f'<span class="sl-error">not scored: {html.escape(row[f"error_{side}"])}</span>'
+def _side(row: dict, suffix: str, when: str) -> str:
+    """One picture and what was read in it, from the row's columns of that suffix."""
+    png = base64.b64encode(bytes(row[f"png{suffix}"])).decode()
+    if row[f"error{suffix}"]:
+        read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
     else:
-        style, mark = ("sl-good", "✓") if row[f"exact_{side}"] else ("sl-bad", "✗")
-        detail = html.escape(row[f"detail_{side}"]) or "nothing recognised"
-        read = f'<span class="{style}">{mark} {row[f"score_{side}"]:.2f}</span> {detail}'
+        style, mark = ("sl-good", "✓") if row[f"exact{suffix}"] else ("sl-bad", "✗")
+        detail = html.escape(row[f"detail{suffix}"]) or "nothing recognised"
+        read = f'<span class="{style}">{mark} {row[f"score{suffix}"]:.2f}</span> {detail}'
     return (
         f'<div><div class="sl-when">{when}</div><img alt="{html.escape(row["prompt"])}, {when}" '
         f'src="data:image/png;base64,{png}"><div class="sl-read">{read}</div></div>'

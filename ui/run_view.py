@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,6 +72,18 @@ class RunView:
     def paid_usd(self) -> float:
         """The bill so far, in dollars."""
         return self.paid("reserved_usd") + self.paid("spot_usd")
+
+    def metric(self, name: str) -> np.ndarray:
+        """A metric's course over the iterations; NaN where one has none, throughout where none has it."""
+        if name not in self.metrics:
+            return np.full(len(self.metrics), np.nan)
+        return self.metrics[name].to_numpy(dtype=float)
+
+    def setting(self, section: str, name: str) -> Any:
+        """A setting as the run stored it; None where it has none of that name (another version's)."""
+        stored = json.loads(self.row.config_json)
+        part = stored.get(section) if section else stored
+        return part.get(name) if isinstance(part, dict) else None
 
     def paid(self, column: str) -> float:
         """Total of a column of `cost` (they are cumulated)."""

@@ -13,7 +13,7 @@ import pytest
 
 from storage.home import Home
 from storage.run_store import RunStore
-from tests.browser import browser_page, dashboard, find_chromium, open_run, photograph
+from tests.browser import browser_page, dashboard, find_chromium, open_run, open_seeds, photograph
 from tests.sample_run import write_sample_run
 
 pytestmark = [
@@ -26,7 +26,9 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("browser")
-    write_sample_run(RunStore(Home(folder / "home")), "glyphs-1", iterations=40)
+    store = RunStore(Home(folder / "home"))
+    write_sample_run(store, "glyphs-1", iterations=40)
+    write_sample_run(store, "explored", iterations=12, exploring=True)
     with dashboard(folder / "home", folder / "dashboard.log") as served:
         yield served.url
     assert "Traceback" not in (folder / "dashboard.log").read_text()
@@ -53,6 +55,35 @@ def test_a_run_is_shown_with_scores_charts_and_images(url: str, tmp_path: Path):
         page.locator(".ytitle", has_text="Exact matches (share)").first.wait_for()
         photograph(page, tmp_path / "dashboard.png")
     assert (tmp_path / "dashboard.png").stat().st_size > 50_000
+    assert errors == []
+
+
+def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(url: str, tmp_path: Path):
+    errors: list[str] = []
+    with browser_page() as page:
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        open_seeds(page, url, "explored")
+        text = page.inner_text("body")
+        assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 11 iterations\)", text)
+        assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
+            "Same seed, older and newer weights", "Do stale ranks hold?",
+            "Variance before and after the choice", "Drafts against success", "Drafts by prompt",
+        ]  # fmt: skip
+        circles = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
+        assert circles.count() > 10
+        pictures = page.locator(".sl-grid img")
+        assert pictures.count() >= 2
+        assert pictures.first.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [48, 24]
+        photograph(page, tmp_path / "seeds.png")
+        open_run(page, url, "glyphs-1")  # not the newest
+        page.get_by_text("Seeds", exact=True).first.click()
+        page.get_by_text("it explores none").wait_for()
+        assert "glyphs-1" in page.inner_text("h2")
+        assert page.url.endswith("/seeds?run=glyphs-1")
+        page.get_by_text("Convergence", exact=True).first.click()
+        page.get_by_text("Settings and environment").wait_for()
+        assert "glyphs-1" in page.inner_text("h2")
+    assert (tmp_path / "seeds.png").stat().st_size > 50_000
     assert errors == []
 
 

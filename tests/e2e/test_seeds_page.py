@@ -1,0 +1,270 @@
+"""The page of the seeds as a person meets it: without runs, plain, live, finished, and with gaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import duckdb
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from storage.config import RunConfig
+from storage.home import Home
+from storage.run_store import RunStore
+from tests.sample_run import iteration_record, write_sample_run
+from tests.sample_seeds import explored, mark_as_exploring
+
+# The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
+PAGE = Path(__file__).resolve().parents[2] / "ui" / "screens" / "seeds.py"
+VERSION_1 = Path(__file__).resolve().parents[1] / "integration" / "schema_version_1.sql"
+CACHE_S = 2.2
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    return RunStore(Home(tmp_path))
+
+
+def opened(**query: str) -> AppTest:
+    page = AppTest.from_file(str(PAGE), default_timeout=60)
+    for name, value in query.items():
+        page.query_params[name] = value
+    return ran(page)
+
+
+def ran(page: AppTest) -> AppTest:
+    page.run()
+    assert not page.exception, page.exception
+    return page
+
+
+def figures(page: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in page.metric}
+
+
+def sentences(page: AppTest) -> str:
+    return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
+
+
+def captions(page: AppTest) -> str:
+    return "\n".join(caption.value for caption in page.caption)
+
+
+def titles(page: AppTest) -> list[str]:
+    charts = [str(chart.proto) for chart in page.get("plotly_chart")]
+    known = ("Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt")
+    return [next(title for title in known if title in chart) for chart in charts]
+
+
+def pictures(page: AppTest) -> str:
+    return next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)
+
+
+def live_run(store: RunStore, run_id: str = "live") -> None:
+    store.create_run(run_id, RunConfig(), {}, os.getpid())
+    mark_as_exploring(store, run_id)
+
+
+def test_an_empty_home_says_how_to_start(store: RunStore):
+    page = opened()
+    assert page.title[0].value == "No runs yet"
+    assert not store.home.database.exists()
+
+
+def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
+    write_sample_run(store, iterations=2)
+    page = opened()
+    assert "it explores none" in page.info[0].value
+    assert page.code[0].value.endswith("--set exploration.strategy=stale")
+    assert not page.get("plotly_chart")
+    assert not page.metric
+
+
+def test_a_finished_run(store: RunStore):
+    write_sample_run(store, "glyphs-1", iterations=25, exploring=True)
+    page = opened()
+    assert "glyphs-1 :green-badge[finished]" in page.header[0].value
+    assert "Stale ranks hold: Spearman 0.9" in page.success[0].value
+    assert "(median of 20 iterations)" in page.success[0].value
+    assert "Kept groups have 1.7x the variance of random ones." in page.success[0].value
+    shown = figures(page)
+    assert shown["Variance gain"].startswith("1.7")
+    assert shown["Kept overlap"].endswith(" %")
+    assert shown["Unexplored"] == "0"
+    assert titles(page) == [
+        "Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt",
+    ]  # fmt: skip
+    assert "alarm below 0.5" in str(page.get("plotly_chart")[1].proto)
+    assert page.slider[0].value == (1, 40)
+    assert "best: seed" in pictures(page)
+    assert pictures(page).count("Iteration ") == pictures(page).count("data:image/png;base64,") / 2
+
+
+def test_iterations_and_prompt_can_be_chosen(store: RunStore):
+    write_sample_run(store, iterations=6, exploring=True)
+    page = opened()
+    whole, shown = str(page.get("plotly_chart")[0].proto), pictures(page)
+    page.slider[0].set_value((2, 3)).run()
+    assert not page.exception
+    assert str(page.get("plotly_chart")[0].proto) != whole
+    page.slider[0].set_value((1, 1)).run()  # its drafts were not stale
+    assert "No seed of these iterations" in captions(page)
+    assert len(page.get("plotly_chart")) == 4
+    prompt = page.selectbox[1]
+    prompt.select_index(3).run()
+    assert not page.exception
+    assert pictures(page) != shown
+
+
+def test_a_live_run_moves_on_keeps_what_was_chosen_and_ends(store: RunStore):
+    live_run(store)
+    page = opened()
+    assert "come with the first iteration" in sentences(page)
+    begin = time.time()
+    store.commit_iteration(explored(iteration_record("live", 1, begin)))
+    time.sleep(CACHE_S)
+    ran(page)
+    assert "Not to tell yet" in sentences(page)
+    assert "1.7x the variance" in sentences(page)
+    assert "Pairs appear with the first" in captions(page)
+    store.commit_iteration(explored(iteration_record("live", 2, begin + 18)))
+    time.sleep(CACHE_S)
+    ran(page)
+    assert "(one iteration)" in sentences(page)
+    page.slider[0].set_value((2, 2)).run()
+    chosen = page.selectbox[1].options[3]
+    page.selectbox[1].select(chosen).run()
+    store.commit_iteration(explored(iteration_record("live", 3, begin + 36)))
+    time.sleep(CACHE_S)
+    ran(page)
+    assert "(median of 2 iterations)" in sentences(page)
+    assert page.slider[0].value == (2, 2)
+    assert page.selectbox[1].options.index(chosen) != 3, "newer pictures have come before it"
+    assert page.selectbox[1].value == int(chosen.rsplit("#", 1)[1].rstrip(")"))
+    store.set_status("live", "finished")
+    time.sleep(CACHE_S)
+    assert ":green-badge[finished]" in ran(page).header[0].value
+
+
+def test_alerts_stand_at_the_top(store: RunStore):
+    live_run(store)
+    store.commit_iteration(explored(iteration_record("live", 1, time.time())))
+    page = opened()
+    assert not page.warning
+    store.add_event("live", "mlflow", "not for this page")
+    for number in range(4):
+        store.add_event("live", "staleness", f"alarm {number}; costs $1 to $2")
+    store.add_event("live", "exploration", "three prompts had no drafts")
+    time.sleep(CACHE_S)
+    text = ran(page).warning[0].value
+    assert text.index("three prompts") < text.index(r"alarm 3; costs \$1 to \$2") < text.index("alarm 2")
+    assert "and 2 earlier" in text
+    assert "alarm 1" not in text
+    assert "not for this page" not in text
+
+
+def test_ranks_that_do_not_hold(store: RunStore):
+    live_run(store)
+    for iteration in (1, 2, 3, 4):
+        record = explored(iteration_record("live", iteration, 18.0 * iteration), holds=0.0)
+        store.commit_iteration(record)
+    assert (
+        "Stale ranks do not hold: Spearman 0.25** (median of 3 iterations), below 0.5"
+        in opened().error[0].value
+    )
+    for iteration, spearman in ((2, 0.9), (3, 0.8), (4, 0.25)):
+        record = explored(iteration_record("live", iteration, 18.0 * iteration))
+        record.metrics["spearman"] = spearman
+        store.commit_iteration(record)
+    time.sleep(CACHE_S)
+    assert "held, but not in the last iteration: Spearman 0.80" in opened().warning[0].value
+    mark_as_exploring(store, "live", min_spearman=0.2)
+    time.sleep(CACHE_S)
+    assert "Stale ranks hold: Spearman 0.80" in opened().success[0].value
+    mark_as_exploring(store, "live", min_spearman=None)
+    time.sleep(CACHE_S)
+    page = opened()
+    assert "below 0.5" in page.warning[0].value
+    assert "alarm below" not in str(page.get("plotly_chart")[1].proto)
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        ("spearman", "kendall", "kept_overlap", "draft_error"),
+        ("variance_pool", "variance_kept", "variance_rollout"),
+        ("variance_rollout",),
+        ("drafts", "prompts_unexplored", "explore_wait_s"),
+    ],
+)
+def test_metrics_that_are_missing(store: RunStore, missing: tuple[str, ...]):
+    live_run(store)
+    for iteration in (1, 2):
+        record = explored(iteration_record("live", iteration, 18.0 * iteration))
+        for name in missing:
+            record.metrics.pop(name, None)
+        store.commit_iteration(record)
+    page = opened()
+    shown = figures(page)
+    if "spearman" in missing:
+        assert "Not to tell yet" in sentences(page)
+        assert (shown["Kept overlap"], shown["Draft error"]) == ("-", "-")
+    if "variance_pool" in missing:
+        assert "has not measured the variance" in captions(page)
+        assert shown["Variance gain"] == "-"
+        assert "variance of random ones" not in sentences(page)
+    if missing == ("variance_rollout",):
+        assert "By their drafts, kept groups have" in sentences(page)
+    if "drafts" in missing:
+        assert [shown[name] for name in ("Drafts", "Waited for it", "Unexplored")] == ["-", "-", "-"]
+
+
+def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
+    live_run(store)
+    record = explored(iteration_record("live", 1, 0.0))
+    store.commit_iteration(dataclasses.replace(record, candidates=[], sample_images=[]))
+    page = opened()
+    assert "No drafts are recorded yet" in captions(page)
+    assert "Pictures appear with the first iteration" in captions(page)
+
+
+def test_drafts_are_shown_whatever_the_settings_say(store: RunStore):
+    write_sample_run(store, iterations=2, exploring=True)
+    with store.database.writing() as connection:
+        connection.execute("""UPDATE runs SET config = '{"gone": 1}'""")
+    page = opened()
+    assert len(page.get("plotly_chart")) == 5
+    assert page.slider[0].value == (1, 2)
+
+
+def test_hostile_text(store: RunStore):
+    live_run(store)
+    record = explored(iteration_record("live", 1, 0.0))
+    bad = [dataclasses.replace(s, prompt="<script>alert(1)</script>", detail="<b>x") for s in record.samples]
+    candidates = [dataclasses.replace(c, prompt="<script>alert(1)</script>") for c in record.candidates]
+    store.commit_iteration(dataclasses.replace(record, samples=bad, candidates=candidates))
+    assert "<script>" not in pictures(opened())
+
+
+def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStore):
+    with duckdb.connect(str(store.home.database)) as file:
+        file.execute(VERSION_1.read_text(encoding="utf-8"))
+        config = RunConfig().model_dump_json()
+        file.execute(
+            "INSERT INTO runs VALUES ('old', 'old', 'finished', 0, 1, 'h', 1, 0, ?, '{}', '{}', NULL)",
+            [config],
+        )
+    assert "it explores none" in opened().info[0].value
+    with duckdb.connect(str(store.home.database), read_only=True) as file:
+        assert file.execute("SELECT version FROM schema_version").fetchall() == [(1,)]
+
+
+def test_a_database_of_a_later_version_is_explained(store: RunStore):
+    write_sample_run(store, iterations=1)
+    with store.database.writing() as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    assert "move the file away" in opened().error[0].value

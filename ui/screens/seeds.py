@@ -1,0 +1,102 @@
+"""The page of the seeds: are drafts by stale weights right, and where do they go. Live while a run is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.errors import StorageError
+from ui.charts import PLOT_SETTINGS
+from ui.headline import planned_iterations
+from ui.images import show_best_and_worst
+from ui.run_choice import show_page
+from ui.run_view import RunView
+from ui.seed_charts import MAP_PROMPTS, draft_map, pair_chart, rank_chart, success_chart, variance_chart
+from ui.seed_verdict import show_alerts, show_plain, show_seed_figures, show_seed_verdict
+from ui.seeds_view import SeedsView, least_spearman, load_pictures, load_seeds, strategy
+
+
+def _show_seeds(home: Path, view: RunView) -> None:
+    try:
+        seeds = load_seeds(home, view)
+    except StorageError as error:
+        st.error(str(error), icon=":material/database_off:")
+        return
+    has_drafts = bool((seeds.drafts["drafts"] > 0).any())
+    if strategy(view) == "plain" and not has_drafts:
+        show_plain()
+        return
+    show_alerts(seeds.alerts)
+    if view.metrics.empty:
+        st.info(
+            "The first figures come with the first iteration; stale drafts are compared from the second on.",
+            icon=":material/hourglass:",
+        )
+        return
+    show_seed_verdict(view)
+    show_seed_figures(view)
+    _show_staleness(view, seeds)
+    _show_variance_and_budget(view, seeds, has_drafts)
+    st.subheader("Best and worst seeds of a prompt")
+    _show_pictures(home, view, seeds)
+
+
+def _show_staleness(view: RunView, seeds: SeedsView) -> None:
+    st.subheader("Stale against fresh")
+    left, right = st.columns(2)
+    with left:
+        _show_pairs(seeds.pairs, planned_iterations(view))
+    right.plotly_chart(rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
+
+
+def _show_pairs(pairs: pd.DataFrame, planned: int | None) -> None:
+    if pairs.empty:
+        st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
+        return
+    place = st.empty()
+    # Up to the planned end, not the present one: a slider that grows forgets what was chosen.
+    last = max(planned or 0, *pairs["iteration"].tolist())
+    first, until = 1, last
+    if last > 1:
+        first, until = st.slider("Iterations", 1, last, (1, last), key="pair_iterations")
+    chosen = pairs.loc[pairs["iteration"].between(first, until)]
+    if chosen.empty:
+        place.caption("No seed of these iterations has both a stale and a fresh score.")
+        return
+    place.plotly_chart(pair_chart(chosen), key="pairs", config=PLOT_SETTINGS)
+
+
+def _show_variance_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -> None:
+    st.subheader("Where the drafts went, and what for")
+    left, right = st.columns(2)
+    if any(name in view.metrics for name in ("variance_pool", "variance_kept", "variance_rollout")):
+        left.plotly_chart(variance_chart(view), key="variance", config=PLOT_SETTINGS)
+    else:
+        left.caption("This run has not measured the variance of its groups.")
+    if not has_drafts:
+        right.caption("No drafts are recorded yet.")
+        return
+    right.plotly_chart(success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
+    st.plotly_chart(draft_map(seeds.drafts), key="drafts", config=PLOT_SETTINGS)
+    prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
+    if prompts > MAP_PROMPTS:
+        st.caption(f"The {MAP_PROMPTS} most drafted of {prompts} prompts.")
+
+
+def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:
+    if seeds.prompts.empty:
+        st.caption("Pictures appear with the first iteration.")
+        return
+    labels = dict(zip(seeds.prompts["prompt_id"].tolist(), seeds.prompts["prompt"].tolist(), strict=True))
+    newest = dict(zip(seeds.prompts["prompt_id"].tolist(), seeds.prompts["iteration"].tolist(), strict=True))
+    prompt_id = st.selectbox(
+        "Prompt", list(labels), format_func=lambda number: f"{labels[number]} (#{number})",
+        key=f"prompt-{view.row.run_id}",
+    )  # fmt: skip
+    assert prompt_id is not None, "a select box with options and an index has a choice"
+    show_best_and_worst(load_pictures(home, view.row.run_id, prompt_id, newest[prompt_id]))
+
+
+show_page(_show_seeds)

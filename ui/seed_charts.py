@@ -1,0 +1,190 @@
+"""The plots of the seeds: stale against fresh scores, ranks, where the drafts went, variance."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from ui.charts import BASELINE_COLOUR, DRAFT_COLOUR, OVERLAP_COLOUR, SCORE_COLOUR, TRAINING_COLOUR, laid_out
+from ui.run_view import RunView
+
+MAP_PROMPTS = 24
+"""Rows of the map of drafts: the most drafted prompts."""
+
+_POINTS = 300  # more different pairs than this are put on a grid
+_GRID = 0.05
+_LARGEST_PX = 34
+_LABEL_LENGTH = 40
+_MAP_COLOURS = [[0.0, "rgba(47,128,237,0.12)"], [1.0, SCORE_COLOUR]]
+
+
+def pair_chart(pairs: pd.DataFrame) -> go.Figure:
+    """Every seed's score by the stale draft against its fresh one; circles grow with how many there are.
+
+    Args:
+        pairs: as `storage.seed_queries.stale_and_fresh` gives it.
+    """
+    scores = [*pairs["stale"], *pairs["fresh"]]
+    low, high = min(0.0, *scores), max(1.0, *scores)
+    figure = go.Figure()
+    counted = _counted(pairs)
+    largest = max(counted.values())
+    # Scores are few different values: the two kinds would cover each other, so they stand side by side.
+    shift = 0.012 * (high - low)
+    for kept, name, colour, offset in (
+        (True, "rolled out", SCORE_COLOUR, -shift),
+        (False, "left out", TRAINING_COLOUR, shift),
+    ):
+        part = [(stale, fresh, seeds) for (which, stale, fresh), seeds in counted.items() if which == kept]
+        if not part:
+            continue
+        stale, fresh, seeds = (list(column) for column in zip(*part, strict=True))
+        figure.add_scatter(
+            x=[score + offset for score in stale], y=fresh, name=name, mode="markers",
+            marker={
+                "color": colour, "opacity": 0.75, "sizemode": "area", "sizemin": 2, "size": seeds,
+                "sizeref": 2 * largest / _LARGEST_PX**2, "line": {"width": 0},
+            },
+            customdata=list(zip(stale, seeds, strict=True)),
+            hovertemplate="stale %{customdata[0]:.2f}, fresh %{y:.2f}: %{customdata[1]} seeds",
+        )  # fmt: skip
+    figure.add_scatter(
+        x=[low, high], y=[low, high], name="no change", mode="lines", hoverinfo="skip",
+        line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"},
+    )  # fmt: skip
+    figure = laid_out(figure, "Same seed, older and newer weights", "Score of the stale draft", "Fresh score")
+    margin = 0.1 * (high - low)
+    figure.update_layout(hovermode="closest", legend_itemsizing="constant")
+    figure.update_xaxes(range=[low - margin, high + margin])
+    return figure.update_yaxes(range=[low - margin, high + margin])
+
+
+def rank_chart(view: RunView, least: float | None) -> go.Figure:
+    """How well stale drafts rank the seeds, over the iterations.
+
+    Args:
+        view: the run.
+        least: the Spearman correlation below which the run gives the alarm, if it has one.
+    """
+    figure = go.Figure()
+    for name, title, line in (
+        ("kept_overlap", "kept overlap", {"color": OVERLAP_COLOUR, "width": 1.5}),
+        ("kendall", "Kendall", {"color": TRAINING_COLOUR, "width": 1.5}),
+        ("spearman", "Spearman", {"color": SCORE_COLOUR, "width": 3}),
+    ):
+        _add_course(figure, view, name, title, line)
+    if least is not None:
+        figure.add_hline(
+            y=least, line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"},
+            annotation={"text": f"alarm below {least:g}", "font": {"color": BASELINE_COLOUR}},
+            annotation_position="bottom right",
+        )  # fmt: skip
+    figure = laid_out(figure, "Do stale ranks hold?", "Iteration", "Rank correlation, share")
+    values = np.concatenate([view.metric(name) for name in ("spearman", "kendall", "kept_overlap")])
+    lowest = min([0.0, *values[np.isfinite(values)]])
+    return figure.update_yaxes(range=[1.1 * lowest, 1.04])
+
+
+def variance_chart(view: RunView) -> go.Figure:
+    """Variance of a group's scores: at random, as chosen by the drafts, and as rolled out."""
+    figure = go.Figure()
+    for name, title, line in (
+        ("variance_pool", "random", {"color": TRAINING_COLOUR, "width": 2}),
+        ("variance_kept", "kept (drafts)", {"color": DRAFT_COLOUR, "width": 1.5, "dash": "dot"}),
+        ("variance_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
+    ):  # fmt: skip
+        _add_course(figure, view, name, title, line)
+    figure = laid_out(figure, "Variance before and after the choice", "Iteration", "Variance of the scores")
+    return figure.update_yaxes(rangemode="tozero")
+
+
+def draft_map(drafts: pd.DataFrame) -> go.Figure:
+    """Drafts by prompt and iteration, the most drafted prompts on top; empty where one was not drafted.
+
+    Args:
+        drafts: as `storage.seed_queries.drafts_by_prompt` gives it.
+    """
+    cells = {
+        (row["prompt_id"], row["iteration"]): row for row in drafts.to_dict("records") if row["drafts"] > 0
+    }
+    prompts = {prompt_id: row["prompt"] for (prompt_id, _), row in cells.items()}
+    totals: Counter[int] = Counter()
+    for (prompt_id, _), row in cells.items():
+        totals[prompt_id] += row["drafts"]
+    rows = [prompt_id for prompt_id, _ in totals.most_common(MAP_PROMPTS)]
+    iterations = list(range(min(drafts["iteration"]), max(drafts["iteration"]) + 1))
+
+    def table(column: str) -> list[list]:
+        return [[cells.get((row, i), {}).get(column) for i in iterations] for row in rows]
+
+    figure = go.Figure(
+        go.Heatmap(
+            # Rows are told apart by the prompt's number: two shortened prompts may read the same.
+            x=iterations, y=[str(row) for row in rows], z=table("drafts"), xgap=1, ygap=1,
+            colorscale=_MAP_COLOURS, colorbar={"title": "drafts", "thickness": 12}, hoverongaps=False,
+            customdata=table("success_share"), text=[[prompts[row]] * len(iterations) for row in rows],
+            hovertemplate="%{text}<br>iteration %{x}: %{z} drafts, %{customdata:.0%} succeed<extra></extra>",
+        )
+    )  # fmt: skip
+    figure = laid_out(figure, "Drafts by prompt", "Iteration", "")
+    figure.update_xaxes(showgrid=False)
+    figure.update_layout(hovermode="closest", height=140 + 20 * max(10, len(rows)))
+    return figure.update_yaxes(
+        showgrid=False, type="category", autorange="reversed",
+        tickmode="array", tickvals=[str(row) for row in rows],
+        ticktext=[_shortened(f"#{row} {prompts[row]}") for row in rows],
+    )  # fmt: skip
+
+
+def success_chart(drafts: pd.DataFrame) -> go.Figure:
+    """Each prompt's drafts an iteration against how often they succeed: the budget should go to the middle.
+
+    Args:
+        drafts: as `storage.seed_queries.drafts_by_prompt` gives it.
+    """
+    by_prompt: dict[int, list[dict]] = {}
+    for row in drafts.to_dict("records"):
+        if row["drafts"] > 0:
+            by_prompt.setdefault(row["prompt_id"], []).append(row)
+    seeds = [sum(row["seeds"] for row in rows) for rows in by_prompt.values()]
+    successes = [sum(row["success_share"] * row["seeds"] for row in rows) for rows in by_prompt.values()]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[part / whole for part, whole in zip(successes, seeds, strict=True)],
+        y=[sum(row["drafts"] for row in rows) / len(rows) for rows in by_prompt.values()],
+        mode="markers", name="a prompt", marker={"color": SCORE_COLOUR, "size": 10, "opacity": 0.7},
+        customdata=[(rows[0]["prompt"], len(rows)) for rows in by_prompt.values()],
+        hovertemplate="%{customdata[0]}<br>%{x:.0%} of its drafts succeed, %{y:.1f} drafts in each of "
+        "%{customdata[1]} iterations<extra></extra>",
+    )  # fmt: skip
+    figure = laid_out(figure, "Drafts against success", "Drafts that succeed (share)", "Drafts an iteration")
+    figure.update_layout(hovermode="closest")
+    figure.update_xaxes(range=[-0.04, 1.04], tickformat=".0%")
+    return figure.update_yaxes(rangemode="tozero")
+
+
+def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: dict) -> None:
+    """A metric's line, if any iteration has it; a marker where a line has but one point."""
+    values = view.metric(name)
+    there = np.isfinite(values).sum()
+    if there:
+        figure.add_scatter(
+            x=view.metrics["iteration"], y=values, name=title, line=line, hovertemplate="%{y:.3f}",
+            mode="lines" if there > 1 else "markers", connectgaps=True,
+        )  # fmt: skip
+
+
+def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:
+    """How many seeds each (kept, stale, fresh) has; many different scores are put on a grid."""
+    kept = [bool(value) for value in pairs["kept"]]
+    scores = pairs[["stale", "fresh"]].to_numpy(dtype=float).round(4)
+    if len(np.unique(scores, axis=0)) > _POINTS:
+        scores = np.round(scores / _GRID) * _GRID
+    return Counter(zip(kept, scores[:, 0].tolist(), scores[:, 1].tolist(), strict=True))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LABEL_LENGTH else text[: _LABEL_LENGTH - 1] + "…"

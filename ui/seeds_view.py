@@ -1,0 +1,81 @@
+"""What the page of the seeds shows beyond the run's own view, read once an iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from storage import queries, seed_queries
+from storage.database import Database
+from storage.home import Home
+from ui.run_view import RunView
+
+ALERT_KINDS = ("staleness", "exploration")
+"""Events that a person should see before the figures."""
+
+_ALERTS = 20
+_PICTURED_ITERATIONS = 8
+
+
+@dataclass(frozen=True)
+class SeedsView:
+    """A run's frames; see storage/seed_queries.py for their columns."""
+
+    pairs: pd.DataFrame
+    drafts: pd.DataFrame
+    prompts: pd.DataFrame
+    alerts: pd.DataFrame
+
+
+def load_seeds(home: Path, view: RunView) -> SeedsView:
+    """What the page shows of one run; read again when an iteration or an event has come.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load(
+        home, view.row.run_id, _newest(view.metrics, "ended_at"), _newest(view.events, "happened_at")
+    )
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd.DataFrame:
+    """A prompt's latest pictures; `iteration` (that of the newest) is there to be part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return seed_queries.best_and_worst(connection, run_id, prompt_id, _PICTURED_ITERATIONS)
+
+
+def strategy(view: RunView) -> str:
+    """How the run chooses its seeds; `plain` where its settings do not say."""
+    return str(view.setting("exploration", "strategy") or "plain")
+
+
+def least_spearman(view: RunView) -> float | None:
+    """The rank correlation below which the run gives the alarm; None where it has no such setting."""
+    value = view.setting("exploration", "min_spearman")
+    return float(value) if isinstance(value, int | float) else None
+
+
+def recent(values: np.ndarray, count: int) -> np.ndarray:
+    """The last `count` values that are there."""
+    return values[np.isfinite(values)][-count:]
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load(home: Path, run_id: str, iteration_at: float, event_at: float) -> SeedsView:
+    """Both times are there to be part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return SeedsView(
+            pairs=seed_queries.stale_and_fresh(connection, run_id),
+            drafts=seed_queries.drafts_by_prompt(connection, run_id),
+            prompts=seed_queries.pictured_prompts(connection, run_id),
+            alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
+        )
+
+
+def _newest(frame: pd.DataFrame, column: str) -> float:
+    return max([0.0, *frame[column].tolist()])

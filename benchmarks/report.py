@@ -21,13 +21,23 @@ def add_keep_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", action="store_true", help="write benchmarks/results/NAME.json as well")
 
 
-def finish(name: str, figures: dict[str, Any], keep: bool, device: str = "cpu") -> None:
-    """Print the figures as one JSON line; with `keep`, write them with command, commit, device, date."""
+def finish(
+    name: str, figures: dict[str, Any], keep: bool, device: str = "cpu", module: str | None = None
+) -> None:
+    """Print the figures as one JSON line; with `keep`, write them with command, commit, device, date.
+
+    Args:
+        name: of the result's file.
+        figures: JSON values.
+        keep: write the file too.
+        device: what it was measured on.
+        module: the benchmark's module, where it is not called like the file.
+    """
     if keep:
         facts = environment()
         kept = {
             "benchmark": name,
-            "command": f"python -m benchmarks.{name} {' '.join(sys.argv[1:])}".strip(),
+            "command": f"python -m benchmarks.{module or name} {' '.join(sys.argv[1:])}".strip(),
             "commit": facts.pop("commit"),
             "device": f"{platform.machine()}, {os.cpu_count()} cores" if device == "cpu" else device,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),

@@ -28,7 +28,7 @@ class ScoringPool:
         self._cluster = cluster
         self._config = config
         self._started = 0
-        self._pool = [self._start() for _ in range(config.runtime.scorer_workers)]
+        self.actors = [self._start() for _ in range(config.runtime.scorer_workers)]
 
     def await_ready(self) -> None:
         """Wait until every scorer is loaded.
@@ -37,7 +37,7 @@ class ScoringPool:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
         """
         limit = self._config.runtime.start_timeout_s
-        for actor, call in [(actor, actor.call("ready")) for actor in self._pool]:
+        for actor, call in [(actor, actor.call("ready")) for actor in self.actors]:
             try:
                 call.result(timeout=limit)
             except TimeoutError as error:
@@ -56,41 +56,102 @@ class ScoringPool:
             RewardError: if the scorer failed on every image.
             RuntimeFailure: if scorers die again and again.
         """
-        queue: PullQueue[int] = PullQueue(range(len(images)), _IMAGES_A_CALL)
+        judging = self.open(_IMAGES_A_CALL)
+        for number, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
+            judging.add(number, image, prompt)
         scores: dict[int, Score] = {}
-        busy: dict[Future[list[Score]], tuple[RemoteActor, Lease[int]]] = {}
-        deaths = 0
-        while not queue.done:
-            working = {actor.name for actor, _ in busy.values()}
-            for actor in self._pool:
-                lease = None if actor.name in working else queue.pull(actor.name)
-                if lease:
-                    chosen = list(lease.requests)
-                    call = actor.call("score", [images[i] for i in chosen], [prompts[i] for i in chosen])
-                    busy[call] = (actor, lease)
-            for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                actor, lease = busy.pop(future)
-                try:
-                    scores.update(zip(lease.requests, future.result(), strict=True))
-                except WorkerLostError as error:
-                    deaths += 1
-                    queue.give_back(actor.name)
-                    self._replace(actor, deaths, error)
-                    continue
-                queue.deliver(lease)
+        while not judging.done:
+            judging.feed()
+            for call in wait(judging.calls, return_when=FIRST_COMPLETED).done:
+                scores |= judging.collect(call)
         ordered = [scores[index] for index in range(len(images))]
         refuse_total_failure(self._config.reward.scorer, ordered)
         return ordered
+
+    def open(self, images_a_call: int, tolerant: bool = False) -> Judging:
+        """Judge images as they come; see `Judging`."""
+        return Judging(self, images_a_call, tolerant)
+
+    def replace(self, actor: RemoteActor) -> None:
+        """Start another scorer in place of one that died."""
+        self.actors[self.actors.index(actor)] = self._start()
 
     def _start(self) -> RemoteActor:
         name = f"scorer-{self._started}"
         self._started += 1
         return self._cluster.start(name, ScoringWorker, self._config.reward.scorer, gpu=False)
 
-    def _replace(self, actor: RemoteActor, deaths: int, error: WorkerLostError) -> None:
-        if deaths > _DEATHS_ALLOWED:
-            raise RuntimeFailure(
-                f"{deaths} scorer processes died in one phase, the last with: {error}; an image may "
-                "crash the engine, or memory is short"
-            ) from error
-        self._pool[self._pool.index(actor)] = self._start()
+
+class Judging:
+    """Images on their way through the scorers: added at any time, collected as they are judged.
+
+    The caller waits for `calls` as it likes. One thread and one `Judging` at a time use a pool; one
+    that is left behind unfinished only keeps its scorers busy with the calls that it has made.
+
+    Args:
+        pool: the scorers.
+        images_a_call: most images of one call.
+        tolerant: images over which scorers die again and again have an error, and do not stop the run.
+    """
+
+    def __init__(self, pool: ScoringPool, images_a_call: int, tolerant: bool) -> None:
+        self._pool = pool
+        self._tolerant = tolerant
+        self._queue: PullQueue[int] = PullQueue((), images_a_call)
+        self._images: dict[int, tuple[np.ndarray, PromptRecord]] = {}
+        self._busy: dict[Future[list[Score]], tuple[RemoteActor, Lease[int]]] = {}
+        self._deaths = 0
+
+    @property
+    def done(self) -> bool:
+        """Every image that was added is judged and collected."""
+        return self._queue.done
+
+    @property
+    def calls(self) -> list[Future[list[Score]]]:
+        """The calls under way."""
+        return list(self._busy)
+
+    def add(self, number: int, image: np.ndarray, prompt: PromptRecord) -> None:
+        """One more image, under a number of its own."""
+        self._images[number] = (image, prompt)
+        self._queue.add([number])
+
+    def feed(self) -> list[Future[list[Score]]]:
+        """Let every free scorer pull; the calls that this starts."""
+        working = {actor.name for actor, _ in self._busy.values()}
+        started: list[Future[list[Score]]] = []
+        for actor in self._pool.actors:
+            lease = None if actor.name in working else self._queue.pull(actor.name)
+            if lease:
+                images, prompts = zip(*(self._images[number] for number in lease.requests), strict=True)
+                call = actor.call("score", list(images), list(prompts))
+                self._busy[call] = (actor, lease)
+                started.append(call)
+        return started
+
+    def collect(self, call: Future[list[Score]]) -> dict[int, Score]:
+        """The scores of a finished call, by number; none if its scorer died and others will judge.
+
+        Raises:
+            RuntimeFailure: if scorers die again and again.
+        """
+        actor, lease = self._busy.pop(call)
+        try:
+            scores = dict(zip(lease.requests, call.result(), strict=True))
+        except WorkerLostError as error:
+            self._deaths += 1
+            self._pool.replace(actor)
+            if self._deaths <= _DEATHS_ALLOWED:
+                self._queue.give_back(actor.name)
+                return {}
+            if not self._tolerant:
+                raise RuntimeFailure(
+                    f"{self._deaths} scorer processes died in one phase, the last with: {error}; an image "
+                    "may crash the engine, or memory is short"
+                ) from error
+            scores = {number: Score(0.0, False, "", error=str(error)) for number in lease.requests}
+        self._queue.deliver(lease)
+        for number in lease.requests:
+            del self._images[number]
+        return scores

@@ -8,7 +8,7 @@ is dropped and counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,21 +30,49 @@ class PullQueue(Generic[RequestT]):
     Args:
         requests: distinct requests, in the order in which they should be served.
         batch_size: most requests in one lease.
+        alike: what all requests of a lease must have in common; nothing by default.
 
     Raises:
         ValueError: if a request occurs twice.
     """
 
-    def __init__(self, requests: Iterable[RequestT], batch_size: int) -> None:
-        self._waiting: deque[RequestT] = deque(requests)
-        self._open: set[RequestT] = set(self._waiting)
-        if len(self._open) != len(self._waiting):
-            raise ValueError("a request occurs twice in the queue; each has one identity")
+    def __init__(
+        self,
+        requests: Iterable[RequestT],
+        batch_size: int,
+        alike: Callable[[RequestT], Hashable] = lambda request: None,
+    ) -> None:
+        self._waiting: deque[RequestT] = deque()
+        self._open: set[RequestT] = set()
         self._batch_size = batch_size
+        self._alike = alike
         self._leases: dict[int, Lease[RequestT]] = {}
         self._next_number = 0
         self.duplicates = 0
         self.returned = 0
+        self.add(requests)
+
+    def add(self, requests: Iterable[RequestT]) -> None:
+        """Further requests, behind those that wait.
+
+        Raises:
+            ValueError: if a request occurs twice.
+        """
+        for request in requests:
+            if request in self._open:
+                raise ValueError("a request occurs twice in the queue; each has one identity")
+            self._open.add(request)
+            self._waiting.append(request)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that nobody has leased."""
+        return len(self._waiting)
+
+    @property
+    def following(self) -> RequestT | None:
+        """The request that the next lease begins with; None when nobody waits."""
+        return self._waiting[0] if self._waiting else None
 
     @property
     def done(self) -> bool:
@@ -55,6 +83,8 @@ class PullQueue(Generic[RequestT]):
         """Lease the next requests to `holder`; None when nobody waits."""
         taken: list[RequestT] = []
         while self._waiting and len(taken) < self._batch_size:
+            if taken and self._alike(self._waiting[0]) != self._alike(taken[0]):
+                break
             request = self._waiting.popleft()
             # A late delivery may have served a request that had gone back to the queue.
             if request in self._open:

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
+from gpu_runtime.drafts_in_flight import DraftImage, DraftsInFlight
 from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport, TrainingSample
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
@@ -35,6 +36,7 @@ class DeviceWorker:
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._policy = Policy(model, config.adaptation, config.seed, keeps_reference)
         self._sampler = Sampler(model, config.sampling)
+        self._drafts = DraftsInFlight(self._sampler)
         self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
         self._holds = ""
         self._set_aside: WeightState | None = None
@@ -51,6 +53,7 @@ class DeviceWorker:
         """
         if self._trainer is not None and self._set_aside is None:
             self._set_aside = self._policy.state()
+        self._drafts.drop()
         self._policy.load(state)
         self._holds = key
         return weights_digest(self._policy.state())
@@ -60,6 +63,7 @@ class DeviceWorker:
         if self._set_aside is not None:
             self._policy.load(self._set_aside)
             self._set_aside = None
+        self._drafts.drop()
         self._holds = key
         return weights_digest(self._policy.state())
 
@@ -69,9 +73,40 @@ class DeviceWorker:
         Raises:
             RuntimeFailure: if the worker holds other weights.
         """
-        if self._holds != key:
-            raise RuntimeFailure(f"worker holds weights {self._holds!r}, but {key!r} are asked for")
+        self._refuse_other_weights(key)
         return self._sampler.generate(requests)
+
+    def begin_drafts(
+        self, key: str, requests: Sequence[SampleRequest], preview_step: int | None, steps: int
+    ) -> list[DraftImage] | None:
+        """Begin drafts with the weights called `key`, and do their first denoising steps.
+
+        Drafts begun before are dropped, as they are when other weights are loaded.
+
+        Args:
+            key: weights to draft with.
+            requests: what to draft.
+            preview_step: after how many denoising steps to decode the model's prediction; None for
+                finished images.
+            steps: most denoising steps of this call.
+
+        Returns:
+            The images, or None while there are steps left: go on with `advance_drafts`.
+
+        Raises:
+            RuntimeFailure: if the worker holds other weights.
+        """
+        self._refuse_other_weights(key)
+        self._drafts.begin(requests, preview_step)
+        return self._drafts.advance(steps)
+
+    def advance_drafts(self, steps: int) -> list[DraftImage] | None:
+        """Go on with the drafts begun last, by at most so many denoising steps.
+
+        Raises:
+            RuntimeFailure: if there are none.
+        """
+        return self._drafts.advance(steps)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take an iteration's training steps on the trainer's own weights."""
@@ -95,6 +130,10 @@ class DeviceWorker:
         """Go on from a checkpoint's state."""
         self._set_aside = None
         restore_trainer(self._the_trainer(), blobs)
+
+    def _refuse_other_weights(self, key: str) -> None:
+        if self._holds != key:
+            raise RuntimeFailure(f"worker holds weights {self._holds!r}, but {key!r} are asked for")
 
     def _the_trainer(self) -> Trainer:
         if self._trainer is None:

@@ -11,7 +11,7 @@ last batch are thrown away, at most batch_size - 1 samples a phase and worker.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -141,16 +141,30 @@ class Sampler:
                     f"sample at denoising step {state.step} of {self.total_steps(state.request)} cannot "
                     "be decoded; advance() it first"
                 )
-        size = self._sampling.batch_size
         samples = []
-        for first in range(0, len(states), size):
-            batch = list(states[first : first + size])
+        for batch in self._batches(states):
             latents = self._padded(np.stack([state.latents_SC for state in batch]))
-            images = self._model.decode(latents).cpu().numpy()
-            samples += [
-                GeneratedSample(state.request, images[row].copy(), state.trajectory)
-                for row, state in enumerate(batch)
-            ]
+            samples += self._decoded(batch, latents)
+        return samples
+
+    @torch.no_grad()
+    def preview(self, states: Sequence[SampleState]) -> list[GeneratedSample]:
+        """Decode what the model predicts of unfinished states: x0 = x - sigma * v, one evaluation each.
+
+        Raises:
+            ValueError: if a state has no denoising step left.
+        """
+        samples = []
+        for batch in self._batches(states):
+            if any(state.step >= self.total_steps(state.request) for state in batch):
+                raise ValueError("a finished sample has nothing to predict; finish() decodes it")
+            padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
+            sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
+            sigma_B = sigma_B.float().to(self._model.device)
+            latents = self._padded(np.stack([state.latents_SC for state in batch]))
+            conditioning = self.conditioning(state.request.prompt for state in padded)
+            velocity = self._model.velocity(latents, sigma_B, conditioning)
+            samples += self._decoded(batch, latents - sigma_B[:, None, None] * velocity)
         return samples
 
     def conditioning(self, prompts: Iterable[str]) -> Conditioning:
@@ -167,6 +181,19 @@ class Sampler:
     def schedule(self, request: SampleRequest) -> torch.Tensor:
         """The noise schedule of this kind of request, T + 1 values from 1 to 0."""
         return self._sigmas[self.total_steps(request)]
+
+    def _batches(self, states: Sequence[SampleState]) -> Iterator[list[SampleState]]:
+        size = self._sampling.batch_size
+        for first in range(0, len(states), size):
+            yield list(states[first : first + size])
+
+    def _decoded(self, batch: list[SampleState], latents: torch.Tensor) -> list[GeneratedSample]:
+        """The images of a padded batch's real rows."""
+        images = self._model.decode(latents).cpu().numpy()
+        return [
+            GeneratedSample(state.request, images[row].copy(), state.trajectory)
+            for row, state in enumerate(batch)
+        ]
 
     def _padded(self, rows: np.ndarray) -> torch.Tensor:
         missing = self._sampling.batch_size - len(rows)

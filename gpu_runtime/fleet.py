@@ -57,13 +57,16 @@ class Fleet:
     The first reserved worker is the trainer. When a spot or further reserved worker dies, the
     requests it held go back to the queue, and a replacement starts with the next phase; it pulls
     from the first phase that finds it loaded.
+
+    Beside training, a second thread drafts: the training thread then touches the trainer alone, the
+    drafting one the other devices (`drafters`, `lose`). A lock guards what both write: the time line
+    and the list of devices.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig) -> None:
         self._cluster = cluster
         self._config = config
         self._timeline = Timeline()
-        # explore and train run side by side in two threads.
         self._lock = threading.Lock()
         self._generation: dict[str, int] = {}
         self.lost: list[str] = []
@@ -113,8 +116,7 @@ class Fleet:
         Raises:
             RuntimeFailure: if the trainer died, or a worker holds other weights after loading them.
         """
-        self._replace_lost()
-        self.hold(weights)
+        self.prepare(weights)
         queue: PullQueue[SampleRequest] = PullQueue(requests, self._config.sampling.batch_size)
         results: dict[SampleRequest, Delivered] = {}
         busy: dict[Future[list[GeneratedSample]], tuple[Device, Lease[SampleRequest]]] = {}
@@ -126,7 +128,7 @@ class Fleet:
                     samples = future.result()
                 except WorkerLostError as error:
                     queue.give_back(device.name)
-                    self._lose(device, error)
+                    self.lose(device, error)
                     continue
                 accepted = set(queue.deliver(lease))
                 results |= {s.request: Delivered(s, device.name) for s in samples if s.request in accepted}
@@ -136,6 +138,33 @@ class Fleet:
         for device in self._devices:
             self.enter(device.name, "idle")
         return [results[request] for request in requests]
+
+    def prepare(self, weights: Weights) -> None:
+        """Replace what is lost, and make every worker hold these weights."""
+        self._replace_lost()
+        self.hold(weights)
+
+    def drafters(self, key: str, with_trainer: bool) -> list[Device]:
+        """The devices that hold the weights called `key` now; the trainer only if it may draft."""
+        with self._lock:
+            return [
+                device
+                for device in self._devices
+                if device.holds == key and (with_trainer or device is not self.trainer)
+            ]
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """A worker has died; its replacement starts with the next phase.
+
+        Raises:
+            RuntimeFailure: if it is the trainer.
+        """
+        if device is self.trainer:
+            raise _trainer_gone(error) from error
+        with self._lock:
+            self._devices.remove(device)
+            self.lost.append(device.name)
+            self._timeline.remove(device.name, time.time())
 
     def hold(self, weights: Weights) -> dict[str, str]:
         """Make every worker hold these weights; the digest each one loaded, by worker."""
@@ -151,7 +180,7 @@ class Fleet:
             try:
                 digests[device.name] = loading[device.name].result()
             except WorkerLostError as error:
-                self._lose(device, error)
+                self.lose(device, error)
                 continue
             device.holds = weights.key
             if digests[device.name] != weights.digest:
@@ -209,15 +238,7 @@ class Fleet:
         with self._lock:
             self._timeline.add(device.name, device.market, usd, alive_since)
             self._timeline.enter(device.name, "idle", time.time())
-        self._devices.append(device)
-
-    def _lose(self, device: Device, error: WorkerLostError) -> None:
-        if device is self.trainer:
-            raise _trainer_gone(error) from error
-        self._devices.remove(device)
-        self.lost.append(device.name)
-        with self._lock:
-            self._timeline.remove(device.name, time.time())
+            self._devices.append(device)
 
     def _replace_lost(self) -> None:
         """Start workers where some are missing, and take in those that have loaded meanwhile.

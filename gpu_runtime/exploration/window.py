@@ -34,6 +34,20 @@ class WindowForecast:
             return None
         return statistics.median(self._train_s) * devices / statistics.median(self._draft_s)
 
+    def fits(self, elapsed_s: float, full_drafts: float) -> bool:
+        """Whether drafts begun now, one after another on one device, end within a window like the last.
+
+        True while nothing is known. The longest of the windows counts: a draft in vain costs nothing
+        but heat, a device left idle costs drafts.
+
+        Args:
+            elapsed_s: time since the window opened.
+            full_drafts: what is to be begun, in full drafts.
+        """
+        if not self._train_s or not self._draft_s:
+            return True
+        return elapsed_s + full_drafts * statistics.median(self._draft_s) <= max(self._train_s)
+
     def state(self) -> dict[str, list[float]]:
         """JSON values, for a checkpoint."""
         return {"train_s": self._train_s, "draft_s": self._draft_s}

@@ -1,0 +1,263 @@
+"""The drafting loop: devices draft what a planner asks for, scorers judge it, until there is no more.
+
+It runs in the thread of the `explore` phase, beside training, and waits for one thing at a time: the
+next call that ends, or the window's word that training is done. Then it returns at once: what a device
+has in flight, at most one chunk of denoising steps, is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Protocol
+
+from gpu_runtime.drafts_in_flight import DraftImage
+from gpu_runtime.exploration.draft_planner import Draft
+from gpu_runtime.exploration.fidelity import preview_step
+from gpu_runtime.exploration.plan import Candidate
+from gpu_runtime.fleet import Device
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
+from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scoring_pool import Judging
+from gpu_runtime.training_window import TrainingWindow
+from storage.errors import WorkerLostError
+from storage.prompts import PromptRecord
+from storage.records import DeviceState
+
+CHUNK_STEPS = 2
+"""Denoising steps of one call: what the rollout may have to wait for when a window closes."""
+
+
+@dataclass(frozen=True)
+class DraftTask:
+    """A draft to make: whose noise, with which weights, how faithful, and for which round."""
+
+    request: SampleRequest
+    fidelity: str
+    round: int
+
+    @property
+    def draft(self) -> Draft:
+        """The planner's name of it."""
+        return Draft(self.request.prompt_id, self.request.seed_index, self.fidelity)
+
+
+class DraftingFleet(Protocol):
+    """What the loop needs of the fleet; callable from the thread that explores."""
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a device does from now on."""
+        ...
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """A device has died."""
+        ...
+
+
+class DraftSource(Protocol):
+    """Where drafts come from, beyond those that were there at the start."""
+
+    def more(self) -> list[DraftTask]:
+        """The next drafts; none if there are no more, or none before others are judged."""
+        ...
+
+    def judged(self, candidate: Candidate) -> None:
+        """A draft has its judgement, or the reason why it has none."""
+        ...
+
+
+@dataclass
+class Bench:
+    """What a drafting loop works with.
+
+    Attributes:
+        fleet: where devices' states are booked and their deaths reported.
+        devices: those that draft.
+        judging: the scorers.
+        prompts: what images are judged by, by prompt_id.
+        weights_key: what the devices hold.
+        batch_size: drafts that a device makes at once.
+        cost: of a draft of each fidelity, in full drafts.
+        window: the training window to keep to; None where nobody trains meanwhile.
+        stops_with_training: whether the loop ends with the training steps.
+        fits: whether so many full drafts may be begun after so many seconds.
+    """
+
+    fleet: DraftingFleet
+    devices: list[Device]
+    judging: Judging
+    prompts: Mapping[int, PromptRecord]
+    weights_key: str
+    batch_size: int
+    cost: Mapping[str, float]
+    window: TrainingWindow | None = None
+    stops_with_training: bool = True
+    fits: Callable[[float, float], bool] = lambda elapsed_s, full_drafts: True
+
+
+@dataclass
+class Drafted:
+    """What a loop has made.
+
+    Attributes:
+        candidates: judged drafts, in the order of their judgement.
+        device_s: time of all devices together.
+        full_drafts: what was judged, in full drafts.
+        returned: drafts that a lost worker held and that went back to the queue.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    device_s: float = 0.0
+    full_drafts: float = 0.0
+    returned: int = 0
+
+
+class DraftingLoop:
+    """One run of the loop.
+
+    Args:
+        bench: what it works with.
+        source: where further drafts come from.
+    """
+
+    def __init__(self, bench: Bench, source: DraftSource) -> None:
+        self._bench = bench
+        self._source = source
+        self._devices = list(bench.devices)
+        self._queue: PullQueue[DraftTask] = PullQueue((), bench.batch_size, lambda task: task.fidelity)
+        self._busy: dict[Future[list[DraftImage] | None], tuple[Device, Lease[DraftTask]]] = {}
+        self._tasks: list[DraftTask] = []
+        # Calls that have ended, in that order; None is the window's word that it is over.
+        self._ended: SimpleQueue[Future | None] = SimpleQueue()
+        self._made = Drafted()
+
+    def run(self, first: Sequence[DraftTask] = ()) -> Drafted:
+        """Make `first`, then what the source asks for.
+
+        Raises:
+            RuntimeFailure: if a worker holds other weights than it should, or the trainer died.
+        """
+        bench, began = self._bench, time.monotonic()
+        if bench.window is not None:
+            bench.window.on_end(lambda: self._ended.put(None))
+        self._queue.add(first)
+        count = len(self._devices)
+        try:
+            while not self._over:
+                self._refill()
+                self._feed(time.monotonic() - began)
+                if not self._busy and not bench.judging.calls:
+                    break
+                self._settle(self._ended.get())
+            else:
+                self._collect_what_is_done()
+        finally:
+            for device in self._devices:
+                bench.fleet.enter(device.name, "idle")
+        self._made.device_s = count * (time.monotonic() - began)
+        self._made.returned = self._queue.returned
+        return self._made
+
+    @property
+    def _over(self) -> bool:
+        window = self._bench.window
+        if window is None:
+            return False
+        return window.abandoned or (window.closed and self._bench.stops_with_training)
+
+    def _refill(self) -> None:
+        """Ask for drafts as long as devices want work; a batch that is not full wastes a device."""
+        wanted = (len(self._devices) - len(self._busy)) * self._bench.batch_size
+        while self._queue.waiting < wanted:
+            tasks = self._source.more()
+            if not tasks:
+                return
+            self._queue.add(tasks)
+
+    def _feed(self, elapsed_s: float) -> None:
+        """Let every free device and every free scorer pull."""
+        bench = self._bench
+        working = {device.name for device, _ in self._busy.values()}
+        for device in self._devices:
+            if device.name in working:
+                continue
+            lease = self._queue.pull(device.name) if self._next_fits(elapsed_s) else None
+            bench.fleet.enter(device.name, "explore" if lease else "idle")
+            if lease is None:
+                continue
+            requests = [task.request for task in lease.requests]
+            until = preview_step(lease.requests[0].fidelity)
+            call = device.actor.call("begin_drafts", bench.weights_key, requests, until, CHUNK_STEPS)
+            self._wait_for(call, device, lease)
+        for call in bench.judging.feed():
+            call.add_done_callback(self._ended.put)
+
+    def _next_fits(self, elapsed_s: float) -> bool:
+        """Whether the next batch can end in the window; a short one takes as long as a full one."""
+        following = self._queue.following
+        if following is None:
+            return False
+        return self._bench.fits(elapsed_s, self._bench.batch_size * self._bench.cost[following.fidelity])
+
+    def _wait_for(
+        self, call: Future[list[DraftImage] | None], device: Device, lease: Lease[DraftTask]
+    ) -> None:
+        self._busy[call] = (device, lease)
+        call.add_done_callback(self._ended.put)
+
+    def _settle(self, ended: Future | None) -> None:
+        if ended is None or self._over:
+            return
+        if ended in self._busy:
+            self._advance(ended)
+        else:
+            self._collect(ended)
+
+    def _advance(self, call: Future[list[DraftImage] | None]) -> None:
+        """A device has done a chunk: the next one, or its images are on their way to the scorers."""
+        device, lease = self._busy.pop(call)
+        try:
+            images = call.result()
+        except WorkerLostError as error:
+            self._queue.give_back(device.name)
+            self._devices.remove(device)
+            self._bench.fleet.lose(device, error)
+            return
+        if images is None:
+            self._wait_for(device.actor.call("advance_drafts", CHUNK_STEPS), device, lease)
+            return
+        image_of = {image.request: image.image_HWC for image in images}
+        for task in self._queue.deliver(lease):
+            prompt = self._bench.prompts[task.request.prompt_id]
+            self._bench.judging.add(len(self._tasks), image_of[task.request], prompt)
+            self._tasks.append(task)
+
+    def _collect_what_is_done(self) -> None:
+        """At the window's end judgements count that are there; nobody waits for others."""
+        if self._bench.window is not None and self._bench.window.abandoned:
+            return
+        for call in self._bench.judging.calls:
+            if call.done():
+                self._collect(call)
+
+    def _collect(self, call: Future[list[Score]]) -> None:
+        """A scorer has judged some images."""
+        for number, score in self._bench.judging.collect(call).items():
+            task = self._tasks[number]
+            candidate = Candidate(
+                prompt_id=task.request.prompt_id,
+                seed_index=task.request.seed_index,
+                fidelity=task.fidelity,
+                policy_version=task.request.policy_version,
+                value=score.value,
+                exact=score.exact,
+                error=score.error,
+                round=task.round,
+            )
+            self._made.candidates.append(candidate)
+            self._made.full_drafts += self._bench.cost[task.fidelity]
+            self._source.judged(candidate)

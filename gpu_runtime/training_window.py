@@ -1,0 +1,73 @@
+"""The training window: from a rollout to the end of the training steps that follow it.
+
+Two threads meet here: the one that trains closes the window, the one that explores is told.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+
+
+class TrainingWindow:
+    """One iteration's window.
+
+    Args:
+        plan: what was rolled out.
+        weights_key: the weights that it was rolled out with, and that the devices still hold.
+        policy_version: their version.
+
+    Attributes:
+        train_s: how long the training steps took; None until they are done.
+        rescored: drafts of `plan` scored again with the rollout's weights.
+        device_s, full_drafts: device time spent on drafts, and what was got for it, in full drafts.
+    """
+
+    def __init__(self, plan: SeedPlan, weights_key: str, policy_version: int) -> None:
+        self.plan = plan
+        self.weights_key = weights_key
+        self.policy_version = policy_version
+        self.train_s: float | None = None
+        self.rescored: tuple[Candidate, ...] = ()
+        self.device_s = 0.0
+        self.full_drafts = 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._abandoned = threading.Event()
+        self._listeners: list[Callable[[], object]] = []
+
+    @property
+    def closed(self) -> bool:
+        """The training steps are done."""
+        return self._closed.is_set()
+
+    @property
+    def abandoned(self) -> bool:
+        """The run ends: whatever goes on in the window is of no use."""
+        return self._abandoned.is_set()
+
+    def close(self, train_s: float) -> None:
+        """The training steps are done, after so many seconds; those who listen are told."""
+        self.train_s = train_s
+        self._tell(self._closed)
+
+    def abandon(self) -> None:
+        """Nobody will want what is made in this window; those who listen are told."""
+        self._tell(self._abandoned)
+
+    def on_end(self, listener: Callable[[], object]) -> None:
+        """Call `listener` when the window closes and when it is abandoned; now, if either has happened."""
+        with self._lock:
+            self._listeners.append(listener)
+            over = self.closed or self.abandoned
+        if over:
+            listener()
+
+    def _tell(self, event: threading.Event) -> None:
+        with self._lock:
+            event.set()
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener()

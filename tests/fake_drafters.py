@@ -1,0 +1,163 @@
+"""Devices and scorers without processes: their calls end one after another, as a test's script says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.drafting import CHUNK_STEPS
+from gpu_runtime.drafts_in_flight import DraftImage
+from gpu_runtime.fleet import Device
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scoring_pool import ScoringPool
+from storage.errors import WorkerLostError
+from storage.prompts import PromptRecord
+from storage.records import DeviceState
+
+STEPS = 4
+"""Denoising steps of a full draft."""
+
+Judge = Callable[[int, int], Score]
+"""From prompt and seed to the score of its image."""
+
+
+class Script:
+    """In place of the loop's queue of calls that have ended: ends one whenever the loop waits.
+
+    Args:
+        choose: which of the calls under way (their actors' names) ends next; the first by default.
+        before: what happens before the loop's n-th wait, by n from 0.
+        dying: actors whose next call ends with their death.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[list[str]], int] = lambda names: 0,
+        before: dict[int, Callable[[], object]] | None = None,
+        dying: Sequence[str] = (),
+    ) -> None:
+        self.under_way: list[tuple[str, Future[Any], Any]] = []
+        self.waits = 0
+        self.dying = set(dying)
+        self._choose = choose
+        self._before = before or {}
+        self._ended: deque[Future[Any] | None] = deque()
+
+    def start(self, name: str, answer: Any) -> Future[Any]:
+        """A call whose answer is known, but which has not ended."""
+        call: Future[Any] = Future()
+        self.under_way.append((name, call, answer))
+        return call
+
+    def put(self, ended: Future[Any] | None) -> None:
+        """As of a queue."""
+        self._ended.append(ended)
+
+    def get(self) -> Future[Any] | None:
+        """As of a queue, but where nothing has ended yet, something does."""
+        number, self.waits = self.waits, self.waits + 1
+        self._before.get(number, lambda: None)()
+        if not self._ended:
+            assert self.under_way, "the loop waits for nothing"
+            self.end(self._choose([name for name, _, _ in self.under_way]))
+        return self._ended.popleft()
+
+    def end(self, place: int) -> None:
+        """End one of the calls under way."""
+        name, call, answer = self.under_way.pop(place)
+        if name in self.dying:
+            self.dying.remove(name)
+            call.set_exception(WorkerLostError(f"{name} is gone"))
+        else:
+            call.set_result(answer)
+
+
+class FakeDrafter(RemoteActor):
+    """A device's process; the pixels of an image are its prompt and seed."""
+
+    def __init__(self, name: str, script: Script) -> None:
+        super().__init__(name, None)
+        self.begun: list[list[SampleRequest]] = []
+        self.chunks = 0
+        self._script = script
+        self._left = 0
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """`begin_drafts` and `advance_drafts`, as the worker has them."""
+        self.chunks += 1
+        if method == "begin_drafts":
+            key, requests, until, steps = args
+            assert key == "v1"
+            self.begun.append(list(requests))
+            self._left = (until or STEPS) - steps
+        else:
+            assert (method, args) == ("advance_drafts", (CHUNK_STEPS,))
+            self._left -= CHUNK_STEPS
+        images = [DraftImage(r, _picture(r)) for r in self.begun[-1]] if self._left <= 0 else None
+        return self._script.start(self.name, images)
+
+
+class FakeScorer(RemoteActor):
+    """A scorer's process."""
+
+    def __init__(self, name: str, script: Script, judge: Judge) -> None:
+        super().__init__(name, None)
+        self._script, self._judge = script, judge
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """`score`, as the scoring worker has it."""
+        assert method == "score"
+        images, prompts = args
+        assert [int(image[0, 0, 0]) for image in images] == [prompt.prompt_id for prompt in prompts]
+        scores = [self._judge(int(image[0, 0, 0]), int(image[0, 0, 1])) for image in images]
+        return self._script.start(self.name, scores)
+
+
+class FakePool(ScoringPool):
+    """Scorers that are replaced like real ones."""
+
+    def __init__(self, count: int, script: Script, judge: Judge) -> None:
+        self._script, self._judge, self._started = script, judge, 0
+        self.actors = [self._start() for _ in range(count)]
+
+    def _start(self) -> RemoteActor:
+        self._started += 1
+        return FakeScorer(f"scorer-{self._started - 1}", self._script, self._judge)
+
+
+class FakeFleet:
+    """Notes what is booked."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, list[str]] = {}
+        self.lost: list[str] = []
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """As of the fleet."""
+        booked = self.states.setdefault(worker, [])
+        if not booked or booked[-1] != state:
+            booked.append(state)
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """As of the fleet."""
+        self.lost.append(device.name)
+
+
+def fake_devices(count: int, script: Script) -> list[Device]:
+    """Spot devices that hold the weights `v1`."""
+    return [Device(FakeDrafter(f"spot-{number}", script), "spot", "v1") for number in range(count)]
+
+
+def fake_prompts(count: int) -> dict[int, PromptRecord]:
+    """Prompts by identifier."""
+    return {number: PromptRecord(number, f"prompt {number}") for number in range(count)}
+
+
+def _picture(request: SampleRequest) -> np.ndarray:
+    return np.array([[[request.prompt_id, request.seed_index, 0]]], np.uint8)

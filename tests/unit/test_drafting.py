@@ -1,0 +1,274 @@
+"""The drafting loop with devices and scorers whose calls end in an order of the test's choosing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_runtime.drafting import Bench, Drafted, DraftingLoop, DraftTask
+from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.score_history import ScoreHistory
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.training_window import TrainingWindow
+from tests.fake_drafters import FakeDrafter, FakeFleet, FakePool, Judge, Script, fake_devices, fake_prompts
+
+PROMPTS, GROUP, BATCH = 3, 2, 4
+
+
+def task(draft: Draft, round_: int, iteration: int = 2) -> DraftTask:
+    request = SampleRequest(RequestKind.EXPLORE, 0, iteration, draft.prompt_id, draft.seed_index, 1, "")
+    return DraftTask(request, draft.fidelity, round_)
+
+
+def rare_success(prompt: int, seed: int) -> Score:
+    """Every fifth seed is a success, another one for each prompt."""
+    good = (seed + prompt) % 5 == 0
+    return Score(float(good), good, "")
+
+
+class Planned:
+    """A planner as the loop's source."""
+
+    def __init__(self, budget: float = 36) -> None:
+        self.planner = DraftPlanner(
+            range(PROMPTS), PlannerSettings(GROUP, PROMPTS, 12, budget), [Arm()],
+            lambda prompt: ScoreHistory(10).predict(prompt, 2), (0, 2),
+        )  # fmt: skip
+        self.order: list[Candidate] = []
+
+    def more(self) -> list[DraftTask]:
+        if not self.planner.can_plan:
+            return []
+        return [task(draft, self.planner.round_of(draft)) for draft in self.planner.next_round()]
+
+    def judged(self, candidate: Candidate) -> None:
+        self.order.append(candidate)
+        if candidate.round >= 0:
+            score = None if candidate.error else candidate.value
+            self.planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
+
+
+class Stage:
+    """All that a loop needs."""
+
+    def __init__(self, script: Script, devices: int = 2, judge: Judge = rare_success, **bench: Any) -> None:
+        self.script, self.fleet, self.source = script, FakeFleet(), Planned()
+        self.pool = FakePool(2, script, judge)
+        self.window = TrainingWindow(SeedPlan(1, {}), "v1", 1)
+        self.bench = Bench(
+            fleet=self.fleet,
+            devices=fake_devices(devices, script),
+            judging=self.pool.open(4, tolerant=True),
+            prompts=fake_prompts(PROMPTS),
+            weights_key="v1",
+            batch_size=BATCH,
+            cost={"full": 1.0, "preview-2": 0.75},
+            window=self.window,
+        )
+        self.bench = replace(self.bench, **bench)
+
+    def run(self, *first: DraftTask) -> Drafted:
+        loop = DraftingLoop(self.bench, self.source)
+        loop._ended = self.script  # type: ignore[assignment]
+        return loop.run(first)
+
+    def drafter(self, place: int) -> FakeDrafter:
+        actor = self.bench.devices[place].actor
+        assert isinstance(actor, FakeDrafter)
+        return actor
+
+
+def choice(stage: Stage) -> dict[int, tuple[int, ...]]:
+    return stage.source.planner.choose().seeds
+
+
+def undisturbed() -> Stage:
+    stage = Stage(Script())
+    stage.run()
+    return stage
+
+
+def test_everything_planned_is_drafted_and_judged_once():
+    stage = Stage(Script())
+    made = stage.run()
+    assert stage.source.planner.finished
+    assert len(made.candidates) == made.full_drafts == stage.source.planner.spent
+    assert len({(c.prompt_id, c.seed_index) for c in made.candidates}) == len(made.candidates)
+    assert {c.policy_version for c in made.candidates} == {1}
+    assert {(states[0], states[-1]) for states in stage.fleet.states.values()} == {("explore", "idle")}
+    # Each group has its success, which is one of five seeds.
+    assert all(any((seed + p) % 5 == 0 for seed in seeds) for p, seeds in choice(stage).items())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+def test_the_order_of_arrival_does_not_change_the_plan(random, devices):
+    stage = Stage(Script(lambda names: random.randrange(len(names))), devices=devices)
+    stage.run()
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_the_window_closes_in_the_middle():
+    script = Script()
+    stage = Stage(script)
+    chunks: list[int] = []
+
+    def close() -> None:
+        chunks.append(sum(stage.drafter(place).chunks for place in (0, 1)))
+        stage.window.close(1.0)
+
+    script._before[9] = close
+    made = stage.run()
+    assert 0 < len(made.candidates) < 36
+    assert script.waits == 10  # it waits for nothing more,
+    assert [sum(stage.drafter(place).chunks for place in (0, 1))] == chunks  # and begins nothing more
+    assert any(name.startswith("spot") for name, _, _ in script.under_way)
+    assert all(len(seeds) == GROUP for seeds in choice(stage).values())
+    assert stage.fleet.states["spot-0"][-1] == "idle"
+
+
+@pytest.mark.parametrize("ends", ["close", "abandon"])
+def test_a_window_that_is_over_leaves_plain_seeds(ends: str):
+    stage = Stage(Script())
+    stage.window.close(0.0) if ends == "close" else stage.window.abandon()
+    assert stage.run().candidates == []
+    assert stage.drafter(0).begun == []
+    assert choice(stage) == {prompt: (0, 1) for prompt in range(PROMPTS)}
+
+
+def test_judgements_that_are_there_at_the_end_count():
+    script = Script()
+    stage = Stage(script)
+
+    def end() -> None:
+        for place, (name, _, _) in reversed(list(enumerate(script.under_way))):
+            if name.startswith("scorer"):
+                script.end(place)
+        stage.window.close(1.0)
+
+    # Devices first: the scorers' calls pile up.
+    script._choose = lambda names: next((i for i, n in enumerate(names) if n.startswith("spot")), 0)
+    script._before[6] = end
+    made = stage.run()
+    assert len(made.candidates) > 0
+
+
+def test_without_stopping_the_window_s_end_changes_nothing():
+    script = Script()
+    stage = Stage(script, stops_with_training=False)
+    script._before[3] = lambda: stage.window.close(1.0)
+    stage.run()
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_an_abandoned_window_stops_even_that():
+    script = Script()
+    stage = Stage(script, stops_with_training=False)
+    script._before[3] = lambda: stage.window.close(1.0)
+    script._before[5] = lambda: stage.window.abandon()
+    stage.run()
+    assert script.waits == 6
+
+
+def test_a_device_that_dies_is_reported_and_another_does_its_drafts():
+    stage = Stage(Script(dying=["spot-0"]))
+    made = stage.run()
+    assert stage.fleet.lost == ["spot-0"]
+    assert made.returned == BATCH
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_when_all_devices_die_what_was_judged_counts():
+    script = Script()
+    stage = Stage(script, devices=1)
+    script._before[8] = lambda: script.dying.add("spot-0")
+    made = stage.run()
+    assert stage.fleet.lost == ["spot-0"]
+    assert 0 < len(made.candidates) < 36
+    assert all(len(seeds) == GROUP for seeds in choice(stage).values())
+
+
+def test_no_device_at_all():
+    stage = Stage(Script(), devices=0)
+    assert stage.run().candidates == []
+
+
+def test_half_of_the_drafts_without_a_judgement_stop_nothing():
+    def half(prompt: int, seed: int) -> Score:
+        return rare_success(prompt, seed) if seed % 2 else Score(0.0, False, "", error="ValueError: no")
+
+    stage = Stage(Script(), judge=half)
+    made = stage.run()
+    assert stage.source.planner.finished
+    assert {c.seed_index % 2 for c in made.candidates if c.error} == {0}
+    assert all(seed % 2 == 1 for seeds in choice(stage).values() for seed in seeds)
+
+
+def test_no_draft_with_a_judgement_stops_nothing():
+    stage = Stage(Script(), judge=lambda prompt, seed: Score(0.0, False, "", error="broken"))
+    made = stage.run()
+    assert len(made.candidates) > 0
+    assert all(len(seeds) == GROUP for seeds in choice(stage).values())
+
+
+def test_a_scorer_that_dies_is_replaced():
+    stage = Stage(Script(dying=["scorer-0", "scorer-1"]))
+    stage.run()
+    assert {actor.name for actor in stage.pool.actors} == {"scorer-2", "scorer-3"}
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_scorers_that_die_of_everything_cost_scores_and_not_the_run():
+    stage = Stage(Script(dying=[f"scorer-{number}" for number in range(40)]))
+    made = stage.run()
+    assert made.candidates and all("is gone" in (c.error or "") for c in made.candidates)
+
+
+def test_the_monitor_s_drafts_go_first_and_a_batch_has_one_fidelity():
+    stage = Stage(Script(), devices=1)
+    again = [task(Draft(0, seed), -1, 1) for seed in range(3)]
+    again += [task(Draft(0, seed, "preview-2"), -1, 1) for seed in range(5)]
+    made = stage.run(*again)
+    begun = stage.drafter(0).begun
+    assert [len(requests) for requests in begun[:3]] == [3, 4, 1]
+    assert {request.iteration for requests in begun[:3] for request in requests} == {1}
+    assert {request.iteration for requests in begun[3:] for request in requests} == {2}
+    assert [c.round for c in made.candidates[:8]] == [-1] * 8
+    assert made.full_drafts == stage.source.planner.spent + 3 + 5 * 0.75
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_batches_that_cannot_end_in_the_window_are_not_begun():
+    asked: list[float] = []
+
+    def fits(elapsed_s: float, full_drafts: float) -> bool:
+        asked.append(full_drafts)
+        return len(asked) <= 3
+
+    stage = Stage(Script(), fits=fits)
+    made = stage.run()
+    assert len(made.candidates) == 3 * BATCH
+    assert set(asked) == {BATCH}
+
+
+def test_devices_are_full_while_the_planner_waits_for_judgements():
+    """A round is asked for while the one before is still being judged."""
+    script = Script(lambda names: next((i for i, n in enumerate(names) if n.startswith("spot")), 0))
+    stage = Stage(script, devices=1)
+    batches: list[int] = []
+    judge = stage.source.judged
+
+    def note(candidate: Candidate) -> None:
+        batches.append(len(stage.drafter(0).begun))
+        judge(candidate)
+
+    stage.source.judged = note  # type: ignore[method-assign]
+    stage.run()
+    first_round = PROMPTS * 4
+    assert batches[0] * BATCH > first_round

@@ -1,11 +1,12 @@
 """The main job: explore, roll out, reward and train, iteration by iteration.
 
-    explore(i+1) ─────────────┐
+                  explore(i+1) ─┐
     rollout(i) ─ reward(i) ─ train(i) ─ rollout(i+1) ─ ...
                                 └─ commit(i), beside rollout(i+1)
 
 `explore(i+1)` runs while `train(i)` does, with the weights that the spot devices already hold;
-`rollout(i+1)` waits for both.
+`rollout(i+1)` waits for both. With exploration.strategy=fresh, and where stale drafts are not trusted,
+it comes between train(i) and rollout(i+1) instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from storage.run_store import RunRow, RunStore, check_resumable
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
+from tasks.seeds import review_seeds
 from tasks.session import Session, open_session, status_after
 
 DATABASE_WAIT_S = 600.0
@@ -115,20 +117,27 @@ def _train(session: Session) -> dict[str, Any]:
         # A run killed in an evaluation does it first.
         if first - 1 not in evaluated_iterations(session.store.database, session.run_id):
             _evaluate_if_due(session, first - 1)
-        plan = explore(session, first) if first <= config.iterations else None
+        plan, beside = session.next_plan, config.exploration.strategy != "fresh"
         started_at = time.time()
         for iteration in range(first, config.iterations + 1):
-            assert plan is not None
+            if plan is None or plan.refused:
+                plan = explore(session, iteration, again=plan is not None)
             rolled = rollout(session, plan)
             if committing is not None:
                 committing.result()
             scores = reward(session, rolled)
-            exploring = explore.submit(session, iteration + 1) if iteration < config.iterations else None
+            more = beside and iteration < config.iterations
+            exploring = explore.submit(session, iteration + 1) if more else None
             trained = train(session, rolled, scores)
-            plan = exploring.result() if exploring is not None else None
+            with session.timed("explore_wait", announced=False):
+                plan = exploring.result() if exploring is not None else None
+            review = review_seeds(session, rolled, scores, plan)
+            plan = review.next_plan
             ended_at = time.time()
             intervals = session.runtime.take_intervals()
-            record = iteration_record(session, rolled, scores, trained, started_at, ended_at, intervals)
+            record = iteration_record(
+                session, rolled, scores, trained, review, started_at, ended_at, intervals
+            )
             _note_losses(session)
             committing = commit.submit(session, record)
             started_at = ended_at

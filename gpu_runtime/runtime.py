@@ -5,12 +5,14 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.exploration.plan import SeedPlan, plain_plan, prompts_of_iteration
+from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Delivered, Fleet, Weights
 from gpu_runtime.learning.advantages import Advantages
@@ -20,6 +22,7 @@ from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
+from gpu_runtime.seed_search import SeedReview, SeedSearch, build_explorer
 from storage.config import RunConfig
 from storage.records import StateInterval
 from storage.run_prompts import load_run_prompts
@@ -82,6 +85,7 @@ class Runtime:
         self.config = config
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
         self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
+        explorer = build_explorer(config, self.train_prompts)
         self._cluster = Cluster(config)
         try:
             self._fleet = Fleet(self._cluster, config)
@@ -89,6 +93,7 @@ class Runtime:
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
+            self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
             self._version = 0
             self._current = self._publish("v0")
         except BaseException:
@@ -115,22 +120,32 @@ class Runtime:
         """Samples that arrived a second time and were dropped, since the start."""
         return self._fleet.samples_dropped
 
-    def explore(self, iteration: int) -> SeedPlan:
-        """Choose prompts and seeds of an iteration; may run while `train` does."""
-        algorithm = self.config.algorithm
-        prompts = prompts_of_iteration(
-            [prompt.prompt_id for prompt in self.train_prompts],
-            algorithm.prompts_per_iteration,
-            self.config.seed,
-            iteration,
-        )
-        return plain_plan(prompts, algorithm.group_size, iteration)
+    def explore(self, iteration: int, fresh: bool = False) -> SeedPlan:
+        """Choose prompts and seeds of an iteration, as exploration.strategy says.
+
+        With `plain` and `stale` it may run in another thread while `train` does; with `stale` it then
+        ends with the training steps, or soon after. Fresh drafts are made on all devices, the trainer
+        too, so nothing may run beside them.
+
+        Args:
+            iteration: the iteration that will roll the seeds out.
+            fresh: draft with the current weights whatever the strategy.
+        """
+        strategy = self.config.exploration.strategy
+        if strategy == "plain":
+            return self._search.plain(iteration)
+        if fresh or strategy == "fresh":
+            self._take_own_weights()
+            return self._search.on_all_devices(iteration, self._current, self._version)
+        return self._search.in_window(iteration)
 
     def rollout(self, plan: SeedPlan) -> Rollout:
         """Generate the planned seeds with the current weights on all devices."""
         requests = rollout_requests(plan, self._train_by_id, self.config.seed, self._version)
         self._take_own_weights()
-        return Rollout(plan, self._version, self._fleet.generate(requests, self._current))
+        rolled = Rollout(plan, self._version, self._fleet.generate(requests, self._current))
+        self._search.open_window(plan, self._current, self._version)
+        return rolled
 
     def reward(self, rollout: Rollout) -> list[Score]:
         """Judge a rollout; scores in the order of its samples."""
@@ -141,22 +156,49 @@ class Runtime:
     def train(self, rollout: Rollout, scores: Sequence[Score]) -> Trained:
         """Advantages, training steps on the reserved device, and the new weights' publication.
 
+        Exploration beside it is told when the training steps are done.
+
         Raises:
             TrainingError: if the first ratio is off, a loss is not finite, or nothing changed.
         """
-        generated = [delivered.sample for delivered in rollout.delivered]
-        advantages, samples = training_samples(generated, scores, self.config)
-        trainer = self._fleet.trainer.name
-        self._take_own_weights()
-        self._fleet.enter(trainer, "train")
-        report: TrainingReport = self._fleet.ask_trainer("train", samples)
-        self._fleet.enter(trainer, "idle")
+        began = time.monotonic()
+        try:
+            generated = [delivered.sample for delivered in rollout.delivered]
+            advantages, samples = training_samples(generated, scores, self.config, rollout.plan.pool)
+            trainer = self._fleet.trainer.name
+            self._take_own_weights()
+            self._fleet.enter(trainer, "train")
+            report: TrainingReport = self._fleet.ask_trainer("train", samples)
+            self._fleet.enter(trainer, "idle")
+        except BaseException:
+            self._search.abandon()
+            raise
+        self._search.close_window(time.monotonic() - began)
         if report.training_steps:
             before = self._current.digest
             self._version += 1
             self._current = self._publish(f"v{self._version}")
             check_sync(self._current.digest, before)
         return Trained(report, advantages, self._version)
+
+    def review(self, rollout: Rollout, scores: Sequence[Score], next_plan: SeedPlan | None) -> SeedReview:
+        """What an iteration has shown of its seeds, once both `train` and `explore` have ended.
+
+        Args:
+            rollout: the iteration's samples.
+            scores: their scores.
+            next_plan: what `explore` has chosen meanwhile for the next iteration.
+        """
+        requests = [delivered.sample.request for delivered in rollout.delivered]
+        scored = {
+            (request.prompt_id, request.seed_index): score
+            for request, score in zip(requests, scores, strict=True)
+        }
+        return self._search.review(rollout.plan, scored, next_plan)
+
+    def explorer_state(self) -> dict[str, Any]:
+        """What exploration has learned, as JSON values, for a checkpoint."""
+        return self._search.state()
 
     def evaluate(self) -> Evaluation:
         """Held-out images by the ODE with the moving average, and their scores."""
@@ -183,8 +225,13 @@ class Runtime:
         self._take_own_weights()
         return self._fleet.ask_trainer("blobs")
 
-    def restore(self, blobs: Mapping[str, bytes], policy_version: int) -> None:
+    def restore(
+        self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
+    ) -> None:
         """Go on from a checkpoint's state."""
+        self._search.forget()
+        if explorer_state is not None:
+            self._search.restore(explorer_state)
         self._fleet.ask_trainer("restore", dict(blobs))
         self._fleet.forget_weights()
         self._version = policy_version
@@ -196,6 +243,7 @@ class Runtime:
 
     def close(self) -> None:
         """End all processes of the runtime."""
+        self._search.abandon()
         self._cluster.shutdown()
 
     def _publish(self, key: str) -> Weights:

@@ -361,6 +361,12 @@ class RunConfig(Section):
                 f"exploration.candidates is {exploration.candidates}, below algorithm.group_size={group}: "
                 "there is nothing to choose from; raise candidates to several groups, or lower group_size"
             )
+        if exploration.strategy == "stale" and self.runtime.reserved_workers + self.runtime.spot_workers < 2:
+            raise ValueError(
+                "exploration.strategy is stale with runtime.reserved_workers=1 and runtime.spot_workers=0: "
+                "the only device trains, so none could explore meanwhile; add a worker, or set "
+                "exploration.strategy to plain or fresh"
+            )
         if 0 < exploration.drafts < group:
             raise ValueError(
                 f"exploration.drafts is {exploration.drafts}, below algorithm.group_size={group}: not one "

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import statistics
 from collections import defaultdict
 
-from PIL import Image
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
+from gpu_runtime.seed_search import SeedReview
 from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from tasks.seeds import candidate_records, png_base64, sample_images
 from tasks.session import Session, record_to_json
 
 
@@ -52,6 +52,7 @@ def iteration_record(
     rolled: Rollout,
     scores: list[Score],
     trained: Trained,
+    review: SeedReview,
     started_at: float,
     ended_at: float,
     intervals: list[StateInterval],
@@ -76,6 +77,7 @@ def iteration_record(
         "samples_dropped": float(session.runtime.samples_dropped),
         "iteration_s": ended_at - started_at,
         "cost_usd": sum(interval.usd for interval in intervals),
+        **review.figures,
         **session.take_seconds(),
     }
     return IterationRecord(
@@ -87,6 +89,10 @@ def iteration_record(
         metrics=metrics,
         samples=_sample_records(rolled, scores, trained),
         intervals=intervals,
+        candidates=candidate_records(session, rolled.plan, review),
+        sample_images=sample_images(session, rolled, scores),
+        next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
+        explorer_state=session.runtime.explorer_state(),
     )
 
 
@@ -109,7 +115,7 @@ def evaluation_record(
             exact=score.exact,
             detail=score.detail,
             error=score.error,
-            png_base64=_png(sample.image_HWC) if place < gallery else None,
+            png_base64=png_base64(sample.image_HWC) if place < gallery else None,
         )
         for place, (sample, score) in enumerate(zip(evaluation.samples, evaluation.scores, strict=True))
     ]
@@ -153,9 +159,3 @@ def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> l
             )
         )
     return records
-
-
-def _png(image_HWC) -> str:
-    buffer = io.BytesIO()
-    Image.fromarray(image_HWC).save(buffer, format="PNG")
-    return base64.b64encode(buffer.getvalue()).decode()

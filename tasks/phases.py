@@ -12,10 +12,14 @@ from tasks.session import Session
 
 
 @task(name="explore", cache_policy=NO_CACHE, persist_result=False)
-def explore(session: Session, iteration: int) -> SeedPlan:
-    """Choose the seeds of an iteration; runs beside the training of the one before."""
-    with session.timed("explore"):
-        return session.runtime.explore(iteration)
+def explore(session: Session, iteration: int, again: bool = False) -> SeedPlan:
+    """Choose the seeds of an iteration.
+
+    With strategy `stale` it runs beside the training of the one before. `again` drafts anew, with the
+    current weights, where those drafts are not trusted; its time is booked as `redraft`.
+    """
+    with session.timed("redraft" if again else "explore"):
+        return session.runtime.explore(iteration, fresh=again)
 
 
 @task(name="rollout", cache_policy=NO_CACHE, persist_result=False)

@@ -13,6 +13,7 @@ from gpu_runtime.models.loading import load_model, refuse_missing_cuda
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.seed_search import build_explorer
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts import PromptRecord
@@ -38,6 +39,7 @@ def check(config: RunConfig) -> list[str]:
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
     train, evaluate = load_run_prompts(config)
+    build_explorer(config, train)
     model = load_model(config.model.model_copy(update={"device": "cpu"}))
     scorer = build_scorer(config.reward.scorer)
     _check_prompts(f"prompts.train = {config.prompts.train!r}", train, model, scorer)

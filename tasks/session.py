@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from prefect.exceptions import TerminationSignal
 
+from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.config import RunConfig
@@ -35,6 +36,7 @@ class Session:
 
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
+        next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
         losses_noted: how many lost workers have their event already.
         seconds: how long each phase of the running iteration took.
         on_phase: called with a phase's name when it begins, from the thread that does it.
@@ -57,15 +59,17 @@ class Session:
         self.checkpoints = checkpoints
         self.tracker = tracker
         self.first_iteration = 1
+        self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
         self.seconds: dict[str, float] = {}
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
 
     @contextmanager
-    def timed(self, phase: str) -> Iterator[None]:
+    def timed(self, phase: str, announced: bool = True) -> Iterator[None]:
         """Announce a phase of the running iteration, and book its time."""
-        self.on_phase(phase)
+        if announced:
+            self.on_phase(phase)
         start = time.perf_counter()
         yield
         self.seconds[phase] = time.perf_counter() - start
@@ -131,7 +135,9 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
     for rejected in checkpoint.rejected:
         session.store.add_event(session.run_id, "checkpoint_rejected", rejected)
     record = record_from_json(checkpoint.record)
-    session.runtime.restore(checkpoint.blobs, record.policy_version)
+    session.runtime.restore(checkpoint.blobs, record.policy_version, record.explorer_state)
+    if record.next_plan is not None:
+        session.next_plan = plan_from_json(record.next_plan)
     session.store.discard_after(session.run_id, checkpoint.iteration)
     # The database may have been cut off between the checkpoint and the rows.
     session.store.commit_iteration(record)

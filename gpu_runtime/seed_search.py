@@ -1,0 +1,296 @@
+"""The search for seeds on live devices: when to draft, on which of them, and what follows.
+
+`SeedExplorer` decides and learns, `DraftingLoop` drafts and judges; this file brings them together,
+window by window. `explore` may run in a thread of its own beside training; all else is called while
+it does not, so that what the explorer has learned has one writer at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from gpu_runtime.drafting import Bench, Drafted, DraftingLoop, DraftTask
+from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
+from gpu_runtime.exploration.explorer import MONITOR_ROUND, SeedExplorer
+from gpu_runtime.exploration.fidelity import FULL, evaluations_of
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.fleet import Device, Fleet, Weights
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scoring_pool import ScoringPool
+from gpu_runtime.training_window import TrainingWindow
+from storage.config import RunConfig
+from storage.errors import ConfigurationError
+from storage.prompts import PromptRecord
+
+_IMAGES_A_CALL = 8
+"""Half a rollout's: near the window's end an early answer is worth more than a cheap one."""
+
+TaskOf = Callable[[int, Draft], DraftTask]
+"""The task of a round's draft."""
+
+Scored = Mapping[tuple[int, int], Score]
+"""A rollout's scores by (prompt_id, seed index)."""
+
+
+@dataclass(frozen=True)
+class SeedReview:
+    """What an iteration has shown of its seeds.
+
+    Attributes:
+        figures: metrics of the iteration.
+        rescored: drafts that the staleness monitor has scored again.
+        next_plan: the next iteration's seeds; `refused` where they have to be drafted anew.
+        notes: what people should know, as (kind of event, message).
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    rescored: tuple[Candidate, ...] = ()
+    next_plan: SeedPlan | None = None
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
+    """The explorer of a run's training prompts.
+
+    Raises:
+        ConfigurationError: if a fidelity is unknown, or more prompts are to be explored than there are.
+    """
+    try:
+        explorer = SeedExplorer(config, [prompt.prompt_id for prompt in prompts])
+        explorer.prompts(1)
+    except ValueError as error:
+        pool, kept = config.exploration.prompt_pool, config.algorithm.prompts_per_iteration
+        raise ConfigurationError(
+            f"exploration cannot work with exploration.fidelities = {list(config.exploration.fidelities)} "
+            f"and exploration.prompt_pool = {pool:g} times algorithm.prompts_per_iteration = {kept}: {error}"
+        ) from error
+    return explorer
+
+
+class SeedSearch:
+    """Finds the seeds of each iteration.
+
+    Args:
+        config: the run's configuration.
+        explorer: decides and learns.
+        prompts: the training prompts.
+        fleet: the devices.
+        scoring: the scorers.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        explorer: SeedExplorer,
+        prompts: Iterable[PromptRecord],
+        fleet: Fleet,
+        scoring: ScoringPool,
+    ) -> None:
+        self._config = config
+        self._settings = config.exploration
+        self._explorer = explorer
+        self._prompts = {prompt.prompt_id: prompt for prompt in prompts}
+        self._fleet = fleet
+        self._scoring = scoring
+        steps = config.sampling.rollout_steps
+        names = {FULL, *self._settings.fidelities}
+        self._cost = {name: evaluations_of(name, steps) / steps for name in names}
+        self._said_no_device = False
+        self._window: TrainingWindow | None = None
+
+    def open_window(self, plan: SeedPlan, weights: Weights, policy_version: int) -> None:
+        """A plan was rolled out; until its training ends, the devices hold these weights."""
+        self._window = TrainingWindow(plan, weights.key, policy_version)
+
+    def close_window(self, train_s: float) -> None:
+        """The training steps are done, after so many seconds."""
+        if self._window is not None:
+            self._window.close(train_s)
+
+    def abandon(self) -> None:
+        """What is being drafted is of no use any more; a loop under way returns at once."""
+        if self._window is not None:
+            self._window.abandon()
+
+    def forget(self) -> None:
+        """The weights are about to be others: there is no window to draft in."""
+        self.abandon()
+        self._window = None
+
+    def plain(self, iteration: int) -> SeedPlan:
+        """The first prompts and seeds, without a draft."""
+        return self._explorer.plain(iteration)
+
+    def in_window(self, iteration: int) -> SeedPlan:
+        """Choose seeds with the last rollout's weights, on the devices that do not train.
+
+        The plan is plain where there is no window yet or no such device.
+        """
+        window = self._window
+        if window is None:
+            return self._explorer.plain(iteration)
+        devices = self._fleet.drafters(window.weights_key, with_trainer=False)
+        if not devices:
+            return self._explorer.plain(iteration, *self._no_device(iteration))
+        rescores = [
+            self._task(window.plan.iteration, window.policy_version, MONITOR_ROUND, draft)
+            for draft in self._to_rescore(window)
+        ]
+        budget: float | None = self._settings.drafts
+        if not budget:
+            budget = self._explorer.forecast.budget(len(devices))
+            if budget is not None:
+                # The monitor's drafts take their share of the window.
+                budget = max(0.0, budget - sum(self._cost[task.fidelity] for task in rescores))
+        planner = self._explorer.begin(iteration, budget)
+        bench = self._bench(devices, window.weights_key, window, self._settings.stop_with_training)
+        made = self._draft(bench, iteration, planner, window.policy_version, rescores)
+        window.device_s, window.full_drafts = made.device_s, made.full_drafts
+        again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
+        # The order of arrival must not matter.
+        again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
+        window.rescored = tuple(again)
+        return self._finish(iteration, planner, made)
+
+    def on_all_devices(self, iteration: int, weights: Weights, policy_version: int) -> SeedPlan:
+        """Choose seeds with these weights on every device, the trainer too, while nothing else goes on.
+
+        Raises:
+            RuntimeFailure: if the trainer died.
+        """
+        self._fleet.prepare(weights)
+        budget: float | None = self._settings.drafts or None
+        if budget is None and self._settings.strategy == "stale":
+            # In place of what a window would have held.
+            spared = self._fleet.drafters(weights.key, with_trainer=False)
+            budget = self._explorer.forecast.budget(len(spared)) if spared else None
+        planner = self._explorer.begin(iteration, budget)
+        devices = self._fleet.drafters(weights.key, with_trainer=True)
+        bench = self._bench(devices, weights.key, None, False)
+        return self._finish(iteration, planner, self._draft(bench, iteration, planner, policy_version, ()))
+
+    def review(self, plan: SeedPlan, scored: Scored, next_plan: SeedPlan | None) -> SeedReview:
+        """Look back on an iteration: figures of its seeds, and whether the next ones may be trusted.
+
+        Args:
+            plan: the iteration's plan.
+            scored: its rollout's scores.
+            next_plan: drafted meanwhile for the next iteration; None where there is none yet.
+        """
+        signal = {identity: self._signal(score) for identity, score in scored.items()}
+        judged = {identity: score for identity, score in scored.items() if score.error is None}
+        figures = seed_figures(plan, signal, {identity: score.value for identity, score in judged.items()})
+        window = self._window
+        if self._settings.strategy != "stale" or window is None:
+            return SeedReview(figures, (), next_plan)
+        if window.train_s is not None:
+            self._explorer.forecast.add_window(window.train_s)
+        self._explorer.forecast.add_drafts(window.device_s, window.full_drafts)
+        rolled = {identity: signal[identity] for identity in judged}
+        verdict = self._explorer.review(plan, window.rescored, rolled)
+        if verdict is None:
+            return SeedReview(figures, window.rescored, next_plan)
+        found = verdict.agreement
+        ranks = {"spearman": found.spearman, "kendall": found.kendall, "kept_overlap": found.kept_overlap}
+        figures |= {name: value for name, value in ranks.items() if value is not None}
+        if not verdict.trusted and next_plan is not None:
+            if self._settings.when_stale == "redraft":
+                next_plan = replace(next_plan, refused=True)
+            else:
+                next_plan = self._explorer.plain(next_plan.iteration)
+        return SeedReview(figures, window.rescored, next_plan, verdict.notes)
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as JSON values, for a checkpoint."""
+        return self._explorer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._explorer.restore(state)
+
+    def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
+        """Drafts of the rollout's plan whose ranks may have changed, since other weights drew them."""
+        drawn_by = {draft.policy_version for draft in window.plan.candidates}
+        if drawn_by <= {window.policy_version}:
+            return []
+        return self._explorer.monitored(window.plan)
+
+    def _bench(self, devices: list[Device], key: str, window: TrainingWindow | None, stops: bool) -> Bench:
+        bench = Bench(
+            fleet=self._fleet,
+            devices=devices,
+            judging=self._scoring.open(_IMAGES_A_CALL, tolerant=True),
+            prompts=self._prompts,
+            weights_key=key,
+            batch_size=self._config.sampling.batch_size,
+            cost=self._cost,
+            window=window,
+            stops_with_training=stops,
+        )
+        return replace(bench, fits=self._explorer.forecast.fits) if stops else bench
+
+    def _draft(
+        self,
+        bench: Bench,
+        iteration: int,
+        planner: DraftPlanner,
+        policy_version: int,
+        rescores: Sequence[DraftTask],
+    ) -> Drafted:
+        task = partial(self._task, iteration, policy_version)
+        made = DraftingLoop(bench, _Planned(planner, self._explorer, task)).run(rescores)
+        self._fleet.samples_returned += made.returned
+        return made
+
+    def _finish(self, iteration: int, planner: DraftPlanner, made: Drafted) -> SeedPlan:
+        return self._explorer.finish(
+            iteration, planner, (draft for draft in made.candidates if draft.round != MONITOR_ROUND)
+        )
+
+    def _task(self, iteration: int, policy_version: int, round_: int, draft: Draft) -> DraftTask:
+        prompt = self._prompts[draft.prompt_id].text
+        request = SampleRequest(
+            RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
+            policy_version, prompt,
+        )  # fmt: skip
+        return DraftTask(request, draft.fidelity, round_)
+
+    def _signal(self, score: Score) -> float:
+        return score.value if self._config.reward.signal == "graded" else float(score.exact)
+
+    def _no_device(self, iteration: int) -> tuple[tuple[str, str], ...]:
+        """The note that nobody can draft, the first time."""
+        if self._said_no_device:
+            return ()
+        self._said_no_device = True
+        message = (
+            f"no device beside the trainer holds the weights to draft seeds with for iteration {iteration}: "
+            "its seeds are plain. Devices that were lost draft again once their replacements have loaded"
+        )
+        return (("exploration", message),)
+
+
+class _Planned:
+    """A planner as a source of drafts."""
+
+    def __init__(self, planner: DraftPlanner, explorer: SeedExplorer, task: TaskOf) -> None:
+        self._planner = planner
+        self._explorer = explorer
+        self._task = task
+
+    def more(self) -> list[DraftTask]:
+        if not self._planner.can_plan:
+            return []
+        drafts = self._planner.next_round()
+        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
+
+    def judged(self, candidate: Candidate) -> None:
+        if candidate.round == MONITOR_ROUND:
+            return
+        score = self._explorer.signal(candidate) if candidate.error is None else None
+        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)

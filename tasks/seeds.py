@@ -1,0 +1,93 @@
+"""What an iteration leaves of its seeds: the look back on them, candidates and thumbnails."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections import defaultdict
+
+import numpy as np
+from PIL import Image
+
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Rollout
+from gpu_runtime.seed_search import SeedReview
+from storage.records import CandidateRecord, SampleImage
+from tasks.session import Session
+
+_THUMBNAIL_SIDE = 256
+"""Pixels."""
+
+
+def review_seeds(
+    session: Session, rolled: Rollout, scores: list[Score], next_plan: SeedPlan | None
+) -> SeedReview:
+    """Look back on an iteration's seeds, and tell people what they should know of them and the next."""
+    review = session.runtime.review(rolled, scores, next_plan)
+    notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)
+    for kind, message in notes:
+        session.store.add_event(session.run_id, kind, message)
+    return review
+
+
+def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
+    """Every draft that chose an iteration's seeds, and those that were scored again."""
+    drafts = [*plan.candidates, *review.rescored]
+    rivals: dict[tuple[int, str, int], list[Candidate]] = defaultdict(list)
+    for draft in drafts:
+        rivals[draft.prompt_id, draft.fidelity, draft.policy_version].append(draft)
+    rank: dict[Candidate, int] = {}
+    for group in rivals.values():
+        # Without a judgement comes last.
+        group.sort(key=lambda draft: (draft.error is not None, -draft.value, draft.seed_index))
+        rank |= {draft: place for place, draft in enumerate(group)}
+    prompts = {prompt.prompt_id: prompt.text for prompt in session.runtime.train_prompts}
+    return [
+        CandidateRecord(
+            prompt_id=draft.prompt_id,
+            prompt=prompts[draft.prompt_id],
+            seed_index=draft.seed_index,
+            fidelity=draft.fidelity,
+            policy_version=draft.policy_version,
+            score=draft.value,
+            exact=draft.exact,
+            error=draft.error,
+            round=draft.round,
+            rank=rank[draft],
+            kept=draft.seed_index in plan.seeds.get(draft.prompt_id, ()),
+        )
+        for draft in drafts
+    ]
+
+
+def sample_images(session: Session, rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
+    """Thumbnails of the best and the worst image of an iteration's first prompts."""
+    chosen = sorted(rolled.plan.seeds)[: session.config.exploration.gallery_prompts]
+    of_prompt: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
+    for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
+        request = delivered.sample.request
+        of_prompt[request.prompt_id].append((-score.value, request.seed_index, place))
+    images = []
+    for prompt in chosen:
+        ranked = sorted(of_prompt[prompt])
+        for _, seed, place in (ranked[0], ranked[-1]):
+            images.append(SampleImage(prompt, seed, _thumbnail(rolled.delivered[place].sample.image_HWC)))
+    return images
+
+
+def png_base64(image_HWC: np.ndarray) -> str:
+    """A uint8 RGB image of shape (H, W, 3) as PNG in base64 text."""
+    return _encoded(Image.fromarray(image_HWC))
+
+
+def _thumbnail(image_HWC: np.ndarray) -> str:
+    image = Image.fromarray(image_HWC)
+    image.thumbnail((_THUMBNAIL_SIDE, _THUMBNAIL_SIDE))
+    return _encoded(image)
+
+
+def _encoded(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,107 @@
+"""Whole runs that explore seeds, under Prefect: what they record, and how they resume."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.post_train import post_train
+from storage.checkpoints import CheckpointStore
+from storage.config_loading import load_config
+from storage.database import Database
+from storage.home import Home
+from storage.run_store import RunStore
+
+SETTINGS = [
+    "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
+    "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
+    "exploration.stop_with_training=false", "exploration.min_spearman=-1", "checkpoint.keep=4",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("smoke", SETTINGS, {})
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("home")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("SPOTLIGHT_HOME", str(folder))
+    with prefect_test_harness(server_startup_timeout=120):
+        yield Home(folder).ensure()
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def finished(home, config):
+    return post_train(config, "stale")
+
+
+def rows(home, query):
+    with Database(home.database).reading() as connection:
+        return connection.execute(query).fetchall()
+
+
+def last_blobs(home, run_id):
+    checkpoint = CheckpointStore(home.checkpoints(run_id), 1).load_latest()
+    assert checkpoint is not None and checkpoint.iteration == 4
+    return checkpoint.blobs
+
+
+def metrics(home, run_id, name):
+    return dict(
+        rows(
+            home,
+            f"SELECT iteration, value FROM iteration_metrics WHERE run_id = '{run_id}' AND name = '{name}'",
+        )
+    )
+
+
+def test_every_draft_is_recorded_with_its_fate(home, finished):
+    drafts = "FROM candidates WHERE run_id = 'stale' AND round >= 0"
+    assert rows(home, f"SELECT iteration, count(*) {drafts} GROUP BY 1 ORDER BY 1") == [
+        (2, 24), (3, 24), (4, 24),
+    ]  # fmt: skip
+    # Drawn by the weights of the rollout before.
+    assert rows(home, f"SELECT DISTINCT iteration - policy_version {drafts}") == [(2,)]
+    assert rows(home, f"SELECT count(*) {drafts} AND kept") == [(3 * 4 * 4,)]
+    assert rows(home, f"SELECT min(rank) {drafts}") == [(0,)]
+    again = "FROM candidates WHERE run_id = 'stale' AND round = -1"
+    # The last iteration has no window after it that anybody explores in.
+    assert rows(home, f"SELECT DISTINCT iteration, iteration - policy_version {again} ORDER BY 1") == [
+        (2, 1), (3, 1),
+    ]  # fmt: skip
+    explored = "SELECT iteration, count(explored_score) FROM samples GROUP BY 1 ORDER BY 1"
+    assert rows(home, explored) == [(1, 0), (2, 16), (3, 16), (4, 16)]
+
+
+def test_metrics_thumbnails_and_states(home, finished):
+    for name in ("drafts", "draft_errors", "variance_pool", "variance_kept", "draft_error"):
+        assert metrics(home, "stale", name).keys() == {2, 3, 4}, name
+    assert metrics(home, "stale", "variance_rollout").keys() == {1, 2, 3, 4}
+    assert metrics(home, "stale", "spearman").keys() <= {2, 3}
+    assert metrics(home, "stale", "explore_wait_s").keys() == {1, 2, 3, 4}
+    pictures = "SELECT iteration, count(*) FROM sample_images WHERE run_id = 'stale' GROUP BY 1 ORDER BY 1"
+    assert rows(home, pictures) == [(iteration, 4) for iteration in (1, 2, 3, 4)]
+    states = "SELECT DISTINCT worker FROM worker_states WHERE run_id = 'stale' AND state = 'explore'"
+    assert rows(home, states) == [("spot-0",)]
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config, finished, iteration):
+    """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
+    expected = last_blobs(home, "stale")
+    seeds = "SELECT iteration, prompt_id, seed_index FROM samples WHERE run_id = 'stale' ORDER BY ALL"
+    chosen = rows(home, seeds)
+    store = RunStore(home)
+    for newer in range(iteration + 1, 5):
+        shutil.rmtree(home.checkpoints("stale") / f"iteration-{newer:06}")
+    store.discard_after("stale", iteration)
+    store.set_status("stale", "interrupted")
+    post_train(config, "stale")
+    assert last_blobs(home, "stale") == expected
+    assert rows(home, seeds) == chosen

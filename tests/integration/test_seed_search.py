@@ -1,0 +1,215 @@
+"""Exploration on real Ray actors: drafts beside training, re-scores, fresh drafts, losses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+
+from gpu_runtime.exploration.explorer import MONITOR_ROUND
+from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
+from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.scheduling.requests import RequestKind
+from storage.config_loading import load_config
+
+# Drafts are counted and all of them made: the plan follows from the configuration alone.
+SETTINGS = [
+    "sampling.batch_size=4",
+    "exploration.strategy=stale",
+    "exploration.candidates=8",
+    "exploration.drafts=24",
+    "exploration.stop_with_training=false",
+    "exploration.min_spearman=-1",
+]
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    runtime = Runtime(load_config("smoke", SETTINGS, {}))
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def untrained(runtime):
+    return runtime.blobs(), runtime.explorer_state()
+
+
+@pytest.fixture
+def fresh(runtime, untrained):
+    """The runtime as at its start: one Ray serves all tests of this file."""
+    runtime.restore(untrained[0], 0, untrained[1])
+    return runtime
+
+
+def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list, SeedPlan]:
+    """Roll out, reward, and train beside exploring, as the flow does."""
+    rolled = runtime.rollout(plan)
+    scores = runtime.reward(rolled)
+    found: list[SeedPlan] = []
+    exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
+    exploring.start()
+    runtime.train(rolled, scores)
+    exploring.join(60)
+    assert found
+    return rolled, scores, found[0]
+
+
+def signals(scores) -> list[float]:
+    return [score.value for score in scores]
+
+
+def test_seeds_are_chosen_from_drafts_of_the_last_rollouts_weights(fresh):
+    assert fresh.explore(1).candidates == ()  # no window yet
+    fresh.take_intervals()
+    _, _, plan = iterate(fresh, fresh.explore(1))
+    states = {(i.worker, i.state) for i in fresh.take_intervals()}
+    assert {("spot-0", "explore"), ("spot-1", "explore"), ("reserved-0", "train")} <= states
+    assert ("reserved-0", "explore") not in states
+    assert plan.iteration == 2 and len(plan.candidates) == 24 == plan.figures["drafts"]
+    assert {draft.policy_version for draft in plan.candidates} == {0}
+    for prompt, seeds in plan.seeds.items():
+        drafted = {d.seed_index: d.value for d in plan.candidates if d.prompt_id == prompt}
+        assert set(seeds) <= set(drafted) and len(seeds) == 4
+        assert {max(drafted.values()), min(drafted.values())} <= {drafted[seed] for seed in seeds}
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_a_full_draft_is_the_rollout_to_the_bit_under_equal_weights(fresh):
+    rolled = fresh.rollout(fresh.explore(1))
+    key = fresh._current.key
+    (device, *_) = fresh._fleet.drafters(key, with_trainer=False)
+    chosen = [delivered.sample for delivered in rolled.delivered[:4]]
+    requests = [replace(sample.request, kind=RequestKind.EXPLORE) for sample in chosen]
+    images, chunks = device.actor.call("begin_drafts", key, requests, None, 1).result(), 1
+    while images is None:
+        images, chunks = device.actor.call("advance_drafts", 1).result(), chunks + 1
+    assert chunks == fresh.config.sampling.rollout_steps
+    for image, sample in zip(images, chosen, strict=True):
+        assert np.array_equal(image.image_HWC, sample.image_HWC)
+
+
+def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
+    rolled, scores, plan = iterate(fresh, fresh.explore(1))
+    first = fresh.review(rolled, scores, plan)
+    assert first.rescored == () and "spearman" not in first.figures
+    assert first.figures["variance_rollout"] == pytest.approx(
+        np.mean([np.var(signals(scores)[place : place + 4]) for place in range(0, 16, 4)])
+    )
+    rolled, scores, following = iterate(fresh, plan)
+    review = fresh.review(rolled, scores, following)
+    # One prompt is monitored: its drafts that were not kept.
+    (prompt,) = {draft.prompt_id for draft in review.rescored}
+    drafted = {d.seed_index for d in plan.candidates if d.prompt_id == prompt}
+    assert {d.seed_index for d in review.rescored} == drafted - set(plan.seeds[prompt])
+    assert {(d.round, d.policy_version) for d in review.rescored} == {(MONITOR_ROUND, 1)}
+    assert -1 <= review.figures["spearman"] <= 1
+    assert 0 <= review.figures["draft_error"] <= 1
+    assert review.figures["drafts"] == 24
+    assert review.next_plan is following
+
+
+def test_plans_repeat_to_the_bit(fresh, untrained):
+    _, _, once = iterate(fresh, fresh.explore(1))
+    fresh.restore(untrained[0], 0, untrained[1])
+    _, _, again = iterate(fresh, fresh.explore(1))
+    assert again == once
+
+
+def test_fresh_drafts_use_every_device_and_foretell_the_rollout(fresh):
+    fresh.take_intervals()
+    plan = fresh.explore(1, fresh=True)
+    states = {(i.worker, i.state) for i in fresh.take_intervals()}
+    assert {("reserved-0", "explore"), ("spot-0", "explore"), ("spot-1", "explore")} <= states
+    rolled = fresh.rollout(plan)
+    for delivered, score in zip(rolled.delivered, fresh.reward(rolled), strict=True):
+        request = delivered.sample.request
+        assert plan.explored_score[request.prompt_id, request.seed_index] == score.value
+
+
+def test_untrusted_drafts_are_refused_and_drafted_anew(fresh, monkeypatch):
+    rolled, scores, plan = iterate(fresh, fresh.explore(1))
+    fresh.review(rolled, scores, plan)
+    rolled, scores, following = iterate(fresh, plan)
+    # Ranks that nothing could satisfy.
+    strict = fresh.config.exploration.model_copy(update={"min_spearman": 1.0})
+    monkeypatch.setattr(fresh._search._explorer, "_settings", strict)
+    upside_down = [replace(score, value=1 - score.value) for score in scores]
+    review = fresh.review(rolled, upside_down, following)
+    assert review.next_plan is not None and review.next_plan.refused
+    (note,) = review.notes
+    assert note[0] == "staleness" and "drafted anew" in note[1]
+    again = fresh.explore(3, fresh=True)
+    assert not again.refused and {d.policy_version for d in again.candidates} == {2}
+
+
+def test_the_flow_waits_for_a_chunk_and_not_for_a_draft(fresh, monkeypatch):
+    settings = fresh.config.exploration.model_copy(
+        update={"stop_with_training": True, "drafts": 400, "candidates": 100}
+    )
+    monkeypatch.setattr(fresh._search, "_settings", settings)
+    monkeypatch.setattr(fresh._search._explorer, "_settings", settings)
+    rolled = fresh.rollout(fresh.explore(1))
+    scores = fresh.reward(rolled)
+    found: list[SeedPlan] = []
+    exploring = threading.Thread(target=lambda: found.append(fresh.explore(2)))
+    exploring.start()
+    fresh.train(rolled, scores)
+    exploring.join(30)
+    (plan,) = found
+    assert len(plan.candidates) < 400
+    assert all(len(seeds) == 4 for seeds in plan.seeds.values())
+    assert len(fresh.rollout(plan).delivered) == 16
+
+
+def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, untrained):
+    """Last but one in this file: workers have other names afterwards."""
+    _, _, undisturbed = iterate(fresh, fresh.explore(1))
+    fresh.restore(untrained[0], 0, untrained[1])
+    kill = fresh._fleet.enter
+
+    def enter(worker, state):
+        kill(worker, state)
+        if (worker, state) == ("spot-0", "explore"):
+            os.kill(process_of("spot_0").pid, signal.SIGKILL)
+
+    fresh._fleet.enter = enter
+    try:
+        _, _, plan = iterate(fresh, fresh.explore(1))
+    finally:
+        fresh._fleet.enter = kill
+    assert fresh.lost_workers == ["spot-0"]
+    assert plan == undisturbed
+    assert {d.worker for d in fresh.rollout(plan).delivered} <= {"reserved-0", "spot-1", "spot-0.1"}
+
+
+def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh):
+    """Last in this file: there are no spot workers afterwards."""
+    rolled = fresh.rollout(fresh.explore(1))
+    scores = fresh.reward(rolled)
+    for device in fresh._fleet.drafters(fresh._current.key, with_trainer=False):
+        os.kill(process_of(device.name.replace("-", "_").replace(".", "_")).pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while fresh._fleet.drafters(fresh._current.key, with_trainer=False):
+        # Who is dead is noticed by the next call.
+        assert time.monotonic() < deadline
+        assert all(len(seeds) == 4 for seeds in fresh.explore(2).seeds.values())
+    plans = [fresh.explore(2), fresh.explore(2)]
+    assert [set(plan.seeds.values()) for plan in plans] == [{(0, 1, 2, 3)}] * 2
+    (note,) = plans[0].notes
+    assert note[0] == "exploration" and "its seeds are plain" in note[1]
+    assert plans[1].notes == ()
+    fresh.train(rolled, scores)
+
+
+def process_of(name: str) -> psutil.Process:
+    for process in psutil.Process().children(recursive=True):
+        if f"ray::{name}" in " ".join(process.cmdline()):
+            return process
+    raise AssertionError(f"no process of worker {name}")

@@ -105,3 +105,23 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
     post_train(config, "stale")
     assert last_blobs(home, "stale") == expected
     assert rows(home, seeds) == chosen
+
+
+def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):
+    """Ranks that agree by less than always are refused: most plans are drafted again."""
+    never = config.exploration.model_copy(update={"min_spearman": 1.0})
+    wary = config.model_copy(update={"exploration": never, "name": "wary"})
+    post_train(wary, "wary")
+    again = metrics(home, "wary", "redraft_s")
+    assert again.keys() <= {3, 4} and again
+    expected = last_blobs(home, "wary")
+    store = RunStore(home)
+    # The newest checkpoint left holds a refused plan.
+    for newer in range(min(again), 5):
+        shutil.rmtree(home.checkpoints("wary") / f"iteration-{newer:06}")
+    store.discard_after("wary", min(again) - 1)
+    store.set_status("wary", "interrupted")
+    post_train(wary, "wary")
+    assert last_blobs(home, "wary") == expected
+    kinds = {kind for (kind,) in rows(home, "SELECT kind FROM events WHERE run_id = 'wary'")}
+    assert "staleness" in kinds

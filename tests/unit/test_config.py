@@ -31,6 +31,10 @@ def test_it_is_frozen():
         ({"sampling": {"sde": "cps", "window_stop": 10}}, "no noise in the last step"),
         ({"algorithm": {"ratio_tolerance": 0.01}}, "above clip_range"),
         ({"algorithm": {"updates_per_iteration": 20}}, "an update needs a whole group"),
+        (
+            {"exploration": {"strategy": "stale"}, "runtime": {"spot_workers": 0}},
+            "the only device trains, so none could explore",
+        ),
         ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
         ({"name": "../elsewhere"}, "name"),
         ({"seed": 2**32}, "seed"),

@@ -79,6 +79,19 @@ def test_adapters_that_name_no_layer(tmp_path: Path):
         preflight.check(config(tmp_path, adaptation={"mode": "lora", "targets": ["to_nothing"]}))
 
 
+@pytest.mark.parametrize(
+    ("exploration", "says"),
+    [
+        ({"strategy": "stale", "fidelities": ["full", "preview-10"]}, "with K from 1 to .* = 9"),
+        ({"strategy": "fresh", "fidelities": ["draft"]}, "fidelity 'draft' is unknown"),
+        ({"strategy": "stale", "prompt_pool": 1.5}, "24 prompts an iteration are asked of 20"),
+    ],
+)
+def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, Any], says: str):
+    with pytest.raises(ConfigurationError, match=says):
+        preflight.check(config(tmp_path, exploration=exploration))
+
+
 class Judged(Exception):
     """The model has been loaded."""
 

@@ -25,6 +25,24 @@ def test_what_a_lost_worker_held_comes_first_again():
     assert queue.returned == 2
 
 
+def test_requests_that_come_later_wait_behind_the_others():
+    queue = PullQueue([1], 2)
+    queue.add([2, 3])
+    assert (queue.waiting, queue.following, queue.done) == (3, 1, False)
+    lease = queue.pull("a")
+    assert lease is not None and lease.requests == (1, 2)
+    with pytest.raises(ValueError, match="occurs twice"):
+        queue.add([2])
+    queue.deliver(lease)
+    assert (queue.waiting, queue.following) == (1, 3)
+
+
+def test_a_lease_holds_requests_that_are_alike():
+    queue = PullQueue([1, 3, 2, 4, 6, 5], 2, alike=lambda number: number % 2)
+    leases = [queue.pull("a") for _ in range(5)]
+    assert [lease.requests for lease in leases if lease] == [(1, 3), (2, 4), (6,), (5,)]
+
+
 def test_a_late_duplicate_is_dropped_and_counted():
     queue = PullQueue(range(2), 2)
     late = queue.pull("slow")

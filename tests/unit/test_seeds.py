@@ -1,0 +1,87 @@
+"""What an iteration leaves of its seeds: figures, candidates and thumbnails."""
+
+from __future__ import annotations
+
+import base64
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.fleet import Delivered
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Rollout
+from gpu_runtime.seed_search import SeedReview
+from storage.prompts import PromptRecord
+from tasks.seeds import candidate_records, sample_images
+from tests.tiny_run import request
+
+
+def draft(prompt: int, seed: int, value: float, version: int = 3, **other: Any) -> Candidate:
+    values = {"fidelity": "full", "exact": value == 1, "error": None, "round": 0} | other
+    return Candidate(prompt, seed, policy_version=version, value=value, **values)
+
+
+PLAN = SeedPlan(
+    4, {7: (0, 2), 8: (0, 1)},
+    (draft(7, 0, 0.5), draft(7, 1, 0.0, error="no"), draft(7, 2, 1.0), draft(7, 3, 0.0), draft(9, 0, 1.0)),
+    figures={"drafts": 5.0},
+)  # fmt: skip
+
+
+def session(gallery: int = 2) -> Any:
+    return SimpleNamespace(
+        config=SimpleNamespace(exploration=SimpleNamespace(gallery_prompts=gallery)),
+        runtime=SimpleNamespace(train_prompts=[PromptRecord(n, f"prompt {n}") for n in range(10)]),
+    )
+
+
+def test_figures_of_a_rollout():
+    signal = {(7, 0): 1.0, (7, 2): 0.0, (8, 0): 0.0, (8, 1): 0.0}
+    value = {(7, 0): 0.9, (7, 2): 0.8, (8, 0): 0.1}
+    figures = seed_figures(PLAN, signal, value)
+    assert figures == {
+        "drafts": 5.0,
+        "variance_rollout": pytest.approx(0.25 / 2),
+        "draft_error": pytest.approx((0.4 + 0.2) / 2),
+    }
+    assert "draft_error" not in seed_figures(SeedPlan(1, {8: (0, 1)}), signal, value)
+
+
+def test_candidates_are_ranked_among_their_like():
+    review = SeedReview(rescored=(draft(7, 1, 0.25, 4, round=-1), draft(7, 3, 0.5, 4, round=-1)))
+    records = candidate_records(session(), PLAN, review)
+    assert [(r.prompt_id, r.seed_index, r.round, r.rank, r.kept) for r in records] == [
+        (7, 0, 0, 1, True),
+        (7, 1, 0, 3, False),  # without a judgement comes last
+        (7, 2, 0, 0, True),
+        (7, 3, 0, 2, False),
+        (9, 0, 0, 0, False),  # a prompt that was explored and not kept
+        (7, 1, -1, 1, False),
+        (7, 3, -1, 0, False),
+    ]
+    assert {r.prompt for r in records} == {"prompt 7", "prompt 9"}
+
+
+def test_thumbnails_of_the_best_and_the_worst():
+    values = {(0, 0): 0.5, (0, 1): 1.0, (0, 2): 0.0, (1, 0): 0.5, (1, 1): 0.5, (1, 2): 0.5}
+    delivered, scores = [], []
+    for place, ((prompt, seed), value) in enumerate(values.items()):
+        image = np.full((300, 600, 3), place, np.uint8)
+        trajectory: Any = None
+        delivered.append(Delivered(GeneratedSample(request(prompt, seed), image, trajectory), "spot-0"))
+        scores.append(Score(value, False, ""))
+    rolled = Rollout(SeedPlan(1, {0: (0, 1, 2), 1: (0, 1, 2)}), 0, delivered)
+    images = sample_images(session(), rolled, scores)
+    # Of equal ones the first is the best and the last the worst.
+    assert [(i.prompt_id, i.seed_index) for i in images] == [(0, 1), (0, 2), (1, 0), (1, 2)]
+    picture = Image.open(io.BytesIO(base64.b64decode(images[0].png_base64)))
+    assert picture.size == (256, 128) and picture.getpixel((9, 9)) == (1, 1, 1)
+    assert len(sample_images(session(1), rolled, scores)) == 2
+    assert sample_images(session(0), rolled, scores) == []

@@ -1,0 +1,43 @@
+"""The window that training closes, and the forecast of its length."""
+
+from __future__ import annotations
+
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.window import WindowForecast
+from gpu_runtime.training_window import TrainingWindow
+
+
+def window() -> TrainingWindow:
+    return TrainingWindow(SeedPlan(1, {}), "v1", 1)
+
+
+def test_listeners_are_told_of_every_end():
+    told: list[str] = []
+    there = window()
+    there.on_end(lambda: told.append("early"))
+    assert told == [] and not there.closed
+    there.close(2.5)
+    assert (there.closed, there.abandoned, there.train_s) == (True, False, 2.5)
+    there.on_end(lambda: told.append("late"))
+    assert told == ["early", "late"]
+    there.abandon()
+    assert there.abandoned and told == ["early", "late", "early", "late"]
+
+
+def test_an_abandoned_window_was_not_trained_in():
+    there = window()
+    there.abandon()
+    assert (there.closed, there.abandoned, there.train_s) == (False, True, None)
+
+
+def test_what_fits_follows_from_the_longest_window_and_the_usual_draft():
+    forecast = WindowForecast()
+    assert forecast.fits(1e9, 1e9)  # nothing is known
+    assert forecast.budget(2) is None and forecast.budget(0) == 0
+    for train_s, device_s in [(4.0, 10.0), (8.0, 20.0), (6.0, 90.0)]:
+        forecast.add_window(train_s)
+        forecast.add_drafts(device_s, 10)
+    # The usual draft takes 2 s of a device, the usual window 6 s.
+    assert forecast.budget(2) == 6
+    assert forecast.fits(0, 4) and forecast.fits(2, 3)
+    assert not forecast.fits(0, 4.5) and not forecast.fits(2.5, 3)

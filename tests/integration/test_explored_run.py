@@ -91,7 +91,7 @@ def test_metrics_thumbnails_and_states(home, finished):
     assert rows(home, states) == [("spot-0",)]
 
 
-@pytest.mark.parametrize("iteration", [1, 2])
+@pytest.mark.parametrize("iteration", [2])
 def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config, finished, iteration):
     """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
     expected = last_blobs(home, "stale")

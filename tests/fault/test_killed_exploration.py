@@ -1,0 +1,45 @@
+"""kill -9 while seeds are explored: the run survives or resumes, and ends as if it never happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import resume
+from benchmarks.resume import Kill, disturb, start, state_of
+from storage.home import Home
+from storage.run_store import RunStore
+
+# Drafts are counted and all of them made; with one spot worker dead, another drafts.
+SETTINGS = (
+    "runtime.spot_workers=2", "exploration.strategy=stale", "exploration.candidates=12",
+    "exploration.drafts=40", "exploration.stop_with_training=false",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    patch = pytest.MonkeyPatch()
+    patch.setattr(resume, "_SETTINGS", (*resume._SETTINGS, *SETTINGS))
+    yield tmp_path_factory.mktemp("killed")
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(home):
+    child = start(home, "undisturbed", "train")
+    child.communicate(timeout=200)
+    assert child.returncode == 0
+    return state_of(home, "undisturbed")
+
+
+@pytest.mark.parametrize(
+    ("kill", "how"),
+    [(Kill("driver", "train", 3, 0.1), "resumed"), (Kill("spot", "train", 2, 0.05), "survived")],
+    ids=["driver-while-drafting", "spot-while-drafting"],
+)
+def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how):
+    assert undisturbed
+    run_id = f"killed-{kill.victim}"
+    assert disturb(home, kill, run_id).how == how
+    assert state_of(home, run_id) == undisturbed
+    assert RunStore(Home(home)).run(run_id).status == "finished"

@@ -11,7 +11,7 @@ from storage.config import RunConfig
 from storage.config_loading import PRESETS, differences, list_presets, load_config
 from storage.errors import ConfigurationError
 
-PRESET_NAMES = ["glyphs", "glyphs-sparse", "shapes", "shapes-sparse", "smoke"]
+PRESET_NAMES = ["glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke"]
 
 
 def refusal(

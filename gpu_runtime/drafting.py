@@ -105,8 +105,8 @@ class Drafted:
 
     Attributes:
         candidates: judged drafts, in the order of their judgement.
-        device_s: time of all devices together.
-        full_drafts: what was judged, in full drafts.
+        device_s: device time of the batches that were finished.
+        full_drafts: what these batches have room for, in full drafts: a short one takes as long.
         returned: drafts that a lost worker held and that went back to the queue.
     """
 
@@ -131,6 +131,7 @@ class DraftingLoop:
         self._queue: PullQueue[DraftTask] = PullQueue((), bench.batch_size, lambda task: task.fidelity)
         self._busy: dict[Future[list[DraftImage] | None], tuple[Device, Lease[DraftTask]]] = {}
         self._tasks: list[DraftTask] = []
+        self._begun: dict[str, float] = {}
         # Calls that have ended, in that order; None is the window's word that it is over.
         self._ended: SimpleQueue[Future | None] = SimpleQueue()
         self._made = Drafted()
@@ -141,11 +142,11 @@ class DraftingLoop:
         Raises:
             RuntimeFailure: if a worker holds other weights than it should, or the trainer died.
         """
-        bench, began = self._bench, time.monotonic()
+        bench = self._bench
         if bench.window is not None:
             bench.window.on_end(lambda: self._ended.put(None))
         self._queue.add(first)
-        count = len(self._devices)
+        began = time.monotonic()
         try:
             while not self._over:
                 self._refill()
@@ -158,7 +159,6 @@ class DraftingLoop:
         finally:
             for device in self._devices:
                 bench.fleet.enter(device.name, "idle")
-        self._made.device_s = count * (time.monotonic() - began)
         self._made.returned = self._queue.returned
         return self._made
 
@@ -185,10 +185,13 @@ class DraftingLoop:
         for device in self._devices:
             if device.name in working:
                 continue
-            lease = self._queue.pull(device.name) if self._next_fits(elapsed_s) else None
+            # A device's first batch is always tried: what it takes is how forecasts come true again.
+            may_begin = device.name not in self._begun or self._next_fits(elapsed_s)
+            lease = self._queue.pull(device.name) if may_begin else None
             bench.fleet.enter(device.name, "explore" if lease else "idle")
             if lease is None:
                 continue
+            self._begun[device.name] = time.monotonic()
             requests = [task.request for task in lease.requests]
             until = preview_step(lease.requests[0].fidelity)
             call = device.actor.call("begin_drafts", bench.weights_key, requests, until, CHUNK_STEPS)
@@ -197,11 +200,13 @@ class DraftingLoop:
             call.add_done_callback(self._ended.put)
 
     def _next_fits(self, elapsed_s: float) -> bool:
-        """Whether the next batch can end in the window; a short one takes as long as a full one."""
+        """Whether the next batch can end in the window."""
         following = self._queue.following
-        if following is None:
-            return False
-        return self._bench.fits(elapsed_s, self._bench.batch_size * self._bench.cost[following.fidelity])
+        return following is not None and self._bench.fits(elapsed_s, self._cost_of_batch(following))
+
+    def _cost_of_batch(self, task: DraftTask) -> float:
+        """In full drafts; a short batch takes as long as a full one."""
+        return self._bench.batch_size * self._bench.cost[task.fidelity]
 
     def _wait_for(
         self, call: Future[list[DraftImage] | None], device: Device, lease: Lease[DraftTask]
@@ -230,6 +235,8 @@ class DraftingLoop:
         if images is None:
             self._wait_for(device.actor.call("advance_drafts", CHUNK_STEPS), device, lease)
             return
+        self._made.device_s += time.monotonic() - self._begun[device.name]
+        self._made.full_drafts += self._cost_of_batch(lease.requests[0])
         image_of = {image.request: image.image_HWC for image in images}
         for task in self._queue.deliver(lease):
             prompt = self._bench.prompts[task.request.prompt_id]
@@ -259,5 +266,4 @@ class DraftingLoop:
                 round=task.round,
             )
             self._made.candidates.append(candidate)
-            self._made.full_drafts += self._bench.cost[task.fidelity]
             self._source.judged(candidate)

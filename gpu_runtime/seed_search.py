@@ -1,12 +1,13 @@
 """The search for seeds on live devices: when to draft, on which of them, and what follows.
 
-`SeedExplorer` decides and learns, `DraftingLoop` drafts and judges; this file brings them together,
-window by window. `explore` may run in a thread of its own beside training; all else is called while
-it does not, so that what the explorer has learned has one writer at a time.
+`SeedExplorer` decides and learns, `DraftingLoop` drafts and judges. `in_window` may run in a thread of
+its own beside training; all else but the window's end is called while it does not, so that what the
+explorer has learned has one writer at a time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -146,7 +147,7 @@ class SeedSearch:
             budget = self._explorer.forecast.budget(len(devices))
             if budget is not None:
                 # The monitor's drafts take their share of the window.
-                budget = max(0.0, budget - sum(self._cost[task.fidelity] for task in rescores))
+                budget = max(0.0, budget - self._cost_of(rescores))
         planner = self._explorer.begin(iteration, budget)
         bench = self._bench(devices, window.weights_key, window, self._settings.stop_with_training)
         made = self._draft(bench, iteration, planner, window.policy_version, rescores)
@@ -158,11 +159,7 @@ class SeedSearch:
         return self._finish(iteration, planner, made)
 
     def on_all_devices(self, iteration: int, weights: Weights, policy_version: int) -> SeedPlan:
-        """Choose seeds with these weights on every device, the trainer too, while nothing else goes on.
-
-        Raises:
-            RuntimeFailure: if the trainer died.
-        """
+        """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
         self._fleet.prepare(weights)
         budget: float | None = self._settings.drafts or None
         if budget is None and self._settings.strategy == "stale":
@@ -195,9 +192,9 @@ class SeedSearch:
         verdict = self._explorer.review(plan, window.rescored, rolled)
         if verdict is None:
             return SeedReview(figures, window.rescored, next_plan)
-        found = verdict.agreement
-        ranks = {"spearman": found.spearman, "kendall": found.kendall, "kept_overlap": found.kept_overlap}
-        figures |= {name: value for name, value in ranks.items() if value is not None}
+        for name in ("spearman", "kendall", "kept_overlap"):
+            if (value := getattr(verdict.agreement, name)) is not None:
+                figures[name] = value
         if not verdict.trusted and next_plan is not None:
             if self._settings.when_stale == "redraft":
                 next_plan = replace(next_plan, refused=True)
@@ -219,6 +216,12 @@ class SeedSearch:
         if drawn_by <= {window.policy_version}:
             return []
         return self._explorer.monitored(window.plan)
+
+    def _cost_of(self, tasks: Sequence[DraftTask]) -> float:
+        """In full drafts, with the rows that fill up their batches."""
+        size = self._config.sampling.batch_size
+        counts = Counter(task.fidelity for task in tasks)
+        return sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
 
     def _bench(self, devices: list[Device], key: str, window: TrainingWindow | None, stops: bool) -> Bench:
         bench = Bench(
@@ -268,11 +271,11 @@ class SeedSearch:
         if self._said_no_device:
             return ()
         self._said_no_device = True
-        message = (
+        return ((
+            "exploration",
             f"no device beside the trainer holds the weights to draft seeds with for iteration {iteration}: "
-            "its seeds are plain. Devices that were lost draft again once their replacements have loaded"
-        )
-        return (("exploration", message),)
+            "its seeds are plain. Devices that were lost draft again once their replacements have loaded",
+        ),)  # fmt: skip
 
 
 class _Planned:

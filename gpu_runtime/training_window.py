@@ -22,7 +22,8 @@ class TrainingWindow:
     Attributes:
         train_s: how long the training steps took; None until they are done.
         rescored: drafts of `plan` scored again with the rollout's weights.
-        device_s, full_drafts: device time spent on drafts, and what was got for it, in full drafts.
+        device_s, full_drafts: device time of the batches of drafts that were finished, and what they have
+            room for, in full drafts.
     """
 
     def __init__(self, plan: SeedPlan, weights_key: str, policy_version: int) -> None:

@@ -22,7 +22,7 @@ class WindowForecast:
         self._train_s = [*self._train_s, train_s][-_MEMORY:]
 
     def add_drafts(self, device_s: float, full_drafts: float) -> None:
-        """Drafts worth `full_drafts` full ones took so many device-seconds, judging included."""
+        """Batches with room for `full_drafts` full drafts took so many device-seconds."""
         if full_drafts > 0 and device_s > 0:
             self._draft_s = [*self._draft_s, device_s / full_drafts][-_MEMORY:]
 

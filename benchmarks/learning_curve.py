@@ -110,9 +110,6 @@ class LearningCurve:
                 self._evaluate(iteration)
         return self.curve
 
-    def _signal(self, score: Score) -> float:
-        return score.value if self.config.reward.signal == "graded" else float(score.exact)
-
     def _generate(
         self, kind: RequestKind, iteration: int, seeds: list[tuple[int, int]]
     ) -> tuple[list[GeneratedSample], list[Score], float]:
@@ -150,7 +147,7 @@ class LearningCurve:
 
     def _observe(self, planner: DraftPlanner, judged: list[tuple[Draft, Score]]) -> None:
         for draft, score in judged:
-            planner.observe(draft, None if score.error is not None else self._signal(score))
+            planner.observe(draft, None if score.error is not None else self._explorer.signal(score))
 
     def _roll_out(self, plan: SeedPlan) -> tuple[list[GeneratedSample], list[Score]]:
         start = time.perf_counter()
@@ -159,7 +156,7 @@ class LearningCurve:
         self.curve.rollout_s.append(time.perf_counter() - start - score_s)
         self.curve.score_s.append(score_s)
         self.curve.rollouts.append(len(samples))
-        signal = np.array([self._signal(score) for score in scores])
+        signal = np.array([self._explorer.signal(score) for score in scores])
         self.curve.reward.append(float(signal.mean()))
         self.curve.variance_rollout.append(float(signal.reshape(len(plan.seeds), -1).var(axis=1).mean()))
         return samples, scores
@@ -199,7 +196,9 @@ class LearningCurve:
         prompts = self._explorer.prompts(plan.iteration)
         seeds = [(prompt, seed) for prompt in prompts for seed in range(settings.candidates)]
         _, scores, _ = self._generate(RequestKind.EXPLORE, plan.iteration, seeds)
-        fresh = {identity: self._signal(score) for identity, score in zip(seeds, scores, strict=True)}
+        fresh = {
+            identity: self._explorer.signal(score) for identity, score in zip(seeds, scores, strict=True)
+        }
         pairs: dict[int, tuple[list[float], list[float]]] = {}
         for draft in plan.candidates:
             stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))

@@ -31,6 +31,9 @@ from storage.prompts import PromptRecord
 _IMAGES_A_CALL = 8
 """Half a rollout's: near the window's end an early answer is worth more than a cheap one."""
 
+_HEADROOM = 1.5
+"""Drafts planned for a window, over those that it is predicted to hold."""
+
 TaskOf = Callable[[int, Draft], DraftTask]
 """The task of a round's draft."""
 
@@ -179,7 +182,7 @@ class SeedSearch:
             scored: its rollout's scores.
             next_plan: drafted meanwhile for the next iteration; None where there is none yet.
         """
-        signal = {identity: self._signal(score) for identity, score in scored.items()}
+        signal = {identity: self._explorer.signal(score) for identity, score in scored.items()}
         judged = {identity: score for identity, score in scored.items() if score.error is None}
         figures = seed_figures(plan, signal, {identity: score.value for identity, score in judged.items()})
         window = self._window
@@ -188,8 +191,7 @@ class SeedSearch:
         if window.train_s is not None:
             self._explorer.forecast.add_window(window.train_s)
         self._explorer.forecast.add_drafts(window.device_s, window.full_drafts)
-        rolled = {identity: signal[identity] for identity in judged}
-        verdict = self._explorer.review(plan, window.rescored, rolled)
+        verdict = self._explorer.review(plan, window.rescored, judged)
         if verdict is None:
             return SeedReview(figures, window.rescored, next_plan)
         for name in ("spearman", "kendall", "kept_overlap"):
@@ -262,9 +264,6 @@ class SeedSearch:
             policy_version, prompt,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
-
-    def _signal(self, score: Score) -> float:
-        return score.value if self._config.reward.signal == "graded" else float(score.exact)
 
     def _no_device(self, iteration: int) -> tuple[tuple[str, str], ...]:
         """The note that nobody can draft, the first time."""

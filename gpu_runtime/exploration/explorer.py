@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,6 +24,26 @@ from storage.config import RunConfig
 
 MONITOR_ROUND = -1
 """The round of a candidate that the staleness monitor scored again."""
+
+_REVIEWS = 3
+"""Reviews that a verdict rests on: one prompt's ranks in one iteration are few."""
+
+_ENOUGH_PAIRS = 16
+"""Candidates compared in them before drafts are refused."""
+
+
+class Judgement(Protocol):
+    """What a scorer said of an image."""
+
+    @property
+    def value(self) -> float:
+        """The graded score, in [0, 1]."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether the image does all that its prompt asks."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,6 +81,7 @@ class SeedExplorer:
         self._history = ScoreHistory(self._settings.history_half_life)
         self._reliability = {name: DraftReliability() for name in (FULL, *self._cost)}
         self.forecast = WindowForecast()
+        self._ranks: list[tuple[int, float]] = []
 
     def prompts(self, iteration: int) -> list[int]:
         """The prompts to explore for an iteration; more than are kept where prompt_pool is above 1."""
@@ -135,47 +156,48 @@ class SeedExplorer:
         self,
         plan: SeedPlan,
         rescored: Iterable[Candidate],
-        rolled: Mapping[tuple[int, int], float],
+        rolled: Mapping[tuple[int, int], Judgement],
     ) -> Review | None:
         """Compare a plan's drafts with fresh scores of the same seeds.
 
         Args:
             plan: the iteration's plan.
             rescored: the judged drafts of `monitored`.
-            rolled: the rollout's score (what is learned from) by prompt and seed.
+            rolled: the rollout's judgements by prompt and seed, where there are any.
 
         Returns:
             None where there is nothing to compare.
         """
         again = [draft for draft in rescored if draft.error is None]
-        fresh = dict(rolled) | {
-            (draft.prompt_id, draft.seed_index): self.signal(draft)
-            for draft in again
-            if draft.fidelity == FULL
-        }
+        fresh: dict[tuple[int, int], Judgement] = dict(rolled)
+        fresh |= {(draft.prompt_id, draft.seed_index): draft for draft in again if draft.fidelity == FULL}
         monitored = {draft.prompt_id for draft in again}
         # The kept seeds alone are extremes, which correlate better than candidates do.
         drafts = [d for d in plan.candidates if d.error is None and d.prompt_id in monitored]
         pairs: dict[int, tuple[list[float], list[float]]] = {}
+        moved = False
         for draft in [*drafts, *(draft for draft in again if draft.fidelity != FULL)]:
-            identity = (draft.prompt_id, draft.seed_index)
-            if identity not in fresh:
+            now = fresh.get((draft.prompt_id, draft.seed_index))
+            if now is None:
                 continue
-            self._reliability[draft.fidelity].note(draft.prompt_id, self.signal(draft), fresh[identity])
+            before, after = self.signal(draft), self.signal(now)
+            self._reliability[draft.fidelity].note(draft.prompt_id, before, after)
             if draft.round != MONITOR_ROUND:
                 stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
-                stale_scores.append(self.signal(draft))
-                fresh_scores.append(fresh[identity])
+                stale_scores.append(before)
+                fresh_scores.append(after)
+                # The graded score shows a change long before an image turns from wrong to right.
+                moved = moved or draft.value != now.value
         for known in self._reliability.values():
             known.end_iteration()
         if not pairs:
             return None
         group = self._config.algorithm.group_size
-        return self._verdict(plan, compare(pairs, group, self._settings.criterion))
+        return self._verdict(plan, compare(pairs, group, self._settings.criterion), moved)
 
-    def signal(self, draft: Candidate) -> float:
+    def signal(self, judgement: Judgement) -> float:
         """What is learned from: the graded score, or 1 for an exact match."""
-        return draft.value if self._config.reward.signal == "graded" else float(draft.exact)
+        return judgement.value if self._config.reward.signal == "graded" else float(judgement.exact)
 
     def state(self) -> dict[str, Any]:
         """JSON values, for a checkpoint."""
@@ -183,6 +205,7 @@ class SeedExplorer:
             "history": self._history.state(),
             "reliability": {name: known.state() for name, known in self._reliability.items()},
             "forecast": self.forecast.state(),
+            "ranks": self._ranks,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -191,21 +214,25 @@ class SeedExplorer:
         for name, known in state["reliability"].items():
             self._reliability[name].restore(known)
         self.forecast.restore(state["forecast"])
+        self._ranks = [(pairs, spearman) for pairs, spearman in state["ranks"]]
 
-    def _verdict(self, plan: SeedPlan, agreement: Agreement) -> Review:
-        least, spearman = self._settings.min_spearman, agreement.spearman
-        if spearman is None:
+    def _verdict(self, plan: SeedPlan, agreement: Agreement, moved: bool) -> Review:
+        least = self._settings.min_spearman
+        if agreement.spearman is None:
             return Review(agreement, True, ())
+        self._ranks = [*self._ranks, (agreement.pairs, agreement.spearman)][-_REVIEWS:]
+        compared = sum(pairs for pairs, _ in self._ranks)
+        spearman = sum(pairs * found for pairs, found in self._ranks) / compared
         where = f"iteration {plan.iteration}: "
-        if spearman < least:
+        if spearman < least and compared >= _ENOUGH_PAIRS:
             follows = "drafted anew" if self._settings.when_stale == "redraft" else "replaced by plain ones"
             message = (
-                f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({agreement.pairs} drafts), "
+                f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({compared} drafts), "
                 f"below exploration.min_spearman={least:g}; the next seeds are {follows}. A lower learning "
                 "rate keeps ranks longer"
             )
             return Review(agreement, False, (("staleness", message),))
-        if agreement.identical:
+        if not moved and agreement.pairs >= _ENOUGH_PAIRS:
             message = (
                 f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be moving "
                 "the weights (look at the gradient's norm and the learning rate)"

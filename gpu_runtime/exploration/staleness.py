@@ -25,14 +25,12 @@ class Agreement:
         kendall: tau-b, in [-1, 1]; None where nothing differs.
         kept_overlap: share of the kept seeds that fresh scores would keep too; None where no prompt
             has more candidates than are kept.
-        identical: every pair is equal to the bit.
     """
 
     pairs: int
     spearman: float | None
     kendall: float | None
     kept_overlap: float | None
-    identical: bool
 
 
 Pairs = Mapping[int, tuple[Sequence[float], Sequence[float]]]
@@ -60,7 +58,6 @@ def compare(pairs: Pairs, group_size: int, criterion: Criterion = "variance") ->
         spearman=_correlation(ranks),
         kendall=_correlation(signs),
         kept_overlap=float(np.mean(overlaps)) if overlaps else None,
-        identical=all(np.array_equal(stale, fresh) for stale, fresh in arrays),
     )
 
 

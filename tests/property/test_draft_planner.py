@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ from gpu_runtime.exploration.selection import max_variance_subset
 GROUP, CANDIDATES, PROMPTS = 8, 48, 16
 
 
-def captured(allocation: str, graded: bool, iterations: int = 24) -> np.ndarray:
+def captured(allocation: Literal["bandit", "uniform"], graded: bool, iterations: int = 16) -> np.ndarray:
     """Share of the oracle's variance by iteration, at half of all candidates, over skewed success rates."""
     generator = np.random.default_rng(3)
     rates = generator.beta(0.4, 2.2, 48)

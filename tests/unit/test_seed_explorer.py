@@ -12,6 +12,7 @@ from gpu_runtime.exploration.explorer import MONITOR_ROUND, SeedExplorer
 from gpu_runtime.exploration.fidelity import evaluations_of, preview_step
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.exploration.window import WindowForecast
+from gpu_runtime.rewards.protocol import Score
 from storage.config import RunConfig
 
 
@@ -49,8 +50,10 @@ def rescored(plan: SeedPlan, explorer: SeedExplorer, score) -> list[Candidate]:
     ]
 
 
-def rolled(plan: SeedPlan, score) -> dict[tuple[int, int], float]:
-    return {(p, s): score(p, s) for p, seeds in plan.seeds.items() for s in seeds}
+def rolled(plan: SeedPlan, score) -> dict[tuple[int, int], Score]:
+    return {
+        (p, s): Score(score(p, s), score(p, s) == 1, "") for p, seeds in plan.seeds.items() for s in seeds
+    }
 
 
 def rising(prompt: int, seed: int) -> float:
@@ -98,7 +101,7 @@ def test_the_monitor_scores_again_what_the_rollout_does_not():
 
 @pytest.mark.parametrize(("now", "trusted", "spearman"), [(rising, True, 1.0), (falling, False, -1.0)])
 def test_ranks_that_turn_round_are_not_trusted(now, trusted, spearman):
-    explorer = SeedExplorer(make_config(), [4, 5])
+    explorer = SeedExplorer(make_config(monitor_prompts=2), [4, 5])
     plan = explore(explorer, 3, rising)
     review = explorer.review(plan, rescored(plan, explorer, now), rolled(plan, now))
     assert review is not None
@@ -119,6 +122,29 @@ def test_ranks_that_mostly_hold_need_no_word():
     assert review is not None
     assert review.notes == ()
     assert 0.9 < (review.agreement.spearman or 0) < 1
+
+
+def test_a_few_ranks_that_turn_round_refuse_nothing():
+    explorer = SeedExplorer(make_config(monitor_prompts=1), [4, 5])
+    plan = explore(explorer, 3, rising)
+    reviews = [
+        explorer.review(plan, rescored(plan, explorer, falling), rolled(plan, falling)) for _ in range(2)
+    ]
+    # Eight candidates of one prompt are too few; with those of the next review they are enough.
+    assert [review.trusted for review in reviews if review] == [True, False]
+
+
+def test_equal_exact_matches_are_no_sign_of_weights_that_stand_still():
+    config = make_config(monitor_prompts=2).model_dump() | {"reward": {"signal": "exact"}}
+    explorer = SeedExplorer(RunConfig.model_validate(config), [4, 5])
+    plan = explore(explorer, 3, lambda p, s: 1.0 if s == 5 else s / 10)
+
+    def moved(prompt: int, seed: int) -> float:
+        return 1.0 if seed == 5 else seed / 10 + 0.01
+
+    review = explorer.review(plan, rescored(plan, explorer, moved), rolled(plan, moved))
+    assert review is not None
+    assert (review.agreement.spearman, review.notes) == (pytest.approx(1.0), ())
 
 
 def test_without_a_monitor_there_is_nothing_to_review():

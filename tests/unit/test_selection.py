@@ -38,9 +38,12 @@ def test_deviation_of_an_even_pool_takes_the_first_seeds():
 
 def test_the_best_spread_is_that_of_the_selected_group():
     scores = np.array([[0, 0.25, 1, 0.5, 0.5, 0.1], [0, 0, 0, 0, 0, 1]])
-    for criterion, choose in (("variance", max_variance_subset), ("deviation", max_deviation_subset)):
-        single = [choose(row, 3).spread for row in scores]
-        assert max_spread(scores, 3, criterion) == pytest.approx(single)
+    assert max_spread(scores, 3, "variance") == pytest.approx(
+        [max_variance_subset(r, 3).spread for r in scores]
+    )
+    assert max_spread(scores, 3, "deviation") == pytest.approx(
+        [max_deviation_subset(r, 3).spread for r in scores]
+    )
 
 
 @pytest.mark.parametrize(("scores", "size"), [([0.1], 2), ([], 1), ([0.1, 0.2], 0)])

@@ -17,7 +17,6 @@ def test_one_prompt_without_ties_by_hand():
     assert found.pairs == 4
     # Stale scores keep the first and the last; fresh ones the second and the third.
     assert found.kept_overlap == 0.0
-    assert not found.identical
 
 
 @pytest.mark.parametrize("levels", [2, 5, 1000])
@@ -26,8 +25,8 @@ def test_one_prompt_is_what_scipy_says(levels):
     stale = generator.integers(levels, size=30) / levels
     fresh = np.clip(stale + generator.normal(0, 0.2, 30), 0, 1).round(3)
     found = compare({7: (stale, fresh)}, 8)
-    assert found.spearman == pytest.approx(spearmanr(stale, fresh).statistic)
-    assert found.kendall == pytest.approx(kendalltau(stale, fresh).statistic)
+    assert found.spearman == pytest.approx(spearmanr(stale, fresh)[0])
+    assert found.kendall == pytest.approx(kendalltau(stale, fresh)[0])
 
 
 def test_prompts_of_different_difficulty_do_not_look_alike():
@@ -46,7 +45,7 @@ def test_a_prompt_whose_scores_are_all_equal_says_nothing():
 
 def test_nothing_moved():
     found = compare({0: ([0.0, 1.0, 0.5], [0.0, 1.0, 0.5])}, 2)
-    assert (found.identical, found.spearman, found.kept_overlap) == (True, pytest.approx(1.0), 1.0)
+    assert (found.spearman, found.kept_overlap) == (pytest.approx(1.0), 1.0)
 
 
 def test_as_many_candidates_as_are_kept_say_nothing_of_the_choice():

@@ -59,34 +59,60 @@ class Arm:
 PRESETS = {"ocr": "glyphs-stale", "shapes": "shapes-stale"}
 """The preset that Spotlight is run with; `stale` is that preset as it is."""
 
-PLAIN = ("exploration.strategy=plain",)
-PAPER = ("exploration.criterion=variance", "exploration.baseline=group", "exploration.prompt_pool=1")
+DRAFTS = 448
+"""Drafts an iteration of every arm that explores but the oracle: what the training window of a large
+transformer holds, see docs/measurements.md."""
+
+EVALUATE = ("evaluation.images_per_prompt=5",)
+"""Held-out images of a prompt: 480, or 640 of glyphs."""
+
+PLAIN = (
+    "exploration.strategy=plain",
+    "algorithm.prompts_per_iteration=32",
+    "algorithm.group_size=4",
+    "algorithm.advantage_std=group",
+    "algorithm.updates_per_iteration=2",
+    "optimizer.learning_rate=2e-4",
+)
+"""Flow-GRPO at the group shape and learning rate that are best for it; see docs/measurements.md."""
+
+PAPER = (
+    *PLAIN,
+    "exploration.strategy=stale",
+    "exploration.criterion=variance",
+    "exploration.baseline=group",
+    "exploration.prompt_pool=1",
+    "exploration.candidates=28",
+)
+"""Plain, with groups of maximum variance; half of all candidates are drafted."""
+
 ARMS = {
     "plain": Arm(PLAIN, 1.0),
     "stale": Arm((), 0.4),
     "fresh": Arm(("exploration.strategy=fresh",), 0.4),
     "stale_uniform": Arm(("exploration.allocation=uniform",), 0.4),
-    "stale_variance": Arm(PAPER, 0.4),
+    "stale_variance": Arm(PAPER, 0.6),
+    "variance_uniform": Arm((*PAPER, "exploration.allocation=uniform"), 0.6),
     "oracle": Arm(("exploration.strategy=fresh", "exploration.drafts=0"), 0.4),
-    "larger_batch": Arm(PLAIN, 0.5),
+    "larger_batch": Arm((), 0.5),
 }
 
 
 def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
     """The configuration of a curve."""
-    stale = load_config(PRESETS[task], [], {})
-    extra = list(ARMS[arm].settings)
-    if arm in ("plain", "larger_batch"):
-        # Plain Flow-GRPO at the learning rate that is best for it; see docs/measurements.md.
-        extra.append(f"optimizer.learning_rate={PLAIN_LEARNING_RATE[task]}")
+    settings = [f"seed={run_seed}", *EVALUATE, f"exploration.drafts={DRAFTS}", *ARMS[arm].settings]
     if arm == "larger_batch":
-        samples = stale.algorithm.prompts_per_iteration * stale.algorithm.group_size
-        group = round(stale.algorithm.group_size * (samples + stale.exploration.drafts) / samples)
-        extra.append(f"algorithm.group_size={group}")
-    return load_config(PRESETS[task], [f"seed={run_seed}", *extra], {})
-
-
-PLAIN_LEARNING_RATE = {"ocr": 1e-4, "shapes": 1e-4}
+        # As many images an iteration as stale makes, all trained on, at stale's learning rate.
+        stale = load_config(PRESETS[task], [], {})
+        images = stale.algorithm.prompts_per_iteration * stale.algorithm.group_size + DRAFTS
+        rates = (stale.optimizer.learning_rate, stale.algorithm.updates_per_iteration)
+        settings += [
+            *PLAIN,
+            f"algorithm.group_size={images // 32}",
+            f"optimizer.learning_rate={rates[0]}",
+            f"algorithm.updates_per_iteration={rates[1]}",
+        ]
+    return load_config(PRESETS[task], settings, {})
 
 
 def make_curve(config_json: str, iterations: int, every: int, measure: int) -> dict[str, Any]:
@@ -186,16 +212,17 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve], iterations: int) 
         "run_seeds": len(by_arm["plain"]),
         "speedup": _ratio(arms, "iterations_to_target"),
         "modelled_speedup": _ratio(arms, "modelled_time_to_target"),
-        "captured_gain": captured_gain(by_arm),
+        "captured_gain": captured_gain(by_arm, "stale", "stale_uniform"),
+        "captured_gain_variance": captured_gain(by_arm, "stale_variance", "variance_uniform"),
         "fleet": {"reserved": FLEET.reserved, "spot": FLEET.spot, "rule": FLEET.critical_path_s.__doc__},
         "arms": arms,
     }
 
 
-def captured_gain(by_arm: dict[str, list[Curve]]) -> dict[str, float] | None:
-    """Share of the oracle's spread: bandit minus uniform, with a 95 % interval over measurements."""
-    bandit = [value for curve in by_arm.get("stale", []) for value in curve.captured]
-    uniform = [value for curve in by_arm.get("stale_uniform", []) for value in curve.captured]
+def captured_gain(by_arm: dict[str, list[Curve]], one: str, other: str) -> dict[str, float] | None:
+    """Share of the oracle's spread: one arm minus another, with a 95 % interval over measurements."""
+    bandit = [value for curve in by_arm.get(one, []) for value in curve.captured]
+    uniform = [value for curve in by_arm.get(other, []) for value in curve.captured]
     if len(bandit) < 2 or len(uniform) < 2:
         return None
     error = (statistics.variance(bandit) / len(bandit) + statistics.variance(uniform) / len(uniform)) ** 0.5

@@ -6,6 +6,7 @@ python -m gpu_runtime.embedded_tasks.prompt_files
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +18,10 @@ GLYPHS_TRAIN = 1024
 GLYPHS_EVALUATE = 128
 SHAPES_TRAIN_PER_TAG = 48
 SHAPES_EVALUATE_PER_TAG = 24
+BINDING_TRAIN = 384
+BINDING_EVALUATE = 96
+"""Prompts of attribute binding alone (`color_attr`), the tag that `embedded:shapes` fails most: what a
+model is post-trained on that is good at all else."""
 
 
 def glyph_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
@@ -28,7 +33,7 @@ def glyph_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
     return list(lines)
 
 
-def shape_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
+def shape_lines(per_tag: int, *, held_out: bool, seed: int, tags: Sequence[str] = TAGS) -> list[str]:
     """Draw `per_tag` rows of each tag, mixed; a tag with fewer rows than that repeats them.
 
     Repetition keeps the tags in balance. A row that comes twice has two prompt ids, and so noise
@@ -37,7 +42,7 @@ def shape_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
     rng = np.random.default_rng(seed)
     task = ShapesTask()
     lines: list[str] = []
-    for tag in TAGS:
+    for tag in tags:
         distinct: dict[str, None] = {}
         for _ in range(4000):  # far beyond the 500 rows of the largest tag
             if len(distinct) == per_tag:
@@ -55,6 +60,12 @@ def built_in_files() -> dict[str, str]:
         "glyphs-evaluate.txt": glyph_lines(GLYPHS_EVALUATE, held_out=True, seed=2),
         "shapes-train.jsonl": shape_lines(SHAPES_TRAIN_PER_TAG, held_out=False, seed=3),
         "shapes-evaluate.jsonl": shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4),
+        "shapes-binding-train.jsonl": shape_lines(
+            BINDING_TRAIN, held_out=False, seed=5, tags=("color_attr",)
+        ),
+        "shapes-binding-evaluate.jsonl": shape_lines(
+            BINDING_EVALUATE, held_out=True, seed=6, tags=("color_attr",)
+        ),
     }
     return {name: "\n".join(lines) + "\n" for name, lines in files.items()}
 

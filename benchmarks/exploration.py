@@ -33,7 +33,6 @@ from benchmarks.report import add_keep_option, finish
 from storage.config import RunConfig
 from storage.config_loading import load_config
 
-PROCESSES = 2
 LAST = 3
 """Evaluations that a curve's end is the mean of."""
 
@@ -123,11 +122,11 @@ def make_curve(config_json: str, iterations: int, every: int, measure: int) -> d
 
 
 def run_arms(
-    store: CurveStore, wanted: list[tuple[str, int, RunConfig, int]], every: int, measure: int
+    store: CurveStore, wanted: list[tuple[str, int, RunConfig, int]], every: int, measure: int, processes: int
 ) -> dict[tuple[str, int], Curve]:
     """All curves, some at a time; those that were kept by an interrupted run are not made again."""
     curves: dict[tuple[str, int], Curve] = {}
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = {}
         for arm, run_seed, config, iterations in wanted:
             kept = store.load(arm, config, iterations, every)
@@ -257,8 +256,9 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=sorted(PRESETS), required=True)
     parser.add_argument("--seeds", type=int, default=3, help="run seeds of each arm")
-    parser.add_argument("--iterations", type=int, default=100, help="of plain; the other arms need fewer")
+    parser.add_argument("--iterations", type=int, default=80, help="of plain; the other arms need fewer")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(ARMS))
+    parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed and a fifth of the iterations")
     add_keep_option(parser)
     arguments = parser.parse_args()
@@ -272,7 +272,7 @@ def main() -> None:
         for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):
             length = -(-round(iterations * ARMS[arm].length) // every) * every
             wanted.append((arm, run_seed, arm_config(arguments.task, arm, run_seed), length))
-    curves = run_arms(store, wanted, every, measure=8)
+    curves = run_arms(store, wanted, every, measure=8, processes=arguments.processes)
     figures = summarise(arguments.task, curves, iterations)
     finish(f"exploration-{arguments.task}", figures, arguments.keep, module="exploration")
 

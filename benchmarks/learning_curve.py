@@ -38,7 +38,8 @@ class Curve:
     Attributes:
         iterations, score, exact: held-out evaluations and the iterations that they follow.
         spearman, kept_overlap, captured: where the whole pool was judged with fresh weights too.
-        rollout_s, score_s, explore_s, train_s: seconds on one core, one entry an iteration.
+        rollout_s, score_s, explore_s, train_s: CPU seconds of one core, one entry an iteration; other work on
+            the machine does not count.
         drafts, rollouts: how many, one entry an iteration.
         reward: mean of what is learned from, one entry an iteration.
         variance_rollout: mean variance of the groups that were trained on.
@@ -119,13 +120,13 @@ class LearningCurve:
             for prompt, seed in seeds
         ]
         samples = self._worker.generate("own", requests)
-        start = time.perf_counter()
+        start = time.process_time()
         prompts = [self._by_id[prompt] for prompt, _ in seeds]
         scores = score_each(self._scorer, [sample.image_HWC for sample in samples], prompts)
-        return samples, scores, time.perf_counter() - start
+        return samples, scores, time.process_time() - start
 
     def _explore(self, iteration: int) -> SeedPlan:
-        start = time.perf_counter()
+        start = time.process_time()
         planner = self._explorer.begin(iteration, self.config.exploration.drafts or None)
         made: list[Candidate] = []
         waiting: list[tuple[Draft, Score]] = []
@@ -141,7 +142,7 @@ class LearningCurve:
             ]
         self._observe(planner, waiting)
         plan = self._explorer.finish(iteration, planner, made)
-        self.curve.explore_s[-1] += time.perf_counter() - start
+        self.curve.explore_s[-1] += time.process_time() - start
         self.curve.drafts.append(len(made))
         return plan
 
@@ -150,10 +151,10 @@ class LearningCurve:
             planner.observe(draft, None if score.error is not None else self._explorer.signal(score))
 
     def _roll_out(self, plan: SeedPlan) -> tuple[list[GeneratedSample], list[Score]]:
-        start = time.perf_counter()
+        start = time.process_time()
         seeds = [(prompt, seed) for prompt, chosen in sorted(plan.seeds.items()) for seed in chosen]
         samples, scores, score_s = self._generate(RequestKind.ROLLOUT, plan.iteration, seeds)
-        self.curve.rollout_s.append(time.perf_counter() - start - score_s)
+        self.curve.rollout_s.append(time.process_time() - start - score_s)
         self.curve.score_s.append(score_s)
         self.curve.rollouts.append(len(samples))
         signal = np.array([self._explorer.signal(score) for score in scores])
@@ -162,11 +163,11 @@ class LearningCurve:
         return samples, scores
 
     def _train(self, plan: SeedPlan, samples: list[GeneratedSample], scores: list[Score]) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         advantages, kept = training_samples(samples, scores, self.config, plan.pool)
         self._worker.train(kept)
         self.curve.dropped.append(advantages.dropped)
-        self.curve.train_s.append(time.perf_counter() - start)
+        self.curve.train_s.append(time.process_time() - start)
 
     def _evaluate(self, iteration: int) -> None:
         if self.config.optimizer.ema_decay > 0 and iteration > 0:

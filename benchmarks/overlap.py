@@ -1,0 +1,130 @@
+"""What stale exploration adds to an iteration's critical path, from the run's own time line.
+
+Two live runs of one preset take turns, one `plain` and one that explores. The critical path of an
+iteration is rollout, reward, training, and what lies between the end of its training steps and the next
+rollout. Exploration can lengthen only the last: waiting for the drafting loop, choosing seeds, looking
+back on them. It is read from the devices' states (trainer's `train` to the first `rollout`), so evaluation
+is off. On a machine whose devices share cores, training itself slows down beside drafts; that is reported
+too, and is not the critical path of a fleet whose devices are its own.
+
+    python -m benchmarks.overlap [--quick] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.report import add_keep_option, finish
+from storage.database import Database
+from storage.home import Home
+
+_SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
+             "evaluation.every=0", "evaluation.prompts=1", "evaluation.images_per_prompt=1")  # fmt: skip
+
+_ITERATIONS = """
+    SELECT coalesce(max(value) FILTER (name = 'iteration_s'), 0),
+        coalesce(max(value) FILTER (name = 'train_s'), 0),
+        coalesce(max(value) FILTER (name = 'explore_wait_s'), 0),
+        coalesce((SELECT n.value FROM iteration_metrics n
+            WHERE n.iteration = m.iteration + 1 AND n.name = 'drafts'), 0),
+        (SELECT min(started_at) FROM worker_states w
+            WHERE w.iteration = m.iteration + 1 AND state = 'rollout')
+        - (SELECT max(ended_at) FROM worker_states w WHERE w.iteration = m.iteration AND state = 'train')
+    FROM iteration_metrics m GROUP BY iteration ORDER BY iteration
+"""
+_SPOT_IDLE = """
+    SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
+    FROM worker_states WHERE market = 'spot' AND phase = 'iteration'
+        AND iteration > 1 AND iteration < (SELECT max(iteration) FROM iterations)
+"""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds of a run, one entry an iteration that has one before and one after it.
+
+    Attributes:
+        iteration_s, train_s: of the iteration and of its training phase.
+        between_s: from the end of the training steps to the first rollout of the next iteration.
+        wait_s: that the flow waited for exploration once training had ended.
+        drafts: judged in the window.
+        spot_idle: share of the spot devices' time.
+    """
+
+    iteration_s: list[float]
+    train_s: list[float]
+    between_s: list[float]
+    wait_s: list[float]
+    drafts: list[float]
+    spot_idle: float
+
+
+def measure(preset: str, iterations: int, strategy: str) -> Timings:
+    """Run it and read its time line."""
+    values = (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS)
+    sets = [item for value in values for item in ("--set", value)]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "flows.command_line", "train", "--preset", preset,
+             "--run-id", "overlap", *sets],
+            check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
+        )  # fmt: skip
+        with Database(Home(Path(folder)).database).reading() as connection:
+            rows = connection.execute(_ITERATIONS).fetchall()
+            idle = connection.execute(_SPOT_IDLE).fetchone()
+    # The first window has no forecast yet, and the last iteration nothing to explore for.
+    iteration_s, train_s, wait_s, drafts, between_s = (
+        list(column) for column in zip(*rows[1:-1], strict=True)
+    )
+    assert idle is not None
+    return Timings(iteration_s, train_s, between_s, wait_s, drafts, idle[0])
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--preset", default="shapes-stale")
+    parser.add_argument("--quick", action="store_true", help="one turn of 6 iterations instead of two of 12")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    turns, iterations = (1, 6) if arguments.quick else (2, 12)
+    runs: dict[str, list[Timings]] = {"plain": [], "stale": []}
+    for _ in range(turns):
+        for strategy, members in runs.items():
+            members.append(measure(arguments.preset, iterations, strategy))
+
+    def median(strategy: str, name: str) -> float:
+        return statistics.median(value for run in runs[strategy] for value in getattr(run, name))
+
+    iteration_s = median("plain", "iteration_s")
+    added_s = median("stale", "between_s") - median("plain", "between_s")
+    waits = [value for run in runs["stale"] for value in run.wait_s]
+    figures = {
+        "added_s": added_s,
+        "added_share": added_s / iteration_s,
+        "explore_wait_s_median": statistics.median(waits),
+        "explore_wait_s_max": max(waits),
+        "iteration_s_plain": iteration_s,
+        "iteration_s_stale": median("stale", "iteration_s"),
+        "train_s_plain": median("plain", "train_s"),
+        "train_s_stale": median("stale", "train_s"),
+        "drafts_per_window": median("stale", "drafts"),
+        "spot_idle_plain": statistics.fmean(run.spot_idle for run in runs["plain"]),
+        "spot_idle_stale": statistics.fmean(run.spot_idle for run in runs["stale"]),
+        "iterations_measured": len(waits),
+        "preset": arguments.preset,
+    }
+    finish("overlap", figures, arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from benchmarks.learning_curve import Curve
 from storage.config import RunConfig
-from storage.environment import environment
 from storage.home import Home
 
 
@@ -19,25 +18,36 @@ class CurveStore:
 
     Attributes:
         name: the benchmark's.
+        commit: of the code, read once at the start: workers run the code of that moment.
     """
 
     name: str
+    commit: str
 
     def load(self, arm: str, config: RunConfig, iterations: int, every: int) -> Curve | None:
         """A kept curve; None where there is none."""
+        if self._unknown:
+            return None
         path = self._path(arm, config, iterations, every)
         return Curve(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
     def save(self, arm: str, config: RunConfig, iterations: int, every: int, curve: Curve) -> None:
         """Keep a curve; a half-written one is never found."""
+        if self._unknown:
+            return
         path = self._path(arm, config, iterations, every)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".writing")
         draft.write_text(json.dumps(curve.to_json()), encoding="utf-8")
         draft.replace(path)
 
+    @property
+    def _unknown(self) -> bool:
+        """Nobody can say later what code a changed working tree held."""
+        return self.commit == "unknown" or self.commit.endswith("-dirty")
+
     def _path(self, arm: str, config: RunConfig, iterations: int, every: int) -> Path:
-        identity = f"{environment()['commit']}|{config.model_dump_json()}|{iterations}|{every}"
+        identity = f"{self.commit}|{config.model_dump_json()}|{iterations}|{every}"
         digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
         folder = Home.from_environment().ensure().path / "benchmarks" / self.name
         return folder / f"{arm}-{config.seed}-{digest}.json"

@@ -2,7 +2,8 @@
 
     python -m benchmarks.exploration --task shapes [--quick] [--keep]
 
-Arms: `plain` (G seeds of each prompt), `fresh` (drafts with current weights, on the critical path), `stale`
+Arms: `plain` (G seeds of each prompt, at its own best settings), `plain_same` (stale's settings, without
+exploration), `fresh` (drafts with current weights, on the critical path), `stale`
 (drafts with the previous iteration's weights, beside training: Spotlight), `stale_uniform` (without the
 bandit), `stale_variance` (the paper's selection: the group of maximum variance, advantages within it, no
 larger pool of prompts), `oracle` (every candidate judged with current weights) and `larger_batch` (plain,
@@ -32,6 +33,7 @@ from benchmarks.learning_curve import Curve, LearningCurve, ModelledFleet
 from benchmarks.report import add_keep_option, finish
 from storage.config import RunConfig
 from storage.config_loading import load_config
+from storage.environment import environment
 
 LAST = 3
 """Evaluations that a curve's end is the mean of."""
@@ -73,7 +75,7 @@ PLAIN = (
     "algorithm.updates_per_iteration=2",
     "optimizer.learning_rate=2e-4",
 )
-"""Flow-GRPO at the group shape and learning rate that are best for it; see docs/measurements.md."""
+"""Flow-GRPO at the best of the group shapes and learning rates that were tried; see docs/measurements.md."""
 
 PAPER = (
     *PLAIN,
@@ -87,12 +89,15 @@ PAPER = (
 
 ARMS = {
     "plain": Arm(PLAIN, 1.0),
+    "plain_same": Arm(("exploration.strategy=plain",), 0.4),
     "stale": Arm((), 0.4),
     "fresh": Arm(("exploration.strategy=fresh",), 0.4),
     "stale_uniform": Arm(("exploration.allocation=uniform",), 0.4),
     "stale_variance": Arm(PAPER, 0.6),
     "variance_uniform": Arm((*PAPER, "exploration.allocation=uniform"), 0.6),
-    "oracle": Arm(("exploration.strategy=fresh", "exploration.drafts=0"), 0.4),
+    "oracle": Arm(
+        ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 0.4
+    ),
     "larger_batch": Arm((), 0.5),
 }
 
@@ -266,7 +271,7 @@ def main() -> None:
     if arguments.quick:
         seeds, iterations = 1, 20
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    store = CurveStore(f"exploration-{arguments.task}")
+    store = CurveStore(f"exploration-{arguments.task}", environment()["commit"])
     wanted = []
     for run_seed in range(seeds):
         for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):

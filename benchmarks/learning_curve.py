@@ -215,7 +215,7 @@ class LearningCurve:
             pool = np.array([fresh[prompt, seed] for seed in range(settings.candidates)])
             best.append(select(pool, group, settings.criterion).spread)
             if prompt in plan.seeds:
-                # Fallback seeds may lie beyond the candidates; they count as an average group.
+                # Seeds beyond the candidates that nobody tried are left out.
                 chosen = [seed for seed in plan.seeds[prompt] if seed < settings.candidates]
                 got += _spread(pool, chosen, settings.criterion)
         oracle = sum(sorted(best, reverse=True)[: self.config.algorithm.prompts_per_iteration])

@@ -149,8 +149,9 @@ class SeedSearch:
         if not budget:
             budget = self._explorer.forecast.budget(len(devices))
             if budget is not None:
-                # The monitor's drafts take their share of the window.
-                budget = max(0.0, budget - self._cost_of(rescores))
+                # The monitor's drafts take their share of the window. Beyond its predicted end drafts are
+                # planned too: it cuts them off anyway, and may be longer.
+                budget = max(0.0, _HEADROOM * budget - self._cost_of(rescores))
         planner = self._explorer.begin(iteration, budget)
         bench = self._bench(devices, window.weights_key, window, self._settings.stop_with_training)
         made = self._draft(bench, iteration, planner, window.policy_version, rescores)
@@ -168,7 +169,9 @@ class SeedSearch:
         if budget is None and self._settings.strategy == "stale":
             # In place of what a window would have held.
             spared = self._fleet.drafters(weights.key, with_trainer=False)
-            budget = self._explorer.forecast.budget(len(spared)) if spared else None
+            budget = self._explorer.forecast.budget(len(spared))
+            if not budget:
+                return self._explorer.plain(iteration)
         planner = self._explorer.begin(iteration, budget)
         devices = self._fleet.drafters(weights.key, with_trainer=True)
         bench = self._bench(devices, weights.key, None, False)
@@ -197,7 +200,7 @@ class SeedSearch:
         for name in ("spearman", "kendall", "kept_overlap"):
             if (value := getattr(verdict.agreement, name)) is not None:
                 figures[name] = value
-        if not verdict.trusted and next_plan is not None:
+        if not verdict.trusted and next_plan is not None and next_plan.candidates:
             if self._settings.when_stale == "redraft":
                 next_plan = replace(next_plan, refused=True)
             else:

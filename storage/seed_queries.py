@@ -34,7 +34,8 @@ def stale_and_fresh(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Da
         WITH drafts AS ({_DRAFTS}),
         rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM samples
             WHERE run_id = $run GROUP BY iteration),
-        rescores AS (SELECT * FROM candidates WHERE run_id = $run AND round = -1 AND error IS NULL
+        rescores AS (SELECT * FROM candidates
+            WHERE run_id = $run AND round = -1 AND fidelity = 'full' AND error IS NULL
             QUALIFY row_number() OVER (
                 PARTITION BY iteration, prompt_id, seed_index
                 ORDER BY fidelity = 'full' DESC, policy_version DESC, fidelity
@@ -67,7 +68,8 @@ def drafts_by_prompt(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.D
     return connection.execute(
         f"""
         WITH drafts AS ({_DRAFTS}),
-        seeds AS (SELECT iteration, prompt_id, count(*) AS seeds, avg(exact::INTEGER) AS success_share,
+        seeds AS (SELECT iteration, prompt_id, count(*) AS seeds,
+                avg(exact::INTEGER) FILTER (error IS NULL) AS success_share,
                 var_pop(score) FILTER (kept) AS kept_variance
             FROM drafts GROUP BY iteration, prompt_id),
         images AS (SELECT iteration, prompt_id, count(*) AS drafts FROM candidates

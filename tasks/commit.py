@@ -138,6 +138,7 @@ def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> l
     group = len(rolled.delivered) // rolled.prompt_count
     advantages = trained.advantages.value_PG.flatten().tolist()
     kept = trained.advantages.kept_P.repeat_interleave(group).tolist()
+    explored = rolled.plan.explored_score
     records = []
     for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
         request = delivered.sample.request
@@ -153,7 +154,7 @@ def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> l
                 detail=score.detail,
                 error=score.error,
                 seed_rank=rank[identity],
-                explored_score=rolled.plan.explored_score.get(identity),
+                explored_score=explored.get(identity),
                 advantage=advantages[place] if kept[place] else None,
                 worker=delivered.worker,
             )

@@ -32,6 +32,9 @@ _WORTHLESS = 2e-4
 """Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
 
 
+_LEAST_POOL = 4
+"""Judged drafts from which a prompt's mean score is taken for the policy's."""
+
 _ROUNDING = 1e-9
 """Budgets are sums of fractions."""
 
@@ -71,7 +74,7 @@ class PlannerSettings:
         prompts_kept: prompts to keep, P; more may be explored.
         candidates: most drafts of a prompt, N.
         budget: cost of all drafts together, in full drafts.
-        first_drafts: drafts of every prompt in the first round.
+        first_drafts: most drafts of every prompt in the first round.
         rounds: how many rounds the budget is divided into, roughly.
         allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
         criterion: what makes a group good; see `selection`.
@@ -93,8 +96,9 @@ class Choice:
 
     Attributes:
         seeds: of the kept prompts, G each.
-        spread: of the kept drafts, by the plan's criterion; 0 where too few were judged.
-        pool: mean and deviation of all judged drafts' scores, where there are any.
+        spread: of the kept drafts, by the plan's criterion; what is to be expected of seeds that nobody
+            tried where too few were judged.
+        pool: mean and deviation of all judged drafts' scores, where there are enough to tell them.
     """
 
     seeds: dict[int, tuple[int, ...]]
@@ -163,7 +167,7 @@ class DraftPlanner:
         if not self.can_plan:
             raise RuntimeError("the round before the last is not judged, or the plan is finished")
         if not self._rounds:
-            drafts = self._evenly(min(self._room, self.settings.first_drafts * len(self.prompts)))
+            drafts = self._evenly(min(self._room, self._first_round))
         elif self.settings.allocation == "uniform":
             drafts = self._evenly(min(self._room, self._round_size))
         else:
@@ -196,7 +200,7 @@ class DraftPlanner:
         for prompt in self.prompts:
             judged = self._judged(prompt, len(self._rounds))
             values = np.array([value for _, value in judged])
-            if len(judged):
+            if len(judged) >= max(group, _LEAST_POOL):
                 pool[prompt] = (float(values.mean()), float(values.std()))
             if len(judged) >= group:
                 chosen = select(values, group, self.settings.criterion)
@@ -206,7 +210,7 @@ class DraftPlanner:
                 tried = [seed for seed, _ in judged]
                 untried = range(self._issued[prompt], self._issued[prompt] + group - len(tried))
                 seeds[prompt] = tuple(sorted((*tried, *untried)))
-                spread[prompt] = 0.0
+                spread[prompt] = _Futures(self, prompt, len(self._rounds), 0).spread(0)
         # sorted() is stable: of equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         return Choice({prompt: seeds[prompt] for prompt in self.prompts if prompt in best}, spread, pool)
@@ -216,8 +220,14 @@ class DraftPlanner:
         return self.settings.budget - self.spent
 
     @property
+    def _first_round(self) -> float:
+        """A look at every prompt, but no more than two rounds' share: what is left can still be aimed."""
+        each = 2 * self._round_size / len(self.prompts)
+        return len(self.prompts) * max(1, min(self.settings.first_drafts, int(each)))
+
+    @property
     def _round_size(self) -> float:
-        return max(len(self.prompts), self.settings.budget / self.settings.rounds)
+        return max(1.0, self.settings.budget / self.settings.rounds)
 
     def _judged(self, prompt: int, rounds: int) -> list[tuple[int, float]]:
         """(seed, expected full score) of the prompt's judged drafts in the first `rounds` rounds."""
@@ -264,11 +274,7 @@ class DraftPlanner:
     def _bars(self) -> dict[int, float]:
         """The spread that each prompt has to exceed to count: another prompt's that it would oust."""
         complete = len(self._rounds) - 1
-        now = {}
-        for prompt in self.prompts:
-            values = np.array([value for _, value in self._judged(prompt, complete)])
-            enough = len(values) >= self.settings.group_size
-            now[prompt] = float(self._best_spread(values[None, :])[0]) if enough else 0.0
+        now = {prompt: _Futures(self, prompt, complete, 0).spread(0) for prompt in self.prompts}
         kept = self.settings.prompts_kept
         if kept >= len(self.prompts):
             return dict.fromkeys(self.prompts, 0.0)
@@ -280,29 +286,45 @@ class DraftPlanner:
     def _rates(self, prompt: int, bar: float) -> list[float]:
         """Expected gain of each further draft of a prompt, by draft, falling."""
         complete = len(self._rounds) - 1
-        judged = np.array([value for _, value in self._judged(prompt, complete)])
-        prediction = self._predictions[prompt]
-        values = np.concatenate([prediction.values, judged])
-        weights = np.concatenate([prediction.weights, np.ones(len(judged))])
-        settled = sum(d.prompt_id == prompt for issued in self._rounds[:complete] for d in issued.drafts)
-        pending = self._issued[prompt] - settled
         most = min(_LOOK_AHEAD[-1], self.settings.candidates - self._issued[prompt])
         if most <= 0:
             return []
-        generator = np.random.Generator(np.random.Philox([*self._key, len(self._rounds), prompt]))
-        group = self.settings.group_size
-        draws = generator.choice(values, (_FUTURES, pending + most + group), p=weights / weights.sum())
-        have = np.broadcast_to(judged, (_FUTURES, len(judged)))
-
-        def expected(further: int) -> float:
-            # Where there are fewer than a group, seeds that nobody tried fill it up.
-            drawn = max(pending + further, group - len(judged))
-            future = np.concatenate([have, draws[:, :drawn]], axis=1)
-            return float(np.maximum(self._best_spread(future), bar).mean())
-
+        settled = sum(d.prompt_id == prompt for issued in self._rounds[:complete] for d in issued.drafts)
+        pending = self._issued[prompt] - settled
+        futures = _Futures(self, prompt, complete, pending + most)
         ahead = [further for further in _LOOK_AHEAD if further <= most] or [most]
-        curve = {0: expected(0)} | {further: expected(further) for further in ahead}
+        curve = {further: futures.spread(pending + further, bar) for further in (0, *ahead)}
         return [rate * self._arm.reliability / self._arm.cost for rate in _falling_rates(curve)]
+
+
+class _Futures:
+    """What a prompt's drafts to come may score: random draws from what is known of it.
+
+    Args:
+        planner: whose prompt it is.
+        prompt: its prompt_id.
+        rounds: how many rounds' judgements are used.
+        most: further drafts that will be asked about.
+    """
+
+    def __init__(self, planner: DraftPlanner, prompt: int, rounds: int, most: int) -> None:
+        self._best_spread = planner._best_spread
+        self._group = planner.settings.group_size
+        self._judged = np.array([value for _, value in planner._judged(prompt, rounds)])
+        prediction = planner._predictions[prompt]
+        values = np.concatenate([prediction.values, self._judged])
+        weights = np.concatenate([prediction.weights, np.ones(len(self._judged))])
+        generator = np.random.Generator(np.random.Philox([*planner._key, rounds, prompt]))
+        size = (_FUTURES, max(most, self._group))
+        self._draws = generator.choice(values, size, p=weights / weights.sum())
+
+    def spread(self, further: int, bar: float = 0.0) -> float:
+        """Mean of the best group's spread, or of `bar` where that is more, after so many further drafts."""
+        # Where there are fewer than a group, seeds that nobody tried fill it up.
+        drawn = max(further, self._group - len(self._judged))
+        have = np.broadcast_to(self._judged, (_FUTURES, len(self._judged)))
+        future = np.concatenate([have, self._draws[:, :drawn]], axis=1)
+        return float(np.maximum(self._best_spread(future), bar).mean())
 
 
 def _falling_rates(curve: dict[int, float]) -> list[float]:

@@ -81,7 +81,7 @@ class SeedExplorer:
         self._history = ScoreHistory(self._settings.history_half_life)
         self._reliability = {name: DraftReliability() for name in (FULL, *self._cost)}
         self.forecast = WindowForecast()
-        self._ranks: list[tuple[int, float]] = []
+        self._ranks: list[tuple[int, float, float, float]] = []
 
     def prompts(self, iteration: int) -> list[int]:
         """The prompts to explore for an iteration; more than are kept where prompt_pool is above 1."""
@@ -93,7 +93,11 @@ class SeedExplorer:
         """The plan without exploration: the first prompts and seeds."""
         algorithm = self._config.algorithm
         prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]
-        return replace(plain_plan(prompts, algorithm.group_size, iteration), notes=notes)
+        plan = plain_plan(prompts, algorithm.group_size, iteration)
+        if self._settings.strategy == "plain":
+            return plan
+        figures = {"drafts": 0.0, "prompts_unexplored": float(len(prompts))}
+        return replace(plan, notes=notes, figures=figures)
 
     def begin(self, iteration: int, budget: float | None) -> DraftPlanner:
         """The planner of an iteration's drafts.
@@ -171,9 +175,12 @@ class SeedExplorer:
         again = [draft for draft in rescored if draft.error is None]
         fresh: dict[tuple[int, int], Judgement] = dict(rolled)
         fresh |= {(draft.prompt_id, draft.seed_index): draft for draft in again if draft.fidelity == FULL}
-        monitored = {draft.prompt_id for draft in again}
-        # The kept seeds alone are extremes, which correlate better than candidates do.
-        drafts = [d for d in plan.candidates if d.error is None and d.prompt_id in monitored]
+        judged = [draft for draft in plan.candidates if draft.error is None]
+        # The kept seeds alone are extremes, which correlate better than candidates do: a prompt counts
+        # only if the window held all its re-scores.
+        partly = {d.prompt_id for d in judged if (d.prompt_id, d.seed_index) not in fresh}
+        monitored = {draft.prompt_id for draft in again} - partly
+        drafts = [draft for draft in judged if draft.prompt_id in monitored]
         pairs: dict[int, tuple[list[float], list[float]]] = {}
         moved = False
         for draft in [*drafts, *(draft for draft in again if draft.fidelity != FULL)]:
@@ -214,15 +221,17 @@ class SeedExplorer:
         for name, known in state["reliability"].items():
             self._reliability[name].restore(known)
         self.forecast.restore(state["forecast"])
-        self._ranks = [(pairs, spearman) for pairs, spearman in state["ranks"]]
+        self._ranks = [(pairs, product, stale, fresh) for pairs, product, stale, fresh in state["ranks"]]
 
     def _verdict(self, plan: SeedPlan, agreement: Agreement, moved: bool) -> Review:
         least = self._settings.min_spearman
-        if agreement.spearman is None:
+        # Sums and not correlations: candidates that have all lost their success have no correlation, but
+        # their stale ranks count against those that have.
+        self._ranks = [*self._ranks, (agreement.pairs, *agreement.rank_sums)][-_REVIEWS:]
+        compared, product, stale, fresh = (sum(column) for column in zip(*self._ranks, strict=True))
+        if stale == 0 and fresh == 0:
             return Review(agreement, True, ())
-        self._ranks = [*self._ranks, (agreement.pairs, agreement.spearman)][-_REVIEWS:]
-        compared = sum(pairs for pairs, _ in self._ranks)
-        spearman = sum(pairs * found for pairs, found in self._ranks) / compared
+        spearman = product / (stale * fresh) ** 0.5 if stale * fresh > 0 else 0.0
         where = f"iteration {plan.iteration}: "
         if spearman < least and compared >= _ENOUGH_PAIRS:
             follows = "drafted anew" if self._settings.when_stale == "redraft" else "replaced by plain ones"
@@ -243,13 +252,16 @@ class SeedExplorer:
     def _arms(self) -> list[Arm]:
         """Full drafts, and the previews that were measured; full ones also where nothing else is."""
         arms = []
+        full = self._reliability[FULL].reliability()
+        full = 1.0 if full is None else full
         for name, known in self._reliability.items():
             measured = known.reliability()
             if name == FULL:
                 expected = known.expected if self._settings.noise_aware else float
-                arms.append(Arm(FULL, 1.0, 1.0 if measured is None else measured, expected))
+                arms.append(Arm(FULL, 1.0, full, expected))
             elif measured is not None:
-                arms.append(Arm(name, self._cost[name], measured, known.expected))
+                # A preview out of use is measured with fresh weights: staleness comes on top.
+                arms.append(Arm(name, self._cost[name], measured * full, known.expected))
         configured = [arm for arm in arms if arm.fidelity in self._cost]
         return configured or arms[:1]
 

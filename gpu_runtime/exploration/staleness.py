@@ -23,6 +23,8 @@ class Agreement:
         pairs: candidates compared.
         spearman: rank correlation in [-1, 1], ties at their average rank; None where nothing differs.
         kendall: tau-b, in [-1, 1]; None where nothing differs.
+        rank_sums: products of stale and fresh ranks, their squares, each summed: what several iterations'
+            agreement is put together from.
         kept_overlap: share of the kept seeds that fresh scores would keep too; None where no prompt
             has more candidates than are kept.
     """
@@ -31,6 +33,7 @@ class Agreement:
     spearman: float | None
     kendall: float | None
     kept_overlap: float | None
+    rank_sums: tuple[float, float, float]
 
 
 Pairs = Mapping[int, tuple[Sequence[float], Sequence[float]]]
@@ -58,6 +61,7 @@ def compare(pairs: Pairs, group_size: int, criterion: Criterion = "variance") ->
         spearman=_correlation(ranks),
         kendall=_correlation(signs),
         kept_overlap=float(np.mean(overlaps)) if overlaps else None,
+        rank_sums=_sums(ranks),
     )
 
 
@@ -77,9 +81,16 @@ def _signs(values: np.ndarray) -> np.ndarray:
 
 def _correlation(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float | None:
     """Sum of products over the root of the products of sums of squares."""
-    product = sum(float(a @ b) for a, b in pairs)
-    size = sum(float(a @ a) for a, _ in pairs) * sum(float(b @ b) for _, b in pairs)
-    return product / size**0.5 if size > 0 else None
+    product, first, second = _sums(pairs)
+    return product / (first * second) ** 0.5 if first * second > 0 else None
+
+
+def _sums(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float, float]:
+    return (
+        sum(float(a @ b) for a, b in pairs),
+        sum(float(a @ a) for a, _ in pairs),
+        sum(float(b @ b) for _, b in pairs),
+    )
 
 
 def _kept(values: np.ndarray, group_size: int, criterion: Criterion) -> set[int]:

@@ -60,7 +60,9 @@ def group_advantages(
     if pool_P2 is not None:
         pool = pool_P2.to(torch.float64)
         mean_P1 = torch.where(pool[:, :1].isnan(), mean_P1, pool[:, :1])
-        deviation_P1 = torch.where(pool[:, 1:].isnan(), deviation_P1, pool[:, 1:])
+        # A pool without spread says nothing of how far a score is from the usual.
+        unknown_P1 = pool[:, 1:].isnan() | (pool[:, 1:] <= _NO_SPREAD)
+        deviation_P1 = torch.where(unknown_P1, deviation_P1, pool[:, 1:])
     centred = reward - mean_P1
     kept_P = centred.abs().amax(dim=1) > _NO_SPREAD
     if std == "group":

@@ -11,7 +11,7 @@ from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, Plan
 from gpu_runtime.exploration.score_history import Prediction, ScoreHistory
 
 FULL_ARM = Arm()
-SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36)
+SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36, rounds=4)
 
 
 def make(prompts=(0, 1, 2), settings=SETTINGS, arms=(FULL_ARM,), predict=None):
@@ -66,6 +66,16 @@ def test_what_cannot_gain_is_left_alone():
     assert counts[1] > 2 * max(counts[0], counts[2])
 
 
+def test_scores_change_the_plan_also_where_drafts_are_few_for_the_prompts():
+    """Drafts for 4.7 of each of many prompts: a first look at all must leave something to aim."""
+    few = PlannerSettings(group_size=2, prompts_kept=64, candidates=16, budget=448)
+    plans = []
+    for lucky in (range(0, 48), range(48, 96)):
+        made = run(make(range(96), few), lambda draft, lucky=lucky: float(draft.prompt_id in lucky))
+        plans.append([sum(draft.prompt_id == prompt for draft in made) for prompt in range(96)])
+    assert plans[0] != plans[1]
+
+
 def test_a_round_waits_for_the_one_before_the_last():
     planner = make()
     first = planner.next_round()
@@ -113,7 +123,9 @@ def test_a_draft_that_arrives_early_is_not_used_early():
 
 
 def test_chooses_the_group_of_largest_variance():
-    planner = make(prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8, first_drafts=8))
+    planner = make(
+        prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8, first_drafts=8, rounds=2)
+    )
     for draft, score in zip(planner.next_round(), [0.5, 0, 1, 0.4, 0.1, 0.9, 0.5, 0.5], strict=True):
         planner.observe(draft, score)
     choice = planner.choose()
@@ -128,7 +140,7 @@ def test_an_unreached_prompt_falls_back_to_seeds_nobody_tried():
 
 
 def test_failed_judgements_are_left_out_and_filled_up():
-    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4))
+    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4, rounds=1))
     for draft in planner.next_round():
         planner.observe(draft, None if draft.seed_index in (0, 2) else float(draft.seed_index))
     # 1 and 3 were judged; 4 and 5 are the next that nobody tried.

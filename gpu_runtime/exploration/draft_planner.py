@@ -221,8 +221,8 @@ class DraftPlanner:
 
     @property
     def _first_round(self) -> float:
-        """A look at every prompt, but no more than two rounds' share: what is left can still be aimed."""
-        each = 2 * self._round_size / len(self.prompts)
+        """A look at every prompt, for a quarter of the budget or so: what is left can still be aimed."""
+        each = self.settings.budget / 4 / len(self.prompts)
         return len(self.prompts) * max(1, min(self.settings.first_drafts, int(each)))
 
     @property

@@ -25,6 +25,9 @@ from storage.config import RunConfig
 MONITOR_ROUND = -1
 """The round of a candidate that the staleness monitor scored again."""
 
+_MOST_ROUNDS = 8
+"""Rounds that an iteration's drafts are planned in; more learn little more."""
+
 _REVIEWS = 3
 """Reviews that a verdict rests on: one prompt's ranks in one iteration are few."""
 
@@ -108,13 +111,17 @@ class SeedExplorer:
         prompts = self.prompts(iteration)
         everything = float(len(prompts) * self._settings.candidates)
         algorithm = self._config.algorithm
+        budget = everything if budget is None else min(budget, everything)
+        # Two batches a round, and two rounds under way: smaller ones would leave devices idle.
+        rounds = max(1, min(_MOST_ROUNDS, int(budget / (2 * self._config.sampling.batch_size))))
         return DraftPlanner(
             prompts,
             PlannerSettings(
                 algorithm.group_size,
                 algorithm.prompts_per_iteration,
                 self._settings.candidates,
-                everything if budget is None else min(budget, everything),
+                budget,
+                rounds=rounds,
                 allocation=self._settings.allocation,
                 criterion=self._settings.criterion,
             ),

@@ -17,7 +17,8 @@ from storage.run_store import RunStore
 SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
     "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
-    "exploration.stop_with_training=false", "exploration.min_spearman=-1", "checkpoint.keep=4",
+    "exploration.stop_with_training=false", "exploration.allocation=uniform",
+    "exploration.min_spearman=-1", "checkpoint.keep=4",
 ]  # fmt: skip
 
 
@@ -80,7 +81,8 @@ def test_every_draft_is_recorded_with_its_fate(home, finished):
 
 
 def test_metrics_thumbnails_and_states(home, finished):
-    for name in ("drafts", "draft_errors", "variance_pool", "variance_kept", "draft_error"):
+    assert metrics(home, "stale", "drafts") == {1: 0, 2: 24, 3: 24, 4: 24}
+    for name in ("draft_errors", "variance_pool", "variance_kept", "draft_error"):
         assert metrics(home, "stale", name).keys() == {2, 3, 4}, name
     assert metrics(home, "stale", "variance_rollout").keys() == {1, 2, 3, 4}
     assert metrics(home, "stale", "spearman").keys() <= {2, 3}
@@ -109,7 +111,7 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
 
 def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):
     """Ranks that agree by less than always are refused: most plans are drafted again."""
-    never = config.exploration.model_copy(update={"min_spearman": 1.0})
+    never = config.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})
     wary = config.model_copy(update={"exploration": never, "name": "wary"})
     post_train(wary, "wary")
     again = metrics(home, "wary", "redraft_s")

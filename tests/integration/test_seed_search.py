@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from gpu_runtime.exploration import explorer
 from gpu_runtime.exploration.explorer import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
@@ -25,6 +26,7 @@ SETTINGS = [
     "exploration.candidates=8",
     "exploration.drafts=24",
     "exploration.stop_with_training=false",
+    "exploration.allocation=uniform",
     "exploration.min_spearman=-1",
 ]
 
@@ -140,6 +142,7 @@ def test_untrusted_drafts_are_refused_and_drafted_anew(fresh, monkeypatch):
     # Ranks that nothing could satisfy.
     strict = fresh.config.exploration.model_copy(update={"min_spearman": 1.0})
     monkeypatch.setattr(fresh._search._explorer, "_settings", strict)
+    monkeypatch.setattr(explorer, "_ENOUGH_PAIRS", 1)
     upside_down = [replace(score, value=1 - score.value) for score in scores]
     review = fresh.review(rolled, upside_down, following)
     assert review.next_plan is not None and review.next_plan.refused

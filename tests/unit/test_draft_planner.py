@@ -33,7 +33,7 @@ def run(planner, score):
 
 
 def test_the_first_round_drafts_every_prompt_alike():
-    drafts = make().next_round()
+    drafts = make(settings=replace(SETTINGS, budget=48)).next_round()
     assert [(d.prompt_id, d.seed_index) for d in drafts] == [(p, s) for s in range(4) for p in range(3)]
 
 
@@ -123,11 +123,8 @@ def test_a_draft_that_arrives_early_is_not_used_early():
 
 
 def test_chooses_the_group_of_largest_variance():
-    planner = make(
-        prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8, first_drafts=8, rounds=2)
-    )
-    for draft, score in zip(planner.next_round(), [0.5, 0, 1, 0.4, 0.1, 0.9, 0.5, 0.5], strict=True):
-        planner.observe(draft, score)
+    planner = make(prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8, allocation="uniform"))
+    run(planner, lambda draft: [0.5, 0, 1, 0.4, 0.1, 0.9, 0.5, 0.5][draft.seed_index])
     choice = planner.choose()
     assert choice.seeds == {5: (1, 2, 4, 5)}
     assert choice.spread[5] == pytest.approx(0.205)
@@ -140,9 +137,8 @@ def test_an_unreached_prompt_falls_back_to_seeds_nobody_tried():
 
 
 def test_failed_judgements_are_left_out_and_filled_up():
-    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4, rounds=1))
-    for draft in planner.next_round():
-        planner.observe(draft, None if draft.seed_index in (0, 2) else float(draft.seed_index))
+    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4, allocation="uniform"))
+    run(planner, lambda draft: None if draft.seed_index in (0, 2) else float(draft.seed_index))
     # 1 and 3 were judged; 4 and 5 are the next that nobody tried.
     assert planner.choose().seeds == {0: (1, 3, 4, 5)}
 

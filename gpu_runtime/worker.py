@@ -13,8 +13,9 @@ import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
 from gpu_runtime.drafts_in_flight import DraftImage, DraftsInFlight
+from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
-from gpu_runtime.learning.trainer import Trainer, TrainingReport, TrainingSample
+from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.scheduling.requests import SampleRequest

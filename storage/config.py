@@ -94,7 +94,11 @@ class SamplingConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """Flow-GRPO (arXiv 2505.05470)."""
+    """How an iteration's samples change the weights."""
+
+    objective: Literal["grpo", "nft"] = "grpo"
+    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped. `nft` is
+    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised anew."""
 
     prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
     """Prompts P in an iteration."""
@@ -106,10 +110,17 @@ class AlgorithmConfig(Section):
     """Training (optimiser) steps an iteration's samples are divided over."""
 
     clip_range: float = Field(default=1e-3, gt=0, lt=1)
-    """Clip range of the probability ratio; small because log-probabilities are means."""
+    """Clip range of the probability ratio (grpo only); small because log-probabilities are means."""
+
+    nft_beta: float = Field(default=0.1, gt=0, le=1)
+    """Strength of the implicit guidance (nft only); the smaller, the further an iteration may go."""
+
+    nft_times: int = Field(default=5, ge=1, le=64)
+    """Noise levels at which each sample is trained on (nft only)."""
 
     advantage_clip: float = Field(default=5.0, gt=0)
-    """Advantages are clamped to plus or minus this."""
+    """Advantages are clamped to plus or minus this; `nft` takes a sample at the limit as entirely good or
+    bad, and the others in proportion."""
 
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
@@ -371,6 +382,12 @@ class RunConfig(Section):
             raise ValueError(
                 f"exploration.drafts is {exploration.drafts}, below algorithm.group_size={group}: not one "
                 "prompt could be explored; raise drafts, or set exploration.strategy=plain"
+            )
+        if self.algorithm.objective == "nft" and exploration.baseline == "pool":
+            raise ValueError(
+                "exploration.baseline is pool with algorithm.objective=nft: advantages that do not sum to "
+                "zero train the model on its own images, good and bad, and it degrades; set "
+                "exploration.baseline=group"
             )
         return self
 

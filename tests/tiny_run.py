@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
-from gpu_runtime.learning.trainer import Trainer, TrainingSample
+from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config import RunConfig
 from tests.tiny_model import TinyModel
@@ -59,7 +60,7 @@ class TinyRun:
         wanted = [request(prompt, seed, iteration=iteration) for prompt in range(3) for seed in range(2)]
         advantages = (1.0, -1.0, 0.5, -0.25, -2.0, 1.5)
         return [
-            TrainingSample(sample.request, sample.trajectory, advantage)
+            TrainingSample(sample.request, sample.trajectory, sample.latents_SC, advantage)
             for sample, advantage in zip(self.sampler.generate(wanted), advantages, strict=True)
         ]
 

@@ -34,6 +34,8 @@ class Purpose(IntEnum):
     SDE = 1
     WINDOW = 2
     EVALUATE_INITIAL = 3
+    TRAIN_TIME = 4
+    TRAIN_NOISE = 5
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def normal(
     Args:
         streams: B identities.
         purpose: what the draw is for.
-        step: denoising step of the draw, 0 where it has none.
+        step: denoising step of the draw (or which of several alike), 0 where it has none.
         shape: shape of one draw.
 
     Returns:
@@ -131,3 +133,10 @@ def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> li
         raise ValueError(f"bound is {bound}; it must lie in 1 .. 2**32 - 1")
     words = _words(streams, purpose, 0, 1)[:, 0]
     return [(int(word) * bound) >> 32 for word in words]
+
+
+def uniform(streams: Sequence[NoiseStream], purpose: Purpose, step: int) -> torch.Tensor:
+    """One number in (0, 1) for each stream: float32 on the CPU, shape (B,)."""
+    words = _words(streams, purpose, step, 1)[:, 0].to(torch.float64)
+    # Rounding to float32 may reach 1, which is no noise level in the open interval.
+    return ((words + 0.5) / WORD).to(torch.float32).clamp(max=1 - 2**-24)

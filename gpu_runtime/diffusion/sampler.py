@@ -61,11 +61,19 @@ class SampleState:
 
 @dataclass(frozen=True)
 class GeneratedSample:
-    """A finished sample: its uint8 RGB image, shape (H, W, 3), and its stochastic steps."""
+    """A finished sample.
+
+    Attributes:
+        request: its identity.
+        image_HWC: uint8 RGB, shape (H, W, 3).
+        trajectory: its stochastic steps.
+        latents_SC: float32 latents that the image was decoded from.
+    """
 
     request: SampleRequest
     image_HWC: np.ndarray
     trajectory: Trajectory
+    latents_SC: np.ndarray
 
 
 def stream_of(request: SampleRequest) -> NoiseStream:
@@ -190,8 +198,9 @@ class Sampler:
     def _decoded(self, batch: list[SampleState], latents: torch.Tensor) -> list[GeneratedSample]:
         """The images of a padded batch's real rows."""
         images = self._model.decode(latents).cpu().numpy()
+        decoded = latents.cpu().numpy()
         return [
-            GeneratedSample(state.request, images[row].copy(), state.trajectory)
+            GeneratedSample(state.request, images[row].copy(), state.trajectory, decoded[row].copy())
             for row, state in enumerate(batch)
         ]
 

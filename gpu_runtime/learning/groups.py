@@ -9,7 +9,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.learning.advantages import Advantages, group_advantages
-from gpu_runtime.learning.trainer import TrainingSample
+from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.rewards.protocol import Score
 from storage.config import RunConfig
 
@@ -43,7 +43,7 @@ def training_samples(
     kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [
-        TrainingSample(sample.request, sample.trajectory, value)
+        TrainingSample(sample.request, sample.trajectory, sample.latents_SC, value)
         for sample, value, keep in zip(samples, values, kept, strict=True)
         if keep
     ]

@@ -1,0 +1,73 @@
+"""What a training step lowers: the interface between the trainer and its two objectives.
+
+An objective turns samples into rows, each one forward and backward pass of the policy, and the
+trainer feeds it the rows in batches of the sampler's fixed shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from gpu_runtime.diffusion.sampler import Trajectory
+from gpu_runtime.scheduling.requests import SampleRequest
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """One kept sample of a group that has variance.
+
+    Attributes:
+        request: its identity.
+        trajectory: its stochastic denoising steps (read by `grpo`).
+        latents_SC: its final latents, float32 (read by `nft`).
+        advantage: how much better it is than what its group is measured from.
+    """
+
+    request: SampleRequest
+    trajectory: Trajectory
+    latents_SC: np.ndarray
+    advantage: float
+
+
+class Row(NamedTuple):
+    """One forward and backward pass: a sample, and which of its denoising steps or noise levels."""
+
+    sample: TrainingSample
+    place: int
+
+
+class BatchTerms(NamedTuple):
+    """What a batch adds to its update, as parts of the update's means.
+
+    Attributes:
+        loss: without the KL.
+        kl: distance from the reference policy, unweighted; 0 where algorithm.kl_weight is 0.
+        clipped: share of the update's rows whose gradient is cut off.
+        deviation: largest sign in this batch that the policy is not the one that drew the samples;
+            0 at an iteration's first update.
+    """
+
+    loss: float
+    kl: float
+    clipped: float
+    deviation: float
+
+
+class Objective(Protocol):
+    """A loss over samples."""
+
+    def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
+        """Look at an iteration's samples, by update, before any weight changes."""
+        ...
+
+    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
+        """The rows of one update."""
+        ...
+
+    def backward(self, rows: Sequence[Row], total: int) -> BatchTerms:
+        """Add the gradient of one batch's share of the mean over `total` rows."""
+        ...

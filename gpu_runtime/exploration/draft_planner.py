@@ -19,18 +19,12 @@ from typing import Literal
 
 import numpy as np
 
+from gpu_runtime.exploration.expected_gain import FARTHEST, Futures
 from gpu_runtime.exploration.score_history import Prediction
-from gpu_runtime.exploration.selection import Criterion, max_spread, select
-
-_LOOK_AHEAD = (2, 4, 8, 16)
-"""Further drafts of a prompt whose gain is computed; in between the best rate counts."""
-
-_FUTURES = 64
-"""Random futures that a gain is averaged over."""
+from gpu_runtime.exploration.selection import Criterion, select
 
 _WORTHLESS = 2e-4
 """Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
-
 
 _LEAST_POOL = 4
 """Judged drafts from which a prompt's mean score is taken for the policy's."""
@@ -210,7 +204,7 @@ class DraftPlanner:
                 tried = [seed for seed, _ in judged]
                 untried = range(self._issued[prompt], self._issued[prompt] + group - len(tried))
                 seeds[prompt] = tuple(sorted((*tried, *untried)))
-                spread[prompt] = _Futures(self, prompt, len(self._rounds), 0).spread(0)
+                spread[prompt] = self._futures(prompt, len(self._rounds), 0).spread(0)
         # sorted() is stable: of equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         return Choice({prompt: seeds[prompt] for prompt in self.prompts if prompt in best}, spread, pool)
@@ -268,13 +262,21 @@ class DraftPlanner:
             drafts.append(self._issue(prompt))
         return drafts
 
-    def _best_spread(self, scores_RN: np.ndarray) -> np.ndarray:
-        return max_spread(scores_RN, self.settings.group_size, self.settings.criterion)
+    def _futures(self, prompt: int, rounds: int, most: int) -> Futures:
+        """Up to `most` further drafts of a prompt, from the judgements of the first `rounds` rounds."""
+        return Futures(
+            [score for _, score in self._judged(prompt, rounds)],
+            self._predictions[prompt],
+            self.settings.group_size,
+            self.settings.criterion,
+            (*self._key, rounds, prompt),
+            most,
+        )
 
     def _bars(self) -> dict[int, float]:
         """The spread that each prompt has to exceed to count: another prompt's that it would oust."""
         complete = len(self._rounds) - 1
-        now = {prompt: _Futures(self, prompt, complete, 0).spread(0) for prompt in self.prompts}
+        now = {prompt: self._futures(prompt, complete, 0).spread(0) for prompt in self.prompts}
         kept = self.settings.prompts_kept
         if kept >= len(self.prompts):
             return dict.fromkeys(self.prompts, 0.0)
@@ -286,57 +288,10 @@ class DraftPlanner:
     def _rates(self, prompt: int, bar: float) -> list[float]:
         """Expected gain of each further draft of a prompt, by draft, falling."""
         complete = len(self._rounds) - 1
-        most = min(_LOOK_AHEAD[-1], self.settings.candidates - self._issued[prompt])
+        most = min(FARTHEST, self.settings.candidates - self._issued[prompt])
         if most <= 0:
             return []
         settled = sum(d.prompt_id == prompt for issued in self._rounds[:complete] for d in issued.drafts)
         pending = self._issued[prompt] - settled
-        futures = _Futures(self, prompt, complete, pending + most)
-        ahead = [further for further in _LOOK_AHEAD if further <= most] or [most]
-        curve = {further: futures.spread(pending + further, bar) for further in (0, *ahead)}
-        return [rate * self._arm.reliability / self._arm.cost for rate in _falling_rates(curve)]
-
-
-class _Futures:
-    """What a prompt's drafts to come may score: random draws from what is known of it.
-
-    Args:
-        planner: whose prompt it is.
-        prompt: its prompt_id.
-        rounds: how many rounds' judgements are used.
-        most: further drafts that will be asked about.
-    """
-
-    def __init__(self, planner: DraftPlanner, prompt: int, rounds: int, most: int) -> None:
-        self._best_spread = planner._best_spread
-        self._group = planner.settings.group_size
-        self._judged = np.array([value for _, value in planner._judged(prompt, rounds)])
-        prediction = planner._predictions[prompt]
-        values = np.concatenate([prediction.values, self._judged])
-        weights = np.concatenate([prediction.weights, np.ones(len(self._judged))])
-        generator = np.random.Generator(np.random.Philox([*planner._key, rounds, prompt]))
-        size = (_FUTURES, max(most, self._group))
-        self._draws = generator.choice(values, size, p=weights / weights.sum())
-
-    def spread(self, further: int, bar: float = 0.0) -> float:
-        """Mean of the best group's spread, or of `bar` where that is more, after so many further drafts."""
-        # Where there are fewer than a group, seeds that nobody tried fill it up.
-        drawn = max(further, self._group - len(self._judged))
-        have = np.broadcast_to(self._judged, (_FUTURES, len(self._judged)))
-        future = np.concatenate([have, self._draws[:, :drawn]], axis=1)
-        return float(np.maximum(self._best_spread(future), bar).mean())
-
-
-def _falling_rates(curve: dict[int, float]) -> list[float]:
-    """Gain of each next draft along the smallest concave curve above `curve` (drafts -> value).
-
-    One draft may gain nothing where two gain much: what counts is the best rate that lies ahead.
-    """
-    rates: list[float] = []
-    here = 0
-    while here < max(curve):
-        slopes = {there: (curve[there] - curve[here]) / (there - here) for there in curve if there > here}
-        best = max(slopes, key=lambda there: (slopes[there], there))
-        rates += [slopes[best]] * (best - here)
-        here = best
-    return rates
+        rates = self._futures(prompt, complete, pending + most).rates(pending, most, bar)
+        return [rate * self._arm.reliability / self._arm.cost for rate in rates]

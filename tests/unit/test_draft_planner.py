@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings, _falling_rates
+from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.expected_gain import falling_rates
 from gpu_runtime.exploration.score_history import Prediction, ScoreHistory
 
 FULL_ARM = Arm()
@@ -171,7 +172,7 @@ def test_drafts_count_at_their_expected_full_score():
 
 def test_gains_follow_the_smallest_concave_curve():
     # Nothing for one draft, all for two, little for four more.
-    assert _falling_rates({0: 0.0, 1: 0.0, 2: 0.2, 6: 0.24}) == pytest.approx(
+    assert falling_rates({0: 0.0, 1: 0.0, 2: 0.2, 6: 0.24}) == pytest.approx(
         [0.1, 0.1, 0.01, 0.01, 0.01, 0.01]
     )
 

@@ -8,7 +8,7 @@ explorer has learned has one writer at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from gpu_runtime.exploration.fidelity import FULL, evaluations_of
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.fleet import Device, Fleet, Weights
+from gpu_runtime.planned_drafts import PlannedDrafts
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
@@ -33,9 +34,6 @@ _IMAGES_A_CALL = 8
 
 _HEADROOM = 1.5
 """Drafts planned for a window, over those that it is predicted to hold."""
-
-TaskOf = Callable[[int, Draft], DraftTask]
-"""The task of a round's draft."""
 
 Scored = Mapping[tuple[int, int], Score]
 """A rollout's scores by (prompt_id, seed index)."""
@@ -145,14 +143,8 @@ class SeedSearch:
             self._task(window.plan.iteration, window.policy_version, MONITOR_ROUND, draft)
             for draft in self._to_rescore(window)
         ]
-        budget: float | None = self._settings.drafts
-        if not budget:
-            budget = self._explorer.forecast.budget(len(devices))
-            if budget is not None:
-                # The monitor's drafts take their share of the window. Beyond its predicted end drafts are
-                # planned too: it cuts them off anyway, and may be longer.
-                budget = max(0.0, _HEADROOM * budget - self._cost_of(rescores))
-        planner = self._explorer.begin(iteration, budget)
+        # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
+        planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
         bench = self._bench(devices, window.weights_key, window, self._settings.stop_with_training)
         made = self._draft(bench, iteration, planner, window.policy_version, rescores)
         window.device_s, window.full_drafts = made.device_s, made.full_drafts
@@ -166,10 +158,9 @@ class SeedSearch:
         """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
         self._fleet.prepare(weights)
         budget: float | None = self._settings.drafts or None
-        if budget is None and self._settings.strategy == "stale":
+        if self._settings.strategy == "stale":
             # In place of what a window would have held.
-            spared = self._fleet.drafters(weights.key, with_trainer=False)
-            budget = self._explorer.forecast.budget(len(spared))
+            budget = self._budget(len(self._fleet.drafters(weights.key, with_trainer=False)))
             if not budget:
                 return self._explorer.plain(iteration)
         planner = self._explorer.begin(iteration, budget)
@@ -222,6 +213,24 @@ class SeedSearch:
             return []
         return self._explorer.monitored(window.plan)
 
+    def _budget(
+        self, devices: int, headroom: float = 1.0, rescores: Sequence[DraftTask] = ()
+    ) -> float | None:
+        """What an iteration's drafts may cost, in full drafts: what is set, or else what a window holds.
+
+        Args:
+            devices: those that draft in a window.
+            headroom: over what it is predicted to hold.
+            rescores: the monitor's drafts, which take their share of it.
+
+        Returns:
+            None while nothing is known of windows.
+        """
+        if self._settings.drafts:
+            return self._settings.drafts
+        held = self._explorer.forecast.budget(devices)
+        return None if held is None else max(0.0, headroom * held - self._cost_of(rescores))
+
     def _cost_of(self, tasks: Sequence[DraftTask]) -> float:
         """In full drafts, with the rows that fill up their batches."""
         size = self._config.sampling.batch_size
@@ -251,7 +260,7 @@ class SeedSearch:
         rescores: Sequence[DraftTask],
     ) -> Drafted:
         task = partial(self._task, iteration, policy_version)
-        made = DraftingLoop(bench, _Planned(planner, self._explorer, task)).run(rescores)
+        made = DraftingLoop(bench, PlannedDrafts(planner, self._explorer, task)).run(rescores)
         self._fleet.samples_returned += made.returned
         return made
 
@@ -278,24 +287,3 @@ class SeedSearch:
             f"no device beside the trainer holds the weights to draft seeds with for iteration {iteration}: "
             "its seeds are plain. Devices that were lost draft again once their replacements have loaded",
         ),)  # fmt: skip
-
-
-class _Planned:
-    """A planner as a source of drafts."""
-
-    def __init__(self, planner: DraftPlanner, explorer: SeedExplorer, task: TaskOf) -> None:
-        self._planner = planner
-        self._explorer = explorer
-        self._task = task
-
-    def more(self) -> list[DraftTask]:
-        if not self._planner.can_plan:
-            return []
-        drafts = self._planner.next_round()
-        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
-
-    def judged(self, candidate: Candidate) -> None:
-        if candidate.round == MONITOR_ROUND:
-            return
-        score = self._explorer.signal(candidate) if candidate.error is None else None
-        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from gpu_runtime.drafting import DraftTask
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import MONITOR_ROUND, SeedExplorer
+from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 
 TaskOf = Callable[[int, Draft], DraftTask]

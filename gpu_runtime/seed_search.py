@@ -15,8 +15,9 @@ from typing import Any
 
 from gpu_runtime.drafting import Bench, Drafted, DraftingLoop, DraftTask
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import MONITOR_ROUND, SeedExplorer
+from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.fleet import Device, Fleet, Weights

@@ -8,7 +8,7 @@ into `review`, which decides whether the drafts under way may be trusted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,23 +16,15 @@ import numpy as np
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.draft_reliability import DraftReliability
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of
+from gpu_runtime.exploration.monitor import MONITOR_ROUND, RankMonitor, Review
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.score_history import ScoreHistory
-from gpu_runtime.exploration.staleness import Agreement, compare
+from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config import RunConfig
 
-MONITOR_ROUND = -1
-"""The round of a candidate that the staleness monitor scored again."""
-
 _MOST_ROUNDS = 8
 """Rounds that an iteration's drafts are planned in; more learn little more."""
-
-_REVIEWS = 3
-"""Reviews that a verdict rests on: one prompt's ranks in one iteration are few."""
-
-_ENOUGH_PAIRS = 16
-"""Candidates compared in them before drafts are refused."""
 
 
 class Judgement(Protocol):
@@ -47,21 +39,6 @@ class Judgement(Protocol):
     def exact(self) -> bool:
         """Whether the image does all that its prompt asks."""
         ...
-
-
-@dataclass(frozen=True)
-class Review:
-    """What the staleness monitor found.
-
-    Attributes:
-        agreement: of stale and fresh scores.
-        trusted: whether drafts with stale weights may go on choosing seeds.
-        notes: events to record, as (kind, message).
-    """
-
-    agreement: Agreement
-    trusted: bool
-    notes: tuple[tuple[str, str], ...]
 
 
 class SeedExplorer:
@@ -84,7 +61,7 @@ class SeedExplorer:
         self._history = ScoreHistory(self._settings.history_half_life)
         self._reliability = {name: DraftReliability() for name in (FULL, *self._cost)}
         self.forecast = WindowForecast()
-        self._ranks: list[tuple[int, float, float, float]] = []
+        self._monitor = RankMonitor(self._settings)
 
     def prompts(self, iteration: int) -> list[int]:
         """The prompts to explore for an iteration; more than are kept where prompt_pool is above 1."""
@@ -143,25 +120,8 @@ class SeedExplorer:
         return SeedPlan(iteration, choice.seeds, made, pool, _figures(planner, choice, made))
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
-        """The drafts to make with the rollout's weights, to see whether ranks hold.
-
-        All candidates of some prompts in full, but for the kept seeds, whose rollouts are fresh scores
-        already; and by every preview that is not in use yet, so that it may prove itself.
-        """
-        judged: dict[int, list[Candidate]] = {}
-        for draft in plan.candidates:
-            if draft.error is None and draft.prompt_id in plan.seeds:
-                judged.setdefault(draft.prompt_id, []).append(draft)
-        # The prompts with the most drafts have the most to say of ranks; of equal ones, the first.
-        most = sorted(judged, key=lambda prompt: (-len(judged[prompt]), prompt))
-        chosen = [
-            draft for prompt in sorted(most[: self._settings.monitor_prompts]) for draft in judged[prompt]
-        ]
-        in_full = [d for d in chosen if d.seed_index not in plan.seeds[d.prompt_id]]
-        previews = [name for name in self._cost if name != FULL]
-        return [Draft(d.prompt_id, d.seed_index) for d in in_full] + [
-            Draft(d.prompt_id, d.seed_index, name) for name in previews for d in chosen if d.fidelity != name
-        ]
+        """The drafts to make with the rollout's weights, to see whether ranks hold."""
+        return self._monitor.to_rescore(plan)
 
     def review(
         self,
@@ -207,7 +167,8 @@ class SeedExplorer:
         if not pairs:
             return None
         group = self._config.algorithm.group_size
-        return self._verdict(plan, compare(pairs, group, self._settings.criterion), moved)
+        agreement = compare(pairs, group, self._settings.criterion)
+        return self._monitor.verdict(plan.iteration, agreement, moved)
 
     def signal(self, judgement: Judgement) -> float:
         """What is learned from: the graded score, or 1 for an exact match."""
@@ -219,7 +180,7 @@ class SeedExplorer:
             "history": self._history.state(),
             "reliability": {name: known.state() for name, known in self._reliability.items()},
             "forecast": self.forecast.state(),
-            "ranks": self._ranks,
+            "ranks": self._monitor.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -228,33 +189,7 @@ class SeedExplorer:
         for name, known in state["reliability"].items():
             self._reliability[name].restore(known)
         self.forecast.restore(state["forecast"])
-        self._ranks = [(pairs, product, stale, fresh) for pairs, product, stale, fresh in state["ranks"]]
-
-    def _verdict(self, plan: SeedPlan, agreement: Agreement, moved: bool) -> Review:
-        least = self._settings.min_spearman
-        # Sums and not correlations: candidates that have all lost their success have no correlation, but
-        # their stale ranks count against those that have.
-        self._ranks = [*self._ranks, (agreement.pairs, *agreement.rank_sums)][-_REVIEWS:]
-        compared, product, stale, fresh = (sum(column) for column in zip(*self._ranks, strict=True))
-        if stale == 0 and fresh == 0:
-            return Review(agreement, True, ())
-        spearman = product / (stale * fresh) ** 0.5 if stale * fresh > 0 else 0.0
-        where = f"iteration {plan.iteration}: "
-        if spearman < least and compared >= _ENOUGH_PAIRS:
-            follows = "drafted anew" if self._settings.when_stale == "redraft" else "replaced by plain ones"
-            message = (
-                f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({compared} drafts), "
-                f"below exploration.min_spearman={least:g}; the next seeds are {follows}. A lower learning "
-                "rate keeps ranks longer"
-            )
-            return Review(agreement, False, (("staleness", message),))
-        if not moved and agreement.pairs >= _ENOUGH_PAIRS:
-            message = (
-                f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be moving "
-                "the weights (look at the gradient's norm and the learning rate)"
-            )
-            return Review(agreement, True, (("staleness", message),))
-        return Review(agreement, True, ())
+        self._monitor.restore(state["ranks"])
 
     def _arms(self) -> list[Arm]:
         """Full drafts, and the previews that were measured; full ones also where nothing else is."""

@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from gpu_runtime.exploration import explorer
-from gpu_runtime.exploration.explorer import MONITOR_ROUND
+from gpu_runtime.exploration import monitor
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
@@ -141,8 +141,8 @@ def test_untrusted_drafts_are_refused_and_drafted_anew(fresh, monkeypatch):
     rolled, scores, following = iterate(fresh, plan)
     # Ranks that nothing could satisfy.
     strict = fresh.config.exploration.model_copy(update={"min_spearman": 1.0})
-    monkeypatch.setattr(fresh._search._explorer, "_settings", strict)
-    monkeypatch.setattr(explorer, "_ENOUGH_PAIRS", 1)
+    monkeypatch.setattr(fresh._search._explorer._monitor, "_settings", strict)
+    monkeypatch.setattr(monitor, "_ENOUGH_PAIRS", 1)
     upside_down = [replace(score, value=1 - score.value) for score in scores]
     review = fresh.review(rolled, upside_down, following)
     assert review.next_plan is not None and review.next_plan.refused

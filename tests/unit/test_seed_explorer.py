@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from gpu_runtime.exploration.draft_reliability import DraftReliability
-from gpu_runtime.exploration.explorer import MONITOR_ROUND, SeedExplorer
+from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import evaluations_of, preview_step
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.exploration.window import WindowForecast
 from gpu_runtime.rewards.protocol import Score

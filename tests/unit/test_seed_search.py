@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_runtime.exploration.draft_planner import Draft
-from gpu_runtime.exploration.explorer import MONITOR_ROUND
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.seed_search import SeedSearch, build_explorer
 from storage.config import RunConfig
 from storage.prompts import PromptRecord

@@ -1,0 +1,113 @@
+"""The staleness monitor: what to score again with newer weights, and what follows from the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpu_runtime.exploration.draft_planner import Draft
+from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.staleness import Agreement
+from storage.exploration_config import ExplorationConfig
+
+MONITOR_ROUND = -1
+"""The round of a candidate that the staleness monitor scored again."""
+
+_REVIEWS = 3
+"""Reviews that a verdict rests on: one prompt's ranks in one iteration are few."""
+
+_ENOUGH_PAIRS = 16
+"""Candidates compared in them before drafts are refused."""
+
+RankSums = tuple[int, float, float, float]
+"""Candidates compared in a review, and its `Agreement.rank_sums`."""
+
+
+@dataclass(frozen=True)
+class Review:
+    """What the staleness monitor found.
+
+    Attributes:
+        agreement: of stale and fresh scores.
+        trusted: whether drafts with stale weights may go on choosing seeds.
+        notes: events to record, as (kind, message).
+    """
+
+    agreement: Agreement
+    trusted: bool
+    notes: tuple[tuple[str, str], ...]
+
+
+class RankMonitor:
+    """Checks some prompts' drafts every iteration, and remembers the last reviews.
+
+    Args:
+        settings: of exploration.
+    """
+
+    def __init__(self, settings: ExplorationConfig) -> None:
+        self._settings = settings
+        self._ranks: list[RankSums] = []
+
+    def to_rescore(self, plan: SeedPlan) -> list[Draft]:
+        """The drafts to make with the rollout's weights, to see whether a plan's ranks hold.
+
+        All candidates of some prompts in full, but for the kept seeds, whose rollouts are fresh scores
+        already; and by every preview that is not in use yet, so that it may prove itself.
+        """
+        judged: dict[int, list[Candidate]] = {}
+        for draft in plan.candidates:
+            if draft.error is None and draft.prompt_id in plan.seeds:
+                judged.setdefault(draft.prompt_id, []).append(draft)
+        # The prompts with the most drafts have the most to say of ranks; of equal ones, the first.
+        most = sorted(judged, key=lambda prompt: (-len(judged[prompt]), prompt))
+        chosen = [
+            draft for prompt in sorted(most[: self._settings.monitor_prompts]) for draft in judged[prompt]
+        ]
+        in_full = [d for d in chosen if d.seed_index not in plan.seeds[d.prompt_id]]
+        previews = [name for name in self._settings.fidelities if name != FULL]
+        return [Draft(d.prompt_id, d.seed_index) for d in in_full] + [
+            Draft(d.prompt_id, d.seed_index, name) for name in previews for d in chosen if d.fidelity != name
+        ]
+
+    def verdict(self, iteration: int, agreement: Agreement, moved: bool) -> Review:
+        """What follows from an iteration's agreement, together with the reviews before it.
+
+        Args:
+            iteration: whose drafts were compared.
+            agreement: of their stale and fresh scores.
+            moved: whether any graded score has changed.
+        """
+        least = self._settings.min_spearman
+        # Sums and not correlations: candidates that have all lost their success have no correlation, but
+        # their stale ranks count against those that have.
+        self._ranks = [*self._ranks, (agreement.pairs, *agreement.rank_sums)][-_REVIEWS:]
+        compared, product, stale, fresh = (sum(column) for column in zip(*self._ranks, strict=True))
+        if stale == 0 and fresh == 0:
+            return Review(agreement, True, ())
+        spearman = product / (stale * fresh) ** 0.5 if stale * fresh > 0 else 0.0
+        where = f"iteration {iteration}: "
+        if spearman < least and compared >= _ENOUGH_PAIRS:
+            follows = "drafted anew" if self._settings.when_stale == "redraft" else "replaced by plain ones"
+            message = (
+                f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({compared} drafts), "
+                f"below exploration.min_spearman={least:g}; the next seeds are {follows}. A lower learning "
+                "rate keeps ranks longer"
+            )
+            return Review(agreement, False, (("staleness", message),))
+        if not moved and agreement.pairs >= _ENOUGH_PAIRS:
+            message = (
+                f"{where}all {agreement.pairs} stale and fresh scores are equal; training may not be moving "
+                "the weights (look at the gradient's norm and the learning rate)"
+            )
+            return Review(agreement, True, (("staleness", message),))
+        return Review(agreement, True, ())
+
+    def state(self) -> list[RankSums]:
+        """JSON values, for a checkpoint."""
+        return self._ranks
+
+    def restore(self, state: Iterable[Iterable[float]]) -> None:
+        """The inverse of `state`."""
+        self._ranks = [(int(pairs), product, stale, fresh) for pairs, product, stale, fresh in state]

@@ -121,7 +121,7 @@ def _train(session: Session) -> dict[str, Any]:
         started_at = time.time()
         for iteration in range(first, config.iterations + 1):
             if plan is None or plan.refused:
-                plan = explore(session, iteration, again=plan is not None)
+                plan = explore(session, iteration, refused=plan)
             rolled = rollout(session, plan)
             if committing is not None:
                 committing.result()

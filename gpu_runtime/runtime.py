@@ -120,24 +120,30 @@ class Runtime:
         """Samples that arrived a second time and were dropped, since the start."""
         return self._fleet.samples_dropped
 
-    def explore(self, iteration: int, fresh: bool = False) -> SeedPlan:
+    def explore(self, iteration: int) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy says.
 
         With `plain` and `stale` it may run in another thread while `train` does; with `stale` it then
-        ends with the training steps, or soon after. Fresh drafts are made on all devices, the trainer
-        too, so nothing may run beside them.
+        ends with the training steps, or soon after. With `fresh` it drafts on all devices, the trainer
+        too, so nothing may run beside it.
 
         Args:
             iteration: the iteration that will roll the seeds out.
-            fresh: draft with the current weights whatever the strategy.
         """
         strategy = self.config.exploration.strategy
         if strategy == "plain":
             return self._search.plain(iteration)
-        if fresh or strategy == "fresh":
-            self._take_own_weights()
-            return self._search.on_all_devices(iteration, self._current, self._version)
-        return self._search.in_window(iteration)
+        return self._draft_now(iteration) if strategy == "fresh" else self._search.in_window(iteration)
+
+    def explore_anew(self, refused: SeedPlan) -> SeedPlan:
+        """Draft the seeds of a plan whose drafts are not trusted again: now, with the current weights.
+
+        All devices draft, the trainer too, so nothing may run beside it.
+
+        Args:
+            refused: the plan; the new one keeps a record of its drafts.
+        """
+        return self._draft_now(refused.iteration).in_place_of(refused)
 
     def rollout(self, plan: SeedPlan) -> Rollout:
         """Generate the planned seeds with the current weights on all devices."""
@@ -194,7 +200,7 @@ class Runtime:
             (request.prompt_id, request.seed_index): score
             for request, score in zip(requests, scores, strict=True)
         }
-        return self._search.review(rollout.plan, scored, next_plan)
+        return self._search.review(rollout.plan, scored, next_plan, self._version)
 
     def explorer_state(self) -> dict[str, Any]:
         """What exploration has learned, as JSON values, for a checkpoint."""
@@ -245,6 +251,11 @@ class Runtime:
         """End all processes of the runtime."""
         self._search.abandon()
         self._cluster.shutdown()
+
+    def _draft_now(self, iteration: int) -> SeedPlan:
+        """Choose seeds with the current weights on all devices."""
+        self._take_own_weights()
+        return self._search.on_all_devices(iteration, self._current, self._version)
 
     def _publish(self, key: str) -> Weights:
         """Name the trainer's own weights `key` and make them available to the workers."""

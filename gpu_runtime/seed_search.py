@@ -169,13 +169,16 @@ class SeedSearch:
         bench = self._bench(devices, weights.key, None, False)
         return self._finish(iteration, planner, self._draft(bench, iteration, planner, policy_version, ()))
 
-    def review(self, plan: SeedPlan, scored: Scored, next_plan: SeedPlan | None) -> SeedReview:
+    def review(
+        self, plan: SeedPlan, scored: Scored, next_plan: SeedPlan | None, policy_version: int
+    ) -> SeedReview:
         """Look back on an iteration: figures of its seeds, and whether the next ones may be trusted.
 
         Args:
             plan: the iteration's plan.
             scored: its rollout's scores.
             next_plan: drafted meanwhile for the next iteration; None where there is none yet.
+            policy_version: of the weights that the next iteration is rolled out with.
         """
         signal = {identity: self._explorer.signal(score) for identity, score in scored.items()}
         judged = {identity: score for identity, score in scored.items() if score.error is None}
@@ -192,11 +195,11 @@ class SeedSearch:
         for name in ("spearman", "kendall", "kept_overlap"):
             if (value := getattr(verdict.agreement, name)) is not None:
                 figures[name] = value
-        if not verdict.trusted and next_plan is not None and next_plan.candidates:
+        if not verdict.trusted and next_plan is not None and _is_stale(next_plan, policy_version):
             if self._settings.when_stale == "redraft":
                 next_plan = replace(next_plan, refused=True)
             else:
-                next_plan = self._explorer.plain(next_plan.iteration)
+                next_plan = self._explorer.plain(next_plan.iteration).in_place_of(next_plan)
         return SeedReview(figures, window.rescored, next_plan, verdict.notes)
 
     def state(self) -> dict[str, Any]:
@@ -209,8 +212,7 @@ class SeedSearch:
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
         """Drafts of the rollout's plan whose ranks may have changed, since other weights drew them."""
-        drawn_by = {draft.policy_version for draft in window.plan.candidates}
-        if drawn_by <= {window.policy_version}:
+        if not _is_stale(window.plan, window.policy_version):
             return []
         return self._explorer.monitored(window.plan)
 
@@ -288,3 +290,8 @@ class SeedSearch:
             f"no device beside the trainer holds the weights to draft seeds with for iteration {iteration}: "
             "its seeds are plain. Devices that were lost draft again once their replacements have loaded",
         ),)  # fmt: skip
+
+
+def _is_stale(plan: SeedPlan, policy_version: int) -> bool:
+    """Whether other weights than these drew any of its drafts: the same would draw the same again."""
+    return any(draft.policy_version != policy_version for draft in plan.stale_drafts)

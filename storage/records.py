@@ -62,17 +62,18 @@ class CandidateRecord:
     """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.
 
     No two of an iteration share prompt, seed, fidelity and policy version: the same weights would
-    draw the same image again.
+    draw the same image again. Where drafts were refused and made anew, both are there, the new ones with
+    the rollout's own policy version.
 
     Attributes:
         fidelity: "full", or the name of a cheaper draft such as "preview-5".
         policy_version: the weights that drew it: the previous iteration's for a stale draft, the
-            rollout's own for a re-score of the staleness monitor.
+            rollout's own for a re-score of the staleness monitor and for what was drafted anew.
         score: in [0, 1]; 0 where `error` says why there is none.
         exact: whether all that was asked is in it.
         round: the planner's round that asked for it, from 0; -1 for a re-score of the monitor.
         rank: place among the prompt's drafts of the same fidelity and policy version by score, 0 the best.
-        kept: whether the seed went into the rollout.
+        kept: whether the seed went into the rollout; False for a refused draft, which chose nothing.
     """
 
     prompt_id: int

@@ -23,34 +23,37 @@ _DRAFTS = """
 def stale_and_fresh(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """Seeds that have both a stale draft (of older weights than the rollout's) and a fresh score.
 
-    Fresh is the monitor's re-score where there is one, else the rollout's sample. Images that could
-    not be scored are left out: their 0 is no opinion of the image.
+    Fresh is a draft by the rollout's own weights where there is one (the monitor's re-score, or one made
+    anew where the stale ones were refused), else the rollout's sample. Images that could not be scored
+    are left out: their 0 is no opinion of the image.
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
-    kept, rescored (whether fresh is a re-score).
+    kept (whether the seed was rolled out), rescored (whether fresh is a draft).
     """
     return connection.execute(
-        f"""
-        WITH drafts AS ({_DRAFTS}),
-        rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM samples
+        """
+        WITH rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM samples
             WHERE run_id = $run GROUP BY iteration),
-        rescores AS (SELECT * FROM candidates
-            WHERE run_id = $run AND round = -1 AND fidelity = 'full' AND error IS NULL
+        drafts AS (SELECT c.* FROM candidates c
+            JOIN rollouts r ON r.iteration = c.iteration AND c.policy_version < r.policy_version
+            WHERE c.run_id = $run AND c.round >= 0
             QUALIFY row_number() OVER (
-                PARTITION BY iteration, prompt_id, seed_index
-                ORDER BY fidelity = 'full' DESC, policy_version DESC, fidelity
+                PARTITION BY c.iteration, c.prompt_id, c.seed_index
+                ORDER BY c.fidelity = 'full' DESC, c.policy_version DESC, c.round DESC, c.fidelity
             ) = 1),
-        rolled AS (SELECT * FROM samples WHERE run_id = $run AND error IS NULL)
+        fresh AS (SELECT c.* FROM candidates c
+            JOIN rollouts r ON r.iteration = c.iteration AND c.policy_version = r.policy_version
+            WHERE c.run_id = $run AND c.fidelity = 'full' AND c.error IS NULL)
         SELECT d.iteration, d.prompt_id, p.prompt, d.seed_index, d.fidelity, d.score AS stale,
-            coalesce(c.score, s.score) AS fresh, d.kept, c.score IS NOT NULL AS rescored
+            coalesce(c.score, s.score) AS fresh, s.seed_index IS NOT NULL AS kept,
+            c.score IS NOT NULL AS rescored
         FROM drafts d
-        JOIN rollouts r ON r.iteration = d.iteration AND d.policy_version < r.policy_version
-        LEFT JOIN rescores c ON c.iteration = d.iteration AND c.prompt_id = d.prompt_id
-            AND c.seed_index = d.seed_index AND c.policy_version = r.policy_version
-        LEFT JOIN rolled s ON s.iteration = d.iteration AND s.prompt_id = d.prompt_id
+        LEFT JOIN fresh c ON c.iteration = d.iteration AND c.prompt_id = d.prompt_id
+            AND c.seed_index = d.seed_index
+        LEFT JOIN samples s ON s.run_id = $run AND s.iteration = d.iteration AND s.prompt_id = d.prompt_id
             AND s.seed_index = d.seed_index
         JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = d.prompt_id
-        WHERE d.error IS NULL AND coalesce(c.score, s.score) IS NOT NULL
+        WHERE d.error IS NULL AND (c.score IS NOT NULL OR s.error IS NULL AND s.score IS NOT NULL)
         ORDER BY d.iteration, d.prompt_id, d.seed_index
         """,
         {"run": run_id},

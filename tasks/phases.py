@@ -12,14 +12,17 @@ from tasks.session import Session
 
 
 @task(name="explore", cache_policy=NO_CACHE, persist_result=False)
-def explore(session: Session, iteration: int, again: bool = False) -> SeedPlan:
+def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -> SeedPlan:
     """Choose the seeds of an iteration.
 
-    With strategy `stale` it runs beside the training of the one before. `again` drafts anew, with the
-    current weights, where those drafts are not trusted; its time is booked as `redraft`.
+    With strategy `stale` it runs beside the training of the one before. Where the drafts made there are
+    `refused`, seeds are drafted anew, with the current weights; the time is booked as `redraft`.
     """
-    with session.timed("redraft" if again else "explore"):
-        return session.runtime.explore(iteration, fresh=again)
+    if refused is not None:
+        with session.timed("redraft"):
+            return session.runtime.explore_anew(refused)
+    with session.timed("explore"):
+        return session.runtime.explore(iteration)
 
 
 @task(name="rollout", cache_policy=NO_CACHE, persist_result=False)

@@ -32,8 +32,9 @@ def review_seeds(
 
 
 def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
-    """Every draft that chose an iteration's seeds, and those that were scored again."""
-    drafts = [*plan.candidates, *review.rescored]
+    """Every draft made to choose an iteration's seeds, refused ones too, and those that were scored again."""
+    drafts = [*plan.candidates, *plan.superseded, *review.rescored]
+    refused = set(plan.superseded)
     rivals: dict[tuple[int, str, int], list[Candidate]] = defaultdict(list)
     for draft in drafts:
         rivals[draft.prompt_id, draft.fidelity, draft.policy_version].append(draft)
@@ -55,7 +56,7 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
             error=draft.error,
             round=draft.round,
             rank=rank[draft],
-            kept=draft.seed_index in plan.seeds.get(draft.prompt_id, ()),
+            kept=draft not in refused and draft.seed_index in plan.seeds.get(draft.prompt_id, ()),
         )
         for draft in drafts
     ]

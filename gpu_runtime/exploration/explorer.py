@@ -16,7 +16,7 @@ import numpy as np
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.draft_reliability import DraftReliability
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of
-from gpu_runtime.exploration.monitor import MONITOR_ROUND, RankMonitor, Review
+from gpu_runtime.exploration.monitor import RankMonitor, Review
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.staleness import compare
@@ -129,7 +129,7 @@ class SeedExplorer:
         rescored: Iterable[Candidate],
         rolled: Mapping[tuple[int, int], Judgement],
     ) -> Review | None:
-        """Compare a plan's drafts with fresh scores of the same seeds.
+        """Compare the drafts of a plan, or of the refused one before it, with fresh scores of their seeds.
 
         Args:
             plan: the iteration's plan.
@@ -139,10 +139,12 @@ class SeedExplorer:
         Returns:
             None where there is nothing to compare.
         """
-        again = [draft for draft in rescored if draft.error is None]
+        # What was drafted anew in place of refused drafts is of the rollout's weights, as re-scores are.
+        anew = plan.candidates if plan.superseded else ()
+        again = [draft for draft in (*rescored, *anew) if draft.error is None]
         fresh: dict[tuple[int, int], Judgement] = dict(rolled)
         fresh |= {(draft.prompt_id, draft.seed_index): draft for draft in again if draft.fidelity == FULL}
-        judged = [draft for draft in plan.candidates if draft.error is None]
+        judged = [draft for draft in plan.stale_drafts if draft.error is None]
         # The kept seeds alone are extremes, which correlate better than candidates do: a prompt counts
         # only if the window held all its re-scores.
         partly = {d.prompt_id for d in judged if (d.prompt_id, d.seed_index) not in fresh}
@@ -150,18 +152,17 @@ class SeedExplorer:
         drafts = [draft for draft in judged if draft.prompt_id in monitored]
         pairs: dict[int, tuple[list[float], list[float]]] = {}
         moved = False
+        for draft in drafts:
+            now = fresh[draft.prompt_id, draft.seed_index]
+            stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
+            stale_scores.append(self.signal(draft))
+            fresh_scores.append(self.signal(now))
+            # The graded score shows a change long before an image turns from wrong to right.
+            moved = moved or draft.value != now.value
         for draft in [*drafts, *(draft for draft in again if draft.fidelity != FULL)]:
-            now = fresh.get((draft.prompt_id, draft.seed_index))
-            if now is None:
-                continue
-            before, after = self.signal(draft), self.signal(now)
-            self._reliability[draft.fidelity].note(draft.prompt_id, before, after)
-            if draft.round != MONITOR_ROUND:
-                stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
-                stale_scores.append(before)
-                fresh_scores.append(after)
-                # The graded score shows a change long before an image turns from wrong to right.
-                moved = moved or draft.value != now.value
+            if now := fresh.get((draft.prompt_id, draft.seed_index)):
+                known = self._reliability[draft.fidelity]
+                known.note(draft.prompt_id, self.signal(draft), self.signal(now))
         for known in self._reliability.values():
             known.end_iteration()
         if not pairs:

@@ -54,10 +54,13 @@ class RankMonitor:
         """The drafts to make with the rollout's weights, to see whether a plan's ranks hold.
 
         All candidates of some prompts in full, but for the kept seeds, whose rollouts are fresh scores
-        already; and by every preview that is not in use yet, so that it may prove itself.
+        already; and by every preview that is not in use yet, so that it may prove itself. What was drafted
+        anew in place of refused drafts has fresh scores too.
         """
+        anew = plan.candidates if plan.superseded else ()
+        fresh = {Draft(draft.prompt_id, draft.seed_index, draft.fidelity) for draft in anew}
         judged: dict[int, list[Candidate]] = {}
-        for draft in plan.candidates:
+        for draft in plan.stale_drafts:
             if draft.error is None and draft.prompt_id in plan.seeds:
                 judged.setdefault(draft.prompt_id, []).append(draft)
         # The prompts with the most drafts have the most to say of ranks; of equal ones, the first.
@@ -67,9 +70,10 @@ class RankMonitor:
         ]
         in_full = [d for d in chosen if d.seed_index not in plan.seeds[d.prompt_id]]
         previews = [name for name in self._settings.fidelities if name != FULL]
-        return [Draft(d.prompt_id, d.seed_index) for d in in_full] + [
+        wanted = [Draft(d.prompt_id, d.seed_index) for d in in_full] + [
             Draft(d.prompt_id, d.seed_index, name) for name in previews for d in chosen if d.fidelity != name
         ]
+        return [draft for draft in wanted if draft not in fresh]
 
     def verdict(self, iteration: int, agreement: Agreement, moved: bool) -> Review:
         """What follows from an iteration's agreement, together with the reviews before it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +48,7 @@ class SeedPlan:
         figures: what exploration has to report, by metric name.
         notes: what people should know, as (kind of event, message).
         refused: the ranks of its drafts cannot be trusted; draft again with fresh weights.
+        superseded: drafts of a plan that was refused, in whose place this one came.
     """
 
     iteration: int
@@ -57,6 +58,20 @@ class SeedPlan:
     figures: dict[str, float] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
     refused: bool = False
+    superseded: tuple[Candidate, ...] = ()
+
+    @property
+    def stale_drafts(self) -> tuple[Candidate, ...]:
+        """The drafts that newer weights may contradict: those that were refused, where some were.
+
+        The drafts that came in their place are of the rollout's own weights.
+        """
+        return self.superseded or self.candidates
+
+    def in_place_of(self, refused: SeedPlan) -> SeedPlan:
+        """This plan with the drafts of a refused one: they were paid for, and show how wrong they were."""
+        figures = self.figures | {"drafts_refused": float(len(refused.candidates))}
+        return replace(self, superseded=refused.candidates, figures=figures)
 
     @property
     def explored_score(self) -> dict[tuple[int, int], float]:
@@ -84,6 +99,8 @@ def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
         figures=dict(values["figures"]),
         notes=tuple((kind, message) for kind, message in values["notes"]),
         refused=values["refused"],
+        # Plans of earlier checkpoints have none.
+        superseded=tuple(Candidate(**draft) for draft in values.get("superseded", ())),
     )
 
 

@@ -40,16 +40,22 @@ class ScoreHistory:
         self._half_life = half_life
         self._of_prompt: dict[int, tuple[int, list[float]]] = {}
         self._recent: list[list[float]] = []
+        self._newest: int | None = None
 
     def add(self, iteration: int, scores: Mapping[int, Sequence[float]]) -> None:
-        """Note the scores of an iteration's drafts, by prompt; a prompt's older ones give way."""
+        """Note the scores of an iteration's drafts, by prompt; a prompt's older ones give way.
+
+        An iteration's second scores, where it was drafted anew, come in the place of its first.
+        """
         everything: list[float] = []
         for prompt, values in scores.items():
             if values:
                 self._of_prompt[prompt] = (iteration, _spread(values))
                 everything += _spread(values)
         if everything:
-            self._recent = [*self._recent, everything][-_COMMON_ITERATIONS:]
+            before = self._recent[:-1] if iteration == self._newest else self._recent
+            self._recent = [*before, everything][-_COMMON_ITERATIONS:]
+            self._newest = iteration
 
     def predict(self, prompt: int, iteration: int) -> Prediction:
         """What a draft of this prompt may score, from its own past and from what is common."""
@@ -68,12 +74,15 @@ class ScoreHistory:
         return {
             "of_prompt": [[prompt, seen, values] for prompt, (seen, values) in self._of_prompt.items()],
             "recent": self._recent,
+            "newest": self._newest,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         self._of_prompt = {prompt: (seen, list(values)) for prompt, seen, values in state["of_prompt"]}
         self._recent = [list(values) for values in state["recent"]]
+        # Earlier checkpoints do not say.
+        self._newest = state.get("newest")
 
 
 def _spread(values: Sequence[float]) -> list[float]:

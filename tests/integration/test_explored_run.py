@@ -115,7 +115,16 @@ def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, c
     wary = config.model_copy(update={"exploration": never, "name": "wary"})
     post_train(wary, "wary")
     again = metrics(home, "wary", "redraft_s")
-    assert again.keys() <= {3, 4} and again
+    # A plan that was drafted anew is followed by a review too.
+    assert again.keys() == {3, 4}
+    assert metrics(home, "wary", "spearman").keys() == {2, 3}
+    assert metrics(home, "wary", "drafts_refused") == {3: 24, 4: 24}
+    drafts = (
+        "FROM candidates WHERE run_id = 'wary' AND iteration > 2 AND round >= 0 GROUP BY 1, 2 ORDER BY 1, 2"
+    )
+    assert rows(home, f"SELECT iteration, iteration - policy_version, count(*), sum(kept::INT) {drafts}") == [
+        (3, 1, 24, 16), (3, 2, 24, 0), (4, 1, 24, 16), (4, 2, 24, 0),
+    ]  # fmt: skip
     expected = last_blobs(home, "wary")
     store = RunStore(home)
     # The newest checkpoint left holds a refused plan.

@@ -103,6 +103,22 @@ class TestStaleAndFresh:
         committed(store, samples=[sample(1, 0.5)], candidates=[draft(1, 0.5, version=4)])
         assert self.pairs(store).empty
 
+    def test_a_refused_draft_against_the_one_made_in_its_place(self, store: RunStore):
+        committed(
+            store,
+            samples=[sample(1, 0.75), sample(2, 0.25)],
+            candidates=[
+                draft(1, 0.7, version=4), draft(2, 0.2, version=4), draft(3, 0.4, version=4, kept=False),
+                draft(1, 0.1, kept=False), draft(3, 0.9, kept=False), draft(4, 0.3, kept=False),
+                draft(4, 0.6, version=4, round=-1, kept=False),
+            ],
+        )  # fmt: skip
+        assert rows(self.pairs(store), "seed_index", "stale", "fresh", "kept", "rescored") == [
+            (1, 0.1, 0.7, True, True),  # its draft was refused, and yet it was rolled out
+            (3, 0.9, 0.4, False, True),
+            (4, 0.3, 0.6, False, True),
+        ]
+
     def test_the_full_draft_counts_and_then_the_newest(self, store: RunStore):
         committed(
             store,

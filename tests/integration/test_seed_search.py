@@ -126,7 +126,7 @@ def test_plans_repeat_to_the_bit(fresh, untrained):
 
 def test_fresh_drafts_use_every_device_and_foretell_the_rollout(fresh):
     fresh.take_intervals()
-    plan = fresh.explore(1, fresh=True)
+    plan = fresh.explore_anew(fresh.explore(1))
     states = {(i.worker, i.state) for i in fresh.take_intervals()}
     assert {("reserved-0", "explore"), ("spot-0", "explore"), ("spot-1", "explore")} <= states
     rolled = fresh.rollout(plan)
@@ -148,8 +148,15 @@ def test_untrusted_drafts_are_refused_and_drafted_anew(fresh, monkeypatch):
     assert review.next_plan is not None and review.next_plan.refused
     (note,) = review.notes
     assert note[0] == "staleness" and "drafted anew" in note[1]
-    again = fresh.explore(3, fresh=True)
+    again = fresh.explore_anew(review.next_plan)
     assert not again.refused and {d.policy_version for d in again.candidates} == {2}
+    assert again.superseded == following.candidates
+    # The refused drafts have been made anew, or are scored again: the next plan is reviewed as any other.
+    rolled, scores, following = iterate(fresh, again)
+    review = fresh.review(rolled, scores, following)
+    assert "spearman" in review.figures
+    assert {d.policy_version for d in review.rescored} <= {2}
+    assert review.next_plan is not None and review.next_plan.refused
 
 
 def test_the_flow_waits_for_a_chunk_and_not_for_a_draft(fresh, monkeypatch):

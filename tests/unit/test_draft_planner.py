@@ -184,3 +184,20 @@ def test_a_later_draft_of_a_known_past_counts_less():
     # Own weight 4 halves twice; what is common counts as one draft.
     assert near.weights.sum() == pytest.approx(5.0)
     assert far.weights.sum() == pytest.approx(2.0)
+
+
+def test_an_iteration_that_is_drafted_anew_is_common_once():
+    history = ScoreHistory(half_life=2.0)
+    history.add(1, {0: [0.0] * 4})
+    history.add(2, {1: [0.5] * 4})
+    history.add(2, {1: [1.0] * 4})
+    prediction = history.predict(9, 3)
+    assert prediction.values.tolist() == [0.0] * 4 + [1.0] * 4
+    # Also after a resume in between.
+    other = ScoreHistory(half_life=2.0)
+    other.restore(history.state())
+    other.add(2, {1: [0.25] * 4})
+    assert other.predict(9, 3).values.tolist() == [0.0] * 4 + [0.25] * 4
+    other.restore({"of_prompt": [], "recent": [[0.5]]})  # as an earlier version wrote it
+    other.add(2, {1: [0.25]})
+    assert other.predict(9, 3).values.tolist() == [0.5, 0.25]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -213,7 +214,50 @@ def test_the_state_goes_through_json_and_changes_no_plan():
 
 def test_a_plan_goes_through_json():
     plan = explore(SeedExplorer(make_config(), [4, 5]), 1, lambda p, s: None if s == 1 else s / 8)
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(plan)))) == plan
+    for there in (plan, SeedPlan(1, {4: (0,)}).in_place_of(plan)):
+        assert plan_from_json(json.loads(json.dumps(plan_to_json(there)))) == there
+    older = plan_to_json(plan)
+    del older["superseded"]
+    assert plan_from_json(json.loads(json.dumps(older))) == plan
+
+
+def superseded(explorer: SeedExplorer, stale, anew, drafts: int = 8) -> SeedPlan:
+    """A plan drafted anew by `anew`, in place of one that `stale` drafted."""
+    refused = explore(explorer, 3, stale)
+    plan = explore(explorer, 3, anew, budget=drafts)
+    newer = tuple(replace(draft, policy_version=1) for draft in plan.candidates)
+    return replace(plan, candidates=newer).in_place_of(refused)
+
+
+@pytest.mark.parametrize(("now", "trusted"), [(falling, False), (lambda p, s: s / 9, True)])
+def test_refused_drafts_are_reviewed_by_what_was_drafted_in_their_place(now, trusted):
+    explorer = SeedExplorer(make_config(allocation="uniform", monitor_prompts=2), [4, 5])
+    plan = superseded(explorer, rising, now)
+    drafted = {(d.prompt_id, d.seed_index) for d in plan.candidates}
+    again = explorer.monitored(plan)
+    # Four of eight seeds of each prompt were drafted anew.
+    assert {(d.prompt_id, d.seed_index) for d in again} == {(p, s) for p in (4, 5) for s in range(4, 8)}
+    assert not drafted & {(d.prompt_id, d.seed_index) for d in again}
+    review = explorer.review(plan, rescored(plan, explorer, now), rolled(plan, now))
+    assert review is not None
+    assert (review.agreement.pairs, review.trusted) == (16, trusted)
+    assert review.agreement.spearman == pytest.approx(1.0 if trusted else -1.0)
+
+
+def test_refused_drafts_that_were_all_made_anew_need_no_re_score():
+    explorer = SeedExplorer(make_config(allocation="uniform"), [4, 5])
+    plan = superseded(explorer, rising, falling, drafts=16)
+    assert explorer.monitored(plan) == []
+    review = explorer.review(plan, (), rolled(plan, falling))
+    assert review is not None and review.agreement.pairs == 16
+
+
+def test_refused_drafts_that_gave_way_to_plain_seeds_are_reviewed():
+    explorer = SeedExplorer(make_config(monitor_prompts=2), [4, 5])
+    plan = explorer.plain(3).in_place_of(explore(explorer, 3, rising))
+    assert {d.seed_index for d in explorer.monitored(plan)} == set(range(2, 8))
+    review = explorer.review(plan, rescored(plan, explorer, rising), rolled(plan, rising))
+    assert review is not None and review.agreement.spearman == pytest.approx(1.0)
 
 
 def test_more_prompts_are_explored_than_kept():

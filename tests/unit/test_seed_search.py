@@ -8,6 +8,9 @@ import pytest
 
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.fleet import Weights
+from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.seed_search import SeedSearch, build_explorer
 from storage.config import RunConfig
 from storage.prompts import PromptRecord
@@ -53,3 +56,49 @@ def test_a_budget_that_is_set_is_the_budget():
 
 def test_without_a_window_before_there_is_no_budget():
     assert make_search()._budget(2) is None
+
+
+def drafted(iteration: int, version: int) -> SeedPlan:
+    """Eight drafts of each of two prompts; the later seed scores more."""
+    drafts = tuple(
+        Candidate(prompt, seed, "full", version, seed / 8, False, None, 0)
+        for prompt in (0, 1)
+        for seed in range(8)
+    )
+    return SeedPlan(iteration, {0: (0, 7), 1: (0, 7)}, drafts)
+
+
+def reviewed(search: SeedSearch, next_plan: SeedPlan, version_after: int) -> SeedPlan:
+    """The next plan after a review of an iteration whose ranks have turned round."""
+    plan = drafted(3, version=1)
+    search.open_window(plan, Weights("v2", "", None), 2)
+    assert search._window is not None
+    search._window.rescored = tuple(
+        Candidate(prompt, seed, "full", 2, 1 - seed / 8, False, None, MONITOR_ROUND)
+        for prompt in (0, 1)
+        for seed in range(1, 7)
+    )
+    scored = {(prompt, seed): Score(1 - seed / 8, False, "") for prompt in (0, 1) for seed in (0, 7)}
+    review = search.review(plan, scored, next_plan, version_after)
+    assert review.figures["spearman"] == pytest.approx(-1.0)
+    assert review.next_plan is not None
+    return review.next_plan
+
+
+def test_stale_drafts_are_refused_where_ranks_have_turned_round():
+    next_plan = drafted(4, version=2)
+    assert reviewed(make_search(monitor_prompts=2), next_plan, version_after=3).refused
+
+
+def test_drafts_of_the_weights_that_will_roll_them_out_are_not_refused():
+    """Training that had nothing to learn from has left the weights as they were."""
+    next_plan = drafted(4, version=2)
+    assert reviewed(make_search(monitor_prompts=2), next_plan, version_after=2) == next_plan
+
+
+def test_plain_seeds_in_place_of_refused_drafts_keep_these_on_record():
+    next_plan = drafted(4, version=2)
+    plan = reviewed(make_search(monitor_prompts=2, when_stale="plain"), next_plan, version_after=3)
+    assert (plan.candidates, plan.superseded) == ((), next_plan.candidates)
+    assert set(plan.seeds.values()) == {(0, 1)}
+    assert plan.figures["drafts_refused"] == 16

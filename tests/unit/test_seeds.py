@@ -69,6 +69,23 @@ def test_candidates_are_ranked_among_their_like():
     assert {r.prompt for r in records} == {"prompt 7", "prompt 9"}
 
 
+def test_refused_drafts_are_recorded_beside_those_made_in_their_place():
+    refused = SeedPlan(4, {7: (0, 3)}, (draft(7, 0, 0.0), draft(7, 3, 1.0), draft(8, 1, 0.5)), refused=True)
+    anew = (draft(7, 0, 1.0, 4), draft(7, 2, 0.5, 4))
+    plan = SeedPlan(4, {7: (0, 2)}, anew, figures={"drafts": 2.0}).in_place_of(refused)
+    assert plan.figures == {"drafts": 2.0, "drafts_refused": 3.0}
+    records = candidate_records(session(), plan, SeedReview(rescored=(draft(7, 3, 0.5, 4, round=-1),)))
+    assert [(r.prompt_id, r.seed_index, r.policy_version, r.rank, r.kept) for r in records] == [
+        (7, 0, 4, 0, True),
+        (7, 2, 4, 1, True),
+        (7, 0, 3, 1, False),  # the same seed, drawn by older weights
+        (7, 3, 3, 0, False),
+        (8, 1, 3, 0, False),
+        (7, 3, 4, 2, False),
+    ]
+    assert len({(r.prompt_id, r.seed_index, r.fidelity, r.policy_version) for r in records}) == len(records)
+
+
 def test_thumbnails_of_the_best_and_the_worst():
     values = {(0, 0): 0.5, (0, 1): 1.0, (0, 2): 0.0, (1, 0): 0.5, (1, 1): 0.5, (1, 2): 0.5}
     delivered, scores = [], []

@@ -177,6 +177,10 @@ class DraftPlanner:
         """Note a draft's score; None where there is no judgement. A second one changes nothing."""
         self._rounds[self._round_of[draft]].results.setdefault(draft, score)
 
+    def expected(self, fidelity: str, score: float) -> float:
+        """The full score to expect of a draft with such a score."""
+        return self._arms[fidelity].expected(score)
+
     def round_of(self, draft: Draft) -> int:
         """The round that asked for a draft."""
         return self._round_of[draft]
@@ -225,14 +229,13 @@ class DraftPlanner:
 
     def _judged(self, prompt: int, rounds: int) -> list[tuple[int, float]]:
         """(seed, expected full score) of the prompt's judged drafts in the first `rounds` rounds."""
-        judged = [
-            (draft.seed_index, self._arms[draft.fidelity].expected(score))
+        # Sorted: the order of arrival must not matter.
+        return sorted(
+            (draft.seed_index, self.expected(draft.fidelity, score))
             for issued in self._rounds[:rounds]
             for draft, score in issued.results.items()
             if draft.prompt_id == prompt and score is not None
-        ]
-        # The order of arrival must not matter.
-        return sorted(judged)
+        )
 
     def _issue(self, prompt: int) -> Draft:
         draft = Draft(prompt, self._issued[prompt], self._arm.fidelity)

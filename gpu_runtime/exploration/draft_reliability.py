@@ -7,10 +7,13 @@ is the expected full score given the draft's, which pulls those scores in that r
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+
+from gpu_runtime.exploration.draft_planner import Arm
+from gpu_runtime.exploration.fidelity import FULL
 
 _ITERATIONS = 8
 """Iterations whose pairs count: the policy moves."""
@@ -40,10 +43,9 @@ class DraftReliability:
         self._now.append((prompt, draft, full))
 
     def end_iteration(self) -> None:
-        """The pairs noted since the last call become the window's newest."""
-        if self._now:
-            self._window = [*self._window, self._now][-_ITERATIONS:]
-            self._now = []
+        """The pairs noted since the last call, few or none, become the window's newest."""
+        self._window = [*self._window, self._now][-_ITERATIONS:]
+        self._now = []
 
     def reliability(self) -> float | None:
         """Squared correlation within prompts; None while there are too few pairs or no spread."""
@@ -75,3 +77,72 @@ class DraftReliability:
     def restore(self, state: Iterable[Iterable[Any]]) -> None:
         """The inverse of `state`."""
         self._window = [[(prompt, draft, full) for prompt, draft, full in pairs] for pairs in state]
+
+
+class MeasuredFidelities:
+    """What every fidelity has shown of itself, and what may be drafted by it.
+
+    A draft in use is judged stale: older weights drew it, and a fresh full score says what it should
+    have been. Previews are also judged fresh, drawn by the weights of that score, in use or not: so a
+    preview can prove itself before it is used, and staleness is known also while no full draft is made.
+
+    Args:
+        previews: names of the previews that may be used.
+    """
+
+    def __init__(self, previews: Iterable[str]) -> None:
+        self._fresh = {name: DraftReliability() for name in previews}
+        self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
+
+    def note_stale(self, fidelity: str, prompt: int, draft: float, full: float) -> None:
+        """Note a draft that was used, and its fresh full score."""
+        self._stale[fidelity].note(prompt, draft, full)
+
+    def note_fresh(self, preview: str, prompt: int, draft: float, full: float) -> None:
+        """Note a preview and a full score of the same weights."""
+        self._fresh[preview].note(prompt, draft, full)
+
+    def end_iteration(self) -> None:
+        """What was noted counts from now on."""
+        for known in (*self._stale.values(), *self._fresh.values()):
+            known.end_iteration()
+
+    def full_draft(self, noise_aware: bool) -> Arm:
+        """Full drafts, at what staleness leaves of their reliability."""
+        expected = self._stale[FULL].expected if noise_aware else float
+        return Arm(FULL, 1.0, self._staleness(), expected)
+
+    def preview(self, name: str, cost: float) -> Arm | None:
+        """Drafts by a preview, of such a cost in full drafts; None before it is measured."""
+        stale, fresh = self._stale[name].reliability(), self._fresh[name].reliability()
+        if stale is not None:
+            return Arm(name, cost, stale, self._stale[name].expected)
+        if fresh is not None:
+            return Arm(name, cost, fresh * self._staleness(), self._fresh[name].expected)
+        return None
+
+    def _staleness(self) -> float:
+        """Squared correlation that older weights alone leave; 1 while nothing is known."""
+        measured = self._stale[FULL].reliability()
+        if measured is not None:
+            return measured
+        for name, known in self._fresh.items():
+            stale, fresh = self._stale[name].reliability(), known.reliability()
+            if stale is not None and fresh:
+                # A used preview has lost by both its haste and its age.
+                return min(1.0, stale / fresh)
+        return 1.0
+
+    def state(self) -> dict[str, dict[str, list[list[Pair]]]]:
+        """JSON values, for a checkpoint."""
+        return {
+            "stale": {name: known.state() for name, known in self._stale.items()},
+            "fresh": {name: known.state() for name, known in self._fresh.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`; fidelities that it does not know begin anew."""
+        for name, known in self._stale.items():
+            known.restore(state.get("stale", {}).get(name, ()))
+        for name, known in self._fresh.items():
+            known.restore(state.get("fresh", {}).get(name, ()))

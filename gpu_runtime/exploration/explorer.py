@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
-from gpu_runtime.exploration.draft_reliability import DraftReliability
+from gpu_runtime.exploration.draft_reliability import MeasuredFidelities
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of
 from gpu_runtime.exploration.monitor import RankMonitor, Review
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
@@ -59,7 +59,7 @@ class SeedExplorer:
         steps = config.sampling.rollout_steps
         self._cost = {name: evaluations_of(name, steps) / steps for name in self._settings.fidelities}
         self._history = ScoreHistory(self._settings.history_half_life)
-        self._reliability = {name: DraftReliability() for name in (FULL, *self._cost)}
+        self._fidelities = MeasuredFidelities(name for name in self._cost if name != FULL)
         self.forecast = WindowForecast()
         self._monitor = RankMonitor(self._settings)
 
@@ -113,7 +113,8 @@ class SeedExplorer:
         scores: dict[int, list[float]] = {prompt: [] for prompt in planner.prompts}
         for draft in made:
             if draft.error is None:
-                scores[draft.prompt_id].append(self.signal(draft))
+                # In the planner's terms: what full drafts are expected to score.
+                scores[draft.prompt_id].append(planner.expected(draft.fidelity, self.signal(draft)))
         self._history.add(iteration, scores)
         choice = planner.choose()
         pool = {prompt: choice.pool[prompt] for prompt in choice.seeds if prompt in choice.pool}
@@ -159,12 +160,14 @@ class SeedExplorer:
             fresh_scores.append(self.signal(now))
             # The graded score shows a change long before an image turns from wrong to right.
             moved = moved or draft.value != now.value
-        for draft in [*drafts, *(draft for draft in again if draft.fidelity != FULL)]:
-            if now := fresh.get((draft.prompt_id, draft.seed_index)):
-                known = self._reliability[draft.fidelity]
-                known.note(draft.prompt_id, self.signal(draft), self.signal(now))
-        for known in self._reliability.values():
-            known.end_iteration()
+            self._fidelities.note_stale(draft.fidelity, draft.prompt_id, self.signal(draft), self.signal(now))
+        for draft in again:
+            now = fresh.get((draft.prompt_id, draft.seed_index))
+            if draft.fidelity != FULL and now is not None:
+                self._fidelities.note_fresh(
+                    draft.fidelity, draft.prompt_id, self.signal(draft), self.signal(now)
+                )
+        self._fidelities.end_iteration()
         if not pairs:
             return None
         group = self._config.algorithm.group_size
@@ -179,7 +182,7 @@ class SeedExplorer:
         """JSON values, for a checkpoint."""
         return {
             "history": self._history.state(),
-            "reliability": {name: known.state() for name, known in self._reliability.items()},
+            "fidelities": self._fidelities.state(),
             "forecast": self.forecast.state(),
             "ranks": self._monitor.state(),
         }
@@ -187,26 +190,19 @@ class SeedExplorer:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         self._history.restore(state["history"])
-        for name, known in state["reliability"].items():
-            self._reliability[name].restore(known)
+        # A checkpoint of an earlier version has none: they are measured anew.
+        self._fidelities.restore(state.get("fidelities", {}))
         self.forecast.restore(state["forecast"])
         self._monitor.restore(state["ranks"])
 
     def _arms(self) -> list[Arm]:
         """Full drafts, and the previews that were measured; full ones also where nothing else is."""
-        arms = []
-        full = self._reliability[FULL].reliability()
-        full = 1.0 if full is None else full
-        for name, known in self._reliability.items():
-            measured = known.reliability()
-            if name == FULL:
-                expected = known.expected if self._settings.noise_aware else float
-                arms.append(Arm(FULL, 1.0, full, expected))
-            elif measured is not None:
-                # A preview out of use is measured with fresh weights: staleness comes on top.
-                arms.append(Arm(name, self._cost[name], measured * full, known.expected))
-        configured = [arm for arm in arms if arm.fidelity in self._cost]
-        return configured or arms[:1]
+        full = self._fidelities.full_draft(self._settings.noise_aware)
+        previews = {
+            name: self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL
+        }
+        arms = [full if name == FULL else previews[name] for name in (FULL, *previews)]
+        return [arm for arm in arms if arm is not None and arm.fidelity in self._cost] or [full]
 
 
 def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:

@@ -54,8 +54,8 @@ class RankMonitor:
         """The drafts to make with the rollout's weights, to see whether a plan's ranks hold.
 
         All candidates of some prompts in full, but for the kept seeds, whose rollouts are fresh scores
-        already; and by every preview that is not in use yet, so that it may prove itself. What was drafted
-        anew in place of refused drafts has fresh scores too.
+        already; and by every preview, in use or not: what it is worth under equal weights. What was
+        drafted anew in place of refused drafts has fresh scores too.
         """
         anew = plan.candidates if plan.superseded else ()
         fresh = {Draft(draft.prompt_id, draft.seed_index, draft.fidelity) for draft in anew}
@@ -71,7 +71,7 @@ class RankMonitor:
         in_full = [d for d in chosen if d.seed_index not in plan.seeds[d.prompt_id]]
         previews = [name for name in self._settings.fidelities if name != FULL]
         wanted = [Draft(d.prompt_id, d.seed_index) for d in in_full] + [
-            Draft(d.prompt_id, d.seed_index, name) for name in previews for d in chosen if d.fidelity != name
+            Draft(d.prompt_id, d.seed_index, name) for name in previews for d in chosen
         ]
         return [draft for draft in wanted if draft not in fresh]
 

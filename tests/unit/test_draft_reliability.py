@@ -1,0 +1,150 @@
+"""How far drafts can be trusted: previews that prove themselves, staleness, expected scores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gpu_runtime.exploration.draft_reliability import DraftReliability, MeasuredFidelities
+from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
+from gpu_runtime.exploration.plan import Candidate
+from tests.tiny_exploration import explore, make_config, rescored, rising, rolled
+
+
+def test_a_preview_is_used_once_it_has_proven_itself():
+    config = make_config(fidelities=("full", "preview-4"), candidates=40)
+    explorer = SeedExplorer(config, [4, 5])
+    used = []
+    for iteration in range(1, 6):
+        plan = explore(explorer, iteration, lambda p, s: s / 40)
+        used.append({draft.fidelity for draft in plan.candidates})
+        again = rescored(plan, explorer, lambda p, s: s / 40)
+        explorer.review(plan, again, rolled(plan, lambda p, s: s / 40))
+    assert used[0] == {"full"}
+    assert used[-1] == {"preview-4"}
+
+
+def test_a_preview_that_predicts_nothing_is_never_used():
+    explorer = SeedExplorer(make_config(fidelities=("full", "preview-4"), candidates=40), [4, 5])
+    for iteration in range(1, 6):
+        plan = explore(explorer, iteration, lambda p, s: s / 40)
+        assert {draft.fidelity for draft in plan.candidates} == {"full"}
+        again = [
+            Candidate(d.prompt_id, d.seed_index, d.fidelity, 1, value, False, None, MONITOR_ROUND)
+            for d in explorer.monitored(plan)
+            for value in [d.seed_index / 40 if d.fidelity == "full" else (d.seed_index * 17 % 40) / 40]
+        ]
+        explorer.review(plan, again, rolled(plan, lambda p, s: s / 40))
+
+
+def test_a_noise_aware_choice_discounts_scores_that_rarely_come_true():
+    explorer = SeedExplorer(make_config(noise_aware=True, monitor_prompts=2), [4, 5])
+
+    def drafted(prompt: int, seed: int) -> float:
+        return [0.0, 0.5, 0.5, 0.5, 0.5, 0.8, 1.0, 1.0][seed]
+
+    def full(prompt: int, seed: int) -> float:
+        # What drafts score 1 does not come true; 0.8 does.
+        return [0.0, 0.5, 0.5, 0.5, 0.5, 0.8, 0.4, 0.4][seed]
+
+    for iteration in range(1, 6):
+        plan = explore(explorer, iteration, drafted)
+        explorer.review(plan, rescored(plan, explorer, full), rolled(plan, full))
+    assert explore(explorer, 6, drafted).seeds == {4: (0, 5), 5: (0, 5)}
+
+
+def test_reliability_is_measured_within_prompts():
+    known = DraftReliability()
+    for seed in range(40):
+        # Between the prompts draft and full score go together, within them they do not.
+        known.note(0, 0.1 * (seed % 2), 0.1 * (seed // 2 % 2))
+        known.note(1, 0.9 + 0.1 * (seed % 2), 0.9 + 0.1 * (seed // 2 % 2))
+    assert known.reliability() is None
+    known.end_iteration()
+    assert known.reliability() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_pairs_are_forgotten_by_iterations_also_where_none_follow():
+    known = DraftReliability()
+    for seed in range(64):
+        known.note(0, seed / 64, seed / 64)
+    for _ in range(8):
+        known.end_iteration()
+        assert known.reliability() == pytest.approx(1.0)
+    known.end_iteration()
+    assert known.reliability() is None
+    assert known.expected(0.5) == 0.5
+
+
+def test_staleness_is_known_while_only_previews_are_drafted():
+    known = MeasuredFidelities(["preview-4"])
+    full = [0.0, 0.25, 0.75, 1.0] * 16
+    hasty = [0.0, 0.75, 0.25, 1.0] * 16  # correlates by 0.75 / 1.25 = 0.6
+    old = [0.0, 0.75, 1.0, 0.25] * 16  # by 0.1875 / 0.625 = 0.3
+    assert known.preview("preview-4", 0.5) is None
+    for score, haste, truth in zip(full, hasty, full, strict=True):
+        known.note_stale(FULL, 0, score, truth)
+        known.note_fresh("preview-4", 0, haste, truth)
+    known.end_iteration()
+    assert known.full_draft(False).reliability == pytest.approx(1.0)
+    unused = known.preview("preview-4", 0.5)
+    assert unused is not None and unused.reliability == pytest.approx(0.36)
+    for _ in range(9):  # in use: no full draft is made any more, and weights have begun to move
+        for score, haste, truth in zip(old, hasty, full, strict=True):
+            known.note_stale("preview-4", 0, score, truth)
+            known.note_fresh("preview-4", 0, haste, truth)
+        known.end_iteration()
+    used = known.preview("preview-4", 0.5)
+    assert used is not None and used.reliability == pytest.approx(0.09)
+    assert known.full_draft(False).reliability == pytest.approx(0.09 / 0.36)
+    other = MeasuredFidelities(["preview-4"])
+    other.restore(json.loads(json.dumps(known.state())))
+    assert other.full_draft(False).reliability == known.full_draft(False).reliability
+
+
+def test_a_preview_in_use_is_measured_under_equal_weights_too():
+    explorer = SeedExplorer(make_config(fidelities=("full", "preview-4")), [4, 5])
+    plan = explore(explorer, 1, rising)
+    used = tuple(replace(draft, fidelity="preview-4") for draft in plan.candidates)
+    drafts = explorer.monitored(replace(plan, candidates=used))
+    assert sorted((d.seed_index, d.fidelity) for d in drafts) == sorted(
+        [(seed, "full") for seed in range(1, 7)] + [(seed, "preview-4") for seed in range(8)]
+    )
+
+
+def test_the_past_remembers_the_full_score_to_expect_of_a_preview():
+    config = make_config(fidelities=("full", "preview-4"), candidates=40)
+    explorer = SeedExplorer(config, [4, 5])
+
+    def full(prompt: int, seed: int) -> float:
+        return seed / 40
+
+    for iteration in range(1, 4):
+        plan = explore(explorer, iteration, full)
+        again = [
+            replace(draft, value=draft.value / 4) if draft.fidelity == "preview-4" else draft
+            for draft in rescored(plan, explorer, full)
+        ]
+        explorer.review(plan, again, rolled(plan, full))
+    plan = explore(explorer, 4, lambda p, s: s / 160)
+    assert {draft.fidelity for draft in plan.candidates} == {"preview-4"}
+    assert max(draft.value for draft in plan.candidates) < 0.25
+    prediction = explorer._history.predict(4, 5)
+    own = prediction.values[prediction.weights == prediction.weights[-1]]
+    assert max(own) > 0.6
+
+
+@pytest.mark.parametrize(("name", "evaluations"), [("full", 10), ("preview-1", 2), ("preview-9", 10)])
+def test_what_a_fidelity_costs(name, evaluations):
+    assert evaluations_of(name, 10) == evaluations
+    assert preview_step("full") is None
+
+
+@pytest.mark.parametrize("name", ["preview-10", "preview-0", "preview", "draft", "preview-x", ""])
+def test_an_unknown_fidelity_is_refused(name):
+    with pytest.raises(ValueError, match="is unknown"):
+        evaluations_of(name, 10)

@@ -182,7 +182,8 @@ class SeedSearch:
         """
         signal = {identity: self._explorer.signal(score) for identity, score in scored.items()}
         judged = {identity: score for identity, score in scored.items() if score.error is None}
-        figures = seed_figures(plan, signal, {identity: score.value for identity, score in judged.items()})
+        values = {identity: score.value for identity, score in judged.items()}
+        figures = seed_figures(plan, signal, values, self._settings.criterion)
         window = self._window
         if self._settings.strategy != "stale" or window is None:
             return SeedReview(figures, (), next_plan)

@@ -47,10 +47,12 @@ def explored(record: IterationRecord, holds: float = 0.85) -> IterationRecord:
     )
 
 
-def mark_as_exploring(store: RunStore, run_id: str, min_spearman: float | None = MIN_SPEARMAN) -> None:
+def mark_as_exploring(
+    store: RunStore, run_id: str, min_spearman: float | None = MIN_SPEARMAN, criterion: str = "variance"
+) -> None:
     """Write the setting into a run's configuration, as text: it is the dashboard that is looked at."""
     config = json.loads(store.run(run_id).config_json)
-    config["exploration"]["strategy"] = "stale"
+    config["exploration"] |= {"strategy": "stale", "criterion": criterion}
     config["exploration"].pop("min_spearman", None)
     if min_spearman is not None:
         config["exploration"]["min_spearman"] = min_spearman
@@ -110,9 +112,9 @@ def _metrics(
         "prompts_unexplored": 0.0,
         "explore_wait_s": 0.4 + 0.2 * (iteration % 5),
         "explore_s": 6.1,
-        "variance_pool": _variance({(c.prompt_id, c.seed_index): c.score for c in drafts}),
-        "variance_kept": _variance({(c.prompt_id, c.seed_index): c.score for c in drafts if c.kept}),
-        "variance_rollout": _variance({(s.prompt_id, s.seed_index): s.score for s in samples}),
+        "spread_random": _variance({(c.prompt_id, c.seed_index): c.score for c in drafts}),
+        "spread_kept": _variance({(c.prompt_id, c.seed_index): c.score for c in drafts if c.kept}),
+        "spread_rollout": _variance({(s.prompt_id, s.seed_index): s.score for s in samples}),
     }
     if iteration == 1:  # nothing is stale yet
         return metrics

@@ -1,4 +1,4 @@
-"""The plots of the seeds: stale against fresh scores, ranks, where the drafts went, variance."""
+"""The plots of the seeds: stale against fresh scores, ranks, where the drafts went, spread."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from ui.charts import BASELINE_COLOUR, DRAFT_COLOUR, OVERLAP_COLOUR, SCORE_COLOUR, TRAINING_COLOUR, laid_out
 from ui.run_view import RunView
+from ui.seeds_view import spread_measure
 
 MAP_PROMPTS = 24
 """Rows of the map of drafts: the most drafted prompts."""
@@ -88,16 +89,16 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
     return figure.update_yaxes(range=[1.1 * lowest, 1.04])
 
 
-def variance_chart(view: RunView) -> go.Figure:
-    """Variance of a group's scores: at random, as chosen by the drafts, and as rolled out."""
+def spread_chart(view: RunView) -> go.Figure:
+    """Spread of a group's scores by the run's criterion: at random, as chosen by drafts, as rolled out."""
     figure = go.Figure()
     for name, title, line in (
-        ("variance_pool", "random", {"color": TRAINING_COLOUR, "width": 2}),
-        ("variance_kept", "kept (drafts)", {"color": DRAFT_COLOUR, "width": 1.5, "dash": "dot"}),
-        ("variance_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
+        ("spread_random", "random", {"color": TRAINING_COLOUR, "width": 2}),
+        ("spread_kept", "kept (drafts)", {"color": DRAFT_COLOUR, "width": 1.5, "dash": "dot"}),
+        ("spread_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
     ):  # fmt: skip
         _add_course(figure, view, name, title, line)
-    figure = laid_out(figure, "Variance before and after the choice", "Iteration", "Variance of the scores")
+    figure = laid_out(figure, "Spread before and after the choice", "Iteration", spread_measure(view).axis)
     return figure.update_yaxes(rangemode="tozero")
 
 

@@ -10,7 +10,7 @@ from ui.formatting import figure as as_figure
 from ui.formatting import markdown_text, moment, percent, short_duration
 from ui.headline import TILE_PX
 from ui.run_view import RunView
-from ui.seeds_view import least_spearman, recent
+from ui.seeds_view import least_spearman, recent, spread_measure
 
 DEFAULT_LEAST = 0.5
 """Ranks below this count as not holding, where the run's settings do not say."""
@@ -47,7 +47,7 @@ def show_alerts(alerts: pd.DataFrame) -> None:
 
 
 def show_seed_verdict(view: RunView) -> None:
-    """One or two sentences: whether stale ranks hold, and what the choice does to the variance."""
+    """One or two sentences: whether stale ranks hold, and what the choice does to the spread."""
     gain = _gain(view)
     ranks = recent(view.metric("spearman"), _RECENT)
     if not ranks.size:
@@ -95,10 +95,10 @@ def show_seed_figures(view: RunView) -> None:
         row, "Draft error", _latest(view, "draft_error", as_figure), _median(view, "draft_error", as_figure),
         "Mean distance between a seed's draft score and its score as rolled out.",
     )  # fmt: skip
-    value, how = _variance_ratio(view) or (None, None)
+    value, how = _spread_ratio(view) or (None, None)
     _tile(
-        row, "Variance gain", "-" if value is None else f"{value:.2f}×", how,
-        f"Variance of the kept groups over that of random ones, over the last {_RECENT} iterations.",
+        row, "Spread gain", "-" if value is None else f"{value:.2f}×", how,
+        f"{spread_measure(view).axis}: kept groups over random ones, over the last {_RECENT} iterations.",
     )  # fmt: skip
     _tile(
         row, "Waited for it", _latest(view, "explore_wait_s", short_duration),
@@ -129,23 +129,22 @@ def _median(view: RunView, name: str, as_text) -> str | None:
 
 
 def _gain(view: RunView) -> str:
-    """What the choice does to the variance, in a sentence; empty where it was not measured."""
-    ratio = _variance_ratio(view)
+    """What the choice does to the spread, in a sentence; empty where it was not measured."""
+    ratio = _spread_ratio(view)
     if ratio is None:
         return ""
     value, how = ratio
-    if how == "by drafts":
-        return f"By their drafts, kept groups have {value:.1f}x the variance of random ones."
-    return f"Kept groups have {value:.1f}x the variance of random ones."
+    found = f"ept groups have {value:.1f}x the {spread_measure(view).word} of random ones."
+    return f"By their drafts, k{found}" if how == "by drafts" else f"K{found}"
 
 
-def _variance_ratio(view: RunView) -> tuple[float, str] | None:
-    """Mean variance of kept groups over that of random ones, and how it was found.
+def _spread_ratio(view: RunView) -> tuple[float, str] | None:
+    """Mean spread of kept groups over that of random ones, and how it was found.
 
     As rolled out where that was measured; by drafts alone the kept ones look better than they are.
     """
-    pool = view.metric("variance_pool")
-    for name, how in (("variance_rollout", "as rolled out"), ("variance_kept", "by drafts")):
+    pool = view.metric("spread_random")
+    for name, how in (("spread_rollout", "as rolled out"), ("spread_kept", "by drafts")):
         kept = view.metric(name)
         both = np.flatnonzero(np.isfinite(pool) & np.isfinite(kept))[-_RECENT:]
         if both.size and pool[both].mean() > 0:

@@ -31,6 +31,23 @@ class SeedsView:
     alerts: pd.DataFrame
 
 
+@dataclass(frozen=True)
+class SpreadMeasure:
+    """By what a run tells how much a group's scores differ.
+
+    Attributes:
+        word: for a sentence.
+        axis: for a chart.
+    """
+
+    word: str
+    axis: str
+
+
+_VARIANCE = SpreadMeasure("variance", "Variance of a group's scores")
+_DEVIATION = SpreadMeasure("spread", "Squared distance from the drafts' mean")
+
+
 def load_seeds(home: Path, view: RunView) -> SeedsView:
     """What the page shows of one run; read again when an iteration or an event has come.
 
@@ -52,6 +69,11 @@ def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd
 def strategy(view: RunView) -> str:
     """How the run chooses its seeds; `plain` where its settings do not say."""
     return str(view.setting("exploration", "strategy") or "plain")
+
+
+def spread_measure(view: RunView) -> SpreadMeasure:
+    """What the run's spread figures are; variance where its settings do not say."""
+    return _DEVIATION if view.setting("exploration", "criterion") == "deviation" else _VARIANCE
 
 
 def least_spearman(view: RunView) -> float | None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from gpu_runtime.exploration.expected_gain import FARTHEST, Futures
 from gpu_runtime.exploration.score_history import Prediction
-from gpu_runtime.exploration.selection import Criterion, select
+from gpu_runtime.exploration.selection import Criterion, random_spread, select
 
 _WORTHLESS = 2e-4
 """Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
@@ -92,11 +92,13 @@ class Choice:
         seeds: of the kept prompts, G each.
         spread: of the kept drafts, by the plan's criterion; what is to be expected of seeds that nobody
             tried where too few were judged.
-        pool: mean and deviation of all judged drafts' scores, where there are enough to tell them.
+        random: the spread to expect of a random group of the judged drafts, where there are enough.
+        pool: mean and deviation of all judged drafts' scores, likewise.
     """
 
     seeds: dict[int, tuple[int, ...]]
     spread: dict[int, float]
+    random: dict[int, float]
     pool: dict[int, tuple[float, float]]
 
 
@@ -147,11 +149,6 @@ class DraftPlanner:
         """Whether the next round may be planned now: the one before the last is judged."""
         return not self._finished and all(issued.complete for issued in self._rounds[:-1])
 
-    @property
-    def finished(self) -> bool:
-        """Nothing more will be planned."""
-        return self._finished
-
     def next_round(self) -> list[Draft]:
         """The next drafts, by falling gain; empty when the budget is spent or nothing is worth it.
 
@@ -194,12 +191,14 @@ class DraftPlanner:
         group = self.settings.group_size
         seeds: dict[int, tuple[int, ...]] = {}
         spread: dict[int, float] = {}
+        random: dict[int, float] = {}
         pool: dict[int, tuple[float, float]] = {}
         for prompt in self.prompts:
             judged = self._judged(prompt, len(self._rounds))
             values = np.array([value for _, value in judged])
             if len(judged) >= max(group, _LEAST_POOL):
                 pool[prompt] = (float(values.mean()), float(values.std()))
+                random[prompt] = random_spread(values, group, self.settings.criterion)
             if len(judged) >= group:
                 chosen = select(values, group, self.settings.criterion)
                 seeds[prompt] = tuple(judged[index][0] for index in chosen.indices)
@@ -211,7 +210,8 @@ class DraftPlanner:
                 spread[prompt] = self._futures(prompt, len(self._rounds), 0).spread(0)
         # sorted() is stable: of equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
-        return Choice({prompt: seeds[prompt] for prompt in self.prompts if prompt in best}, spread, pool)
+        kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
+        return Choice(kept, spread, random, pool)
 
     @property
     def _room(self) -> float:

@@ -7,11 +7,10 @@ into `review`, which decides whether the drafts under way may be trusted.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
-
-import numpy as np
 
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.draft_reliability import MeasuredFidelities
@@ -207,14 +206,16 @@ class SeedExplorer:
 
 def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
     """What exploration reports of itself."""
-    kept = [choice.spread[prompt] for prompt in choice.seeds]
-    pool = [deviation**2 for _, deviation in choice.pool.values()]
+    # Of the same prompts, to be compared: those that enough was seen of.
+    explored = [prompt for prompt in choice.seeds if prompt in choice.pool]
     reached = {draft.prompt_id for draft in made if draft.error is None}
-    return {
+    figures = {
         "drafts": float(len(made)),
         "draft_errors": float(sum(draft.error is not None for draft in made)),
         "prompts_explored": float(len(reached)),
         "prompts_unexplored": float(sum(prompt not in reached for prompt in choice.seeds)),
-        "variance_pool": float(np.mean(pool)) if pool else 0.0,
-        "variance_kept": float(np.mean(kept)),
     }
+    if explored:
+        figures["spread_random"] = statistics.fmean(choice.random[prompt] for prompt in explored)
+        figures["spread_kept"] = statistics.fmean(choice.spread[prompt] for prompt in explored)
+    return figures

@@ -6,26 +6,33 @@ import statistics
 from collections.abc import Mapping
 
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.selection import Criterion, group_spread
 
 Scores = Mapping[tuple[int, int], float]
 """By (prompt_id, seed index)."""
 
 
-def seed_figures(plan: SeedPlan, signal: Scores, value: Scores) -> dict[str, float]:
+def seed_figures(plan: SeedPlan, signal: Scores, value: Scores, criterion: Criterion) -> dict[str, float]:
     """Metrics of an iteration: what exploration reported, and what came of it.
 
     Args:
         plan: the iteration's plan.
         signal: what was learned from, of every sample.
         value: the graded scores of those that were judged.
+        criterion: what the seeds were chosen by.
 
     Returns:
-        The plan's figures, `variance_rollout` (of the signal within a prompt, the mean over prompts) and,
-        where kept seeds were drafted, `draft_error` (mean distance of a seed's draft and rollout score).
+        The plan's figures, `spread_rollout` (of the signal within a prompt, the mean over the prompts that
+        the plan's own spread is of; over all where it has none) and, where kept seeds were drafted,
+        `draft_error` (mean distance of a seed's draft and rollout score).
     """
-    groups = [[signal[prompt, seed] for seed in seeds] for prompt, seeds in plan.seeds.items()]
-    variance = statistics.fmean(statistics.pvariance(group) for group in groups)
-    figures = plan.figures | {"variance_rollout": variance}
+    explored = [prompt for prompt in plan.seeds if prompt in plan.pool] or list(plan.seeds)
+    spreads = []
+    for prompt in explored:
+        pool_mean, _ = plan.pool.get(prompt, (None, None))
+        group = [signal[prompt, seed] for seed in plan.seeds[prompt]]
+        spreads.append(group_spread(group, pool_mean, criterion))
+    figures = plan.figures | {"spread_rollout": statistics.fmean(spreads)}
     drafted = plan.explored_score
     errors = [abs(drafted[identity] - score) for identity, score in value.items() if identity in drafted]
     return figures | {"draft_error": statistics.fmean(errors)} if errors else figures

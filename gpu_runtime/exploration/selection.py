@@ -56,6 +56,28 @@ def max_spread(scores_RN: np.ndarray, size: int, criterion: Criterion) -> np.nda
     return np.partition(squared, squared.shape[1] - size, axis=1)[:, -size:].mean(axis=1)
 
 
+def random_spread(scores: Sequence[float] | np.ndarray, size: int, criterion: Criterion) -> float:
+    """The spread to expect of `size` of these scores picked at random; errors as in `select`."""
+    values = _checked(scores, size)
+    if criterion == "deviation":
+        return float(values.var())
+    # The mean of a small group lies among its own scores.
+    return float(values.var(ddof=1)) * (size - 1) / size if size > 1 else 0.0
+
+
+def group_spread(group: Sequence[float], pool_mean: float | None, criterion: Criterion) -> float:
+    """The spread of a group that was not chosen here.
+
+    Args:
+        group: its scores.
+        pool_mean: of all candidates' scores; None where there were none: then of the group's own.
+        criterion: what is measured.
+    """
+    values = np.asarray(group, dtype=np.float64)
+    centre = values.mean() if criterion == "variance" or pool_mean is None else pool_mean
+    return float(((values - centre) ** 2).mean())
+
+
 def max_deviation_subset(scores: Sequence[float] | np.ndarray, size: int) -> Selection:
     """The `size` candidates farthest from the mean of all; of equally far ones the first.
 

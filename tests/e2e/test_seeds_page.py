@@ -56,7 +56,7 @@ def captions(page: AppTest) -> str:
 
 def titles(page: AppTest) -> list[str]:
     charts = [str(chart.proto) for chart in page.get("plotly_chart")]
-    known = ("Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt")
+    known = ("Same seed", "stale ranks hold?", "Spread before", "Drafts against", "Drafts by prompt")
     return [next(title for title in known if title in chart) for chart in charts]
 
 
@@ -92,11 +92,11 @@ def test_a_finished_run(store: RunStore):
     assert "(median of 20 iterations)" in page.success[0].value
     assert "Kept groups have 1.7x the variance of random ones." in page.success[0].value
     shown = figures(page)
-    assert shown["Variance gain"].startswith("1.7")
+    assert shown["Spread gain"].startswith("1.7")
     assert shown["Kept overlap"].endswith(" %")
     assert shown["Unexplored"] == "0"
     assert titles(page) == [
-        "Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt",
+        "Same seed", "stale ranks hold?", "Spread before", "Drafts against", "Drafts by prompt",
     ]  # fmt: skip
     assert "alarm below 0.5" in str(page.get("plotly_chart")[1].proto)
     assert page.slider[0].value == (1, 40)
@@ -192,12 +192,25 @@ def test_ranks_that_do_not_hold(store: RunStore):
     assert "alarm below" not in str(page.get("plotly_chart")[1].proto)
 
 
+def test_the_spread_is_named_by_the_runs_criterion(store: RunStore):
+    live_run(store)
+    store.commit_iteration(explored(iteration_record("live", 1, 0.0)))
+    page = opened()
+    assert "the variance of random ones" in sentences(page)
+    assert "Variance of a group" in str(page.get("plotly_chart")[1].proto)
+    mark_as_exploring(store, "live", criterion="deviation")
+    time.sleep(CACHE_S)
+    ran(page)
+    assert "the spread of random ones" in sentences(page)
+    assert "Squared distance from the drafts" in str(page.get("plotly_chart")[1].proto)
+
+
 @pytest.mark.parametrize(
     "missing",
     [
         ("spearman", "kendall", "kept_overlap", "draft_error"),
-        ("variance_pool", "variance_kept", "variance_rollout"),
-        ("variance_rollout",),
+        ("spread_random", "spread_kept", "spread_rollout"),
+        ("spread_rollout",),
         ("drafts", "prompts_unexplored", "explore_wait_s"),
     ],
 )
@@ -213,11 +226,11 @@ def test_metrics_that_are_missing(store: RunStore, missing: tuple[str, ...]):
     if "spearman" in missing:
         assert "Not to tell yet" in sentences(page)
         assert (shown["Kept overlap"], shown["Draft error"]) == ("-", "-")
-    if "variance_pool" in missing:
-        assert "has not measured the variance" in captions(page)
-        assert shown["Variance gain"] == "-"
+    if "spread_random" in missing:
+        assert "has not measured the spread" in captions(page)
+        assert shown["Spread gain"] == "-"
         assert "variance of random ones" not in sentences(page)
-    if missing == ("variance_rollout",):
+    if missing == ("spread_rollout",):
         assert "By their drafts, kept groups have" in sentences(page)
     if "drafts" in missing:
         assert [shown[name] for name in ("Drafts", "Waited for it", "Unexplored")] == ["-", "-", "-"]

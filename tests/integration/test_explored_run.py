@@ -82,9 +82,9 @@ def test_every_draft_is_recorded_with_its_fate(home, finished):
 
 def test_metrics_thumbnails_and_states(home, finished):
     assert metrics(home, "stale", "drafts") == {1: 0, 2: 24, 3: 24, 4: 24}
-    for name in ("draft_errors", "variance_pool", "variance_kept", "draft_error"):
+    for name in ("draft_errors", "spread_random", "spread_kept", "draft_error"):
         assert metrics(home, "stale", name).keys() == {2, 3, 4}, name
-    assert metrics(home, "stale", "variance_rollout").keys() == {1, 2, 3, 4}
+    assert metrics(home, "stale", "spread_rollout").keys() == {1, 2, 3, 4}
     assert metrics(home, "stale", "spearman").keys() <= {2, 3}
     assert metrics(home, "stale", "explore_wait_s").keys() == {1, 2, 3, 4}
     pictures = "SELECT iteration, count(*) FROM sample_images WHERE run_id = 'stale' GROUP BY 1 ORDER BY 1"

@@ -101,7 +101,7 @@ def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
     rolled, scores, plan = iterate(fresh, fresh.explore(1))
     first = fresh.review(rolled, scores, plan)
     assert first.rescored == () and "spearman" not in first.figures
-    assert first.figures["variance_rollout"] == pytest.approx(
+    assert first.figures["spread_rollout"] == pytest.approx(
         np.mean([np.var(signals(scores)[place : place + 4]) for place in range(0, 16, 4)])
     )
     rolled, scores, following = iterate(fresh, plan)

@@ -42,7 +42,7 @@ def test_the_budget_is_kept():
     planner = make()
     made = run(planner, lambda draft: float(draft.seed_index % 5 == 0))
     assert len(made) == len(set(made)) <= 36
-    assert planner.finished
+    assert not planner.can_plan
     assert planner.spent == len(made)
 
 

@@ -97,7 +97,7 @@ def undisturbed() -> Stage:
 def test_everything_planned_is_drafted_and_judged_once():
     stage = Stage(Script())
     made = stage.run()
-    assert stage.source.planner.finished
+    assert not stage.source.planner.can_plan
     assert len(made.candidates) == stage.source.planner.spent
     # A short batch takes as long as a full one.
     begun = [requests for place in (0, 1) for requests in stage.drafter(place).begun]
@@ -209,7 +209,7 @@ def test_half_of_the_drafts_without_a_judgement_stop_nothing():
 
     stage = Stage(Script(), judge=half)
     made = stage.run()
-    assert stage.source.planner.finished
+    assert not stage.source.planner.can_plan
     assert {c.seed_index % 2 for c in made.candidates if c.error} == {0}
     assert all(seed % 2 == 1 for seeds in choice(stage).values() for seed in seeds)
 

@@ -80,3 +80,22 @@ def test_the_forecast_is_a_median_and_knows_nothing_at_first():
     forecast.add_drafts(device_s=4, full_drafts=8)
     forecast.add_drafts(device_s=0, full_drafts=0)
     assert forecast.budget(3) == pytest.approx(10 * 3 / 0.5)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "before", "kept"),
+    # Scores 0, 0, 0, 1 of each prompt. Variance: pairs differ with 1 in 2, by 1/4; the kept pair does.
+    # Deviation from the mean 1/4: 3/16 at random; (9/16 + 1/16) / 2 of the kept pair.
+    [("variance", 1 / 8, 1 / 4), ("deviation", 3 / 16, 5 / 16)],
+)
+def test_the_spread_is_reported_by_the_runs_criterion(criterion, before, kept):
+    explorer = SeedExplorer(make_config(criterion=criterion, candidates=4), [4, 5])
+    plan = explore(explorer, 1, lambda p, s: float(s == 3))
+    assert plan.figures["drafts"] == 8
+    assert plan.figures["spread_random"] == pytest.approx(before)
+    assert plan.figures["spread_kept"] == pytest.approx(kept)
+
+
+def test_prompts_that_nobody_reached_have_no_spread():
+    figures = explore(SeedExplorer(make_config(), [4, 5]), 1, rising, budget=0).figures
+    assert not {"spread_random", "spread_kept"} & set(figures)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,13 +46,25 @@ def session(gallery: int = 2) -> Any:
 def test_figures_of_a_rollout():
     signal = {(7, 0): 1.0, (7, 2): 0.0, (8, 0): 0.0, (8, 1): 0.0}
     value = {(7, 0): 0.9, (7, 2): 0.8, (8, 0): 0.1}
-    figures = seed_figures(PLAN, signal, value)
+    figures = seed_figures(PLAN, signal, value, "variance")
     assert figures == {
         "drafts": 5.0,
-        "variance_rollout": pytest.approx(0.25 / 2),
+        "spread_rollout": pytest.approx(0.25 / 2),
         "draft_error": pytest.approx((0.4 + 0.2) / 2),
     }
-    assert "draft_error" not in seed_figures(SeedPlan(1, {8: (0, 1)}), signal, value)
+    assert "draft_error" not in seed_figures(SeedPlan(1, {8: (0, 1)}), signal, value, "variance")
+
+
+def test_the_spread_of_a_rollout_is_by_the_runs_criterion_and_of_explored_prompts():
+    signal = {(7, 0): 1.0, (7, 2): 0.5, (8, 0): 0.0, (8, 1): 1.0}
+    # Prompt 7 was explored: the mean of its drafts is 0.25; prompt 8 was not.
+    plan = replace(PLAN, pool={7: (0.25, 0.1)})
+    for criterion, spread in (("variance", 0.0625), ("deviation", (0.75**2 + 0.25**2) / 2)):
+        assert seed_figures(plan, signal, {}, criterion)["spread_rollout"] == pytest.approx(spread)
+    plain = SeedPlan(1, plan.seeds)
+    for criterion in ("variance", "deviation"):
+        figures = seed_figures(plain, signal, {}, criterion)
+        assert figures["spread_rollout"] == pytest.approx((0.0625 + 0.25) / 2)
 
 
 def test_candidates_are_ranked_among_their_like():

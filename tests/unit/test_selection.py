@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.selection import max_deviation_subset, max_spread, max_variance_subset
+from gpu_runtime.exploration.selection import (
+    group_spread,
+    max_deviation_subset,
+    max_spread,
+    max_variance_subset,
+    random_spread,
+    select,
+)
 
 
 def test_two_extremes_of_each_side():
@@ -55,3 +64,14 @@ def test_fewer_candidates_than_asked_are_refused(scores, size):
 def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not finite"):
         max_variance_subset([0.1, float("nan")], 1)
+
+
+@pytest.mark.parametrize("criterion", ["variance", "deviation"])
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_the_spread_of_a_random_group_is_the_mean_over_all_groups(criterion, size):
+    scores = [0.0, 0.1, 0.1, 0.5, 0.9, 1.0]
+    mean = float(np.mean(scores))
+    spreads = [group_spread(group, mean, criterion) for group in combinations(scores, size)]
+    assert random_spread(scores, size, criterion) == pytest.approx(np.mean(spreads))
+    # Nothing chosen spreads more than the best group.
+    assert max(spreads) == pytest.approx(select(scores, size, criterion).spread)

@@ -13,7 +13,7 @@ from ui.headline import planned_iterations
 from ui.images import show_best_and_worst
 from ui.run_choice import show_page
 from ui.run_view import RunView
-from ui.seed_charts import MAP_PROMPTS, draft_map, pair_chart, rank_chart, success_chart, variance_chart
+from ui.seed_charts import MAP_PROMPTS, draft_map, pair_chart, rank_chart, spread_chart, success_chart
 from ui.seed_verdict import show_alerts, show_plain, show_seed_figures, show_seed_verdict
 from ui.seeds_view import SeedsView, least_spearman, load_pictures, load_seeds, strategy
 
@@ -38,7 +38,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
     show_seed_verdict(view)
     show_seed_figures(view)
     _show_staleness(view, seeds)
-    _show_variance_and_budget(view, seeds, has_drafts)
+    _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)
 
@@ -68,13 +68,13 @@ def _show_pairs(pairs: pd.DataFrame, planned: int | None) -> None:
     place.plotly_chart(pair_chart(chosen), key="pairs", config=PLOT_SETTINGS)
 
 
-def _show_variance_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -> None:
+def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -> None:
     st.subheader("Where the drafts went, and what for")
     left, right = st.columns(2)
-    if any(name in view.metrics for name in ("variance_pool", "variance_kept", "variance_rollout")):
-        left.plotly_chart(variance_chart(view), key="variance", config=PLOT_SETTINGS)
+    if any(name in view.metrics for name in ("spread_random", "spread_kept", "spread_rollout")):
+        left.plotly_chart(spread_chart(view), key="spread", config=PLOT_SETTINGS)
     else:
-        left.caption("This run has not measured the variance of its groups.")
+        left.caption("This run has not measured the spread of its groups.")
     if not has_drafts:
         right.caption("No drafts are recorded yet.")
         return

@@ -165,7 +165,11 @@ class OptimizerConfig(Section):
     """AdamW and the moving average of the weights."""
 
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    """Constant learning rate."""
+    """Learning rate after the warm-up."""
+
+    warmup_steps: int = Field(default=0, ge=0)
+    """Training steps over which the learning rate rises evenly to its value: Adam's first steps have its full
+    length in directions that are little but noise."""
 
     weight_decay: float = Field(default=1e-4, ge=0, le=1)
     """Decoupled weight decay."""

@@ -290,3 +290,18 @@ def test_a_restored_trainer_goes_on_to_the_same_bits(mode: str) -> None:
             run.trainer.train(run.rollout(iteration))
     assert digest_of(resumed) == digest_of(whole)
     assert weights_digest(resumed.trainer.average.state) == weights_digest(whole.trainer.average.state)
+
+
+def test_the_learning_rate_rises_evenly_over_the_warm_up_and_after_a_restore() -> None:
+    settings = config(optimizer={"learning_rate": 1e-3, "warmup_steps": 4})
+    run = TinyRun(settings)
+    rates = []
+    for iteration in range(1, 4):
+        run.trainer.train(run.rollout(iteration))
+        rates.append(run.trainer.optimizer.param_groups[0]["lr"])
+    restored = TinyRun(settings)
+    restore_trainer(restored.trainer, trainer_blobs(run.trainer))
+    for iteration in range(4, 7):
+        restored.trainer.train(restored.rollout(iteration))
+        rates.append(restored.trainer.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])

@@ -2,16 +2,17 @@
 
     python -m benchmarks.exploration --task shapes [--quick] [--keep]
 
-Arms: `plain` (G seeds of each prompt, at its own best settings), `plain_same` (stale's settings, without
-exploration), `fresh` (drafts with current weights, on the critical path), `stale`
-(drafts with the previous iteration's weights, beside training: Spotlight), `stale_uniform` (without the
-bandit), `stale_variance` (the paper's selection: the group of maximum variance, advantages within it, no
-larger pool of prompts), `oracle` (every candidate judged with current weights) and `larger_batch` (plain,
-with the device-seconds of exploration spent on a larger group instead).
+Arms, all of the same training batch but the last: `plain` (Flow-GRPO, G seeds of each prompt), `plain_nft`
+(stale's objective, without exploration, at its own best learning rate), `stale_grpo` (plain with stale
+exploration: the paper's system), `stale` (Spotlight: drafts with the previous iteration's weights, beside
+training), `fresh` (drafts with current weights, on the critical path), `stale_uniform` (without the
+bandit), `oracle` (every candidate judged with current weights) and `larger_batch` (`plain_nft`'s way with
+the device-seconds of exploration spent on a larger group instead).
 
 The target is what `plain` reaches at its end: the mean of its last evaluations over all run seeds. A
 curve reaches it where its running mean of three evaluations does, interpolated; one that never does is
-null. `speedup` is plain's median over stale's, both by that rule; arms run as long as ARMS says.
+null. `speedup` is plain's median over stale's; `speedup_by` says what each part brings: the objective
+(plain over plain_nft) and exploration (plain_nft over stale). Arms run as long as ARMS says.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+import scipy.stats
 import torch
 
 from benchmarks.curve_store import CurveStore
@@ -61,61 +63,55 @@ PRESETS = {"ocr": "glyphs-stale", "shapes": "shapes-stale"}
 """The preset that Spotlight is run with; `stale` is that preset as it is."""
 
 DRAFTS = 448
-"""Drafts an iteration of every arm that explores but the oracle: 3.5 for each sample that is trained on.
-An assumption; what exceeds the training window is charged to the critical path."""
+"""Drafts an iteration of every arm that explores but the oracle: about half of all candidates. What exceeds
+the training window is charged to the critical path."""
 
 EVALUATE = ("evaluation.images_per_prompt=5",)
-"""Held-out images of a prompt: 480, or 640 of glyphs."""
+"""Held-out images of a prompt: 480."""
 
 PLAIN = (
     "exploration.strategy=plain",
-    "algorithm.prompts_per_iteration=32",
-    "algorithm.group_size=4",
-    "algorithm.advantage_std=group",
-    "algorithm.updates_per_iteration=2",
+    "algorithm.objective=grpo",
     "optimizer.learning_rate=2e-4",
+    "algorithm.updates_per_iteration=2",
+    "optimizer.beta2=0.999",
+    "optimizer.warmup_steps=0",
 )
 """Flow-GRPO at the best of the group shapes and learning rates that were tried; see docs/measurements.md."""
 
-PAPER = (
-    *PLAIN,
-    "exploration.strategy=stale",
-    "exploration.criterion=variance",
-    "exploration.baseline=group",
-    "exploration.prompt_pool=1",
-    "exploration.candidates=28",
-)
-"""Plain, with groups of maximum variance; half of all candidates are drafted."""
-
 ARMS = {
     "plain": Arm(PLAIN, 1.0),
-    "plain_same": Arm(("exploration.strategy=plain",), 0.4),
-    "stale": Arm((), 0.4),
-    "fresh": Arm(("exploration.strategy=fresh",), 0.4),
-    "stale_uniform": Arm(("exploration.allocation=uniform",), 0.4),
-    "stale_variance": Arm(PAPER, 0.6),
-    "variance_uniform": Arm((*PAPER, "exploration.allocation=uniform"), 0.6),
+    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 0.5),
+    "stale_grpo": Arm((*PLAIN, "exploration.strategy=stale"), 0.5),
+    "stale": Arm((), 0.375),
+    "fresh": Arm(("exploration.strategy=fresh",), 0.25),
+    "stale_uniform": Arm(("exploration.allocation=uniform",), 0.25),
     "oracle": Arm(
-        ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 0.4
+        ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 0.25
     ),
-    "larger_batch": Arm((), 0.5),
+    "larger_batch": Arm(("exploration.strategy=plain",), 0.25),
 }
+
+
+PARTS = (
+    ("objective", "plain", "plain_nft"),
+    ("exploration_on_nft", "plain_nft", "stale"),
+    ("exploration_on_grpo", "plain", "stale_grpo"),
+    ("bandit", "stale_uniform", "stale"),
+    ("freshness", "stale", "fresh"),
+    ("over_larger_batch", "larger_batch", "stale"),
+)
+"""What is compared, the slower arm (one hopes) first."""
 
 
 def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
     """The configuration of a curve."""
     settings = [f"seed={run_seed}", *EVALUATE, f"exploration.drafts={DRAFTS}", *ARMS[arm].settings]
     if arm == "larger_batch":
-        # As many images an iteration as stale makes, all trained on, at stale's learning rate.
-        stale = load_config(PRESETS[task], [], {})
-        images = stale.algorithm.prompts_per_iteration * stale.algorithm.group_size + DRAFTS
-        rates = (stale.optimizer.learning_rate, stale.algorithm.updates_per_iteration)
-        settings += [
-            *PLAIN,
-            f"algorithm.group_size={images // 32}",
-            f"optimizer.learning_rate={rates[0]}",
-            f"algorithm.updates_per_iteration={rates[1]}",
-        ]
+        # As many images an iteration as stale makes, all trained on.
+        algorithm = load_config(PRESETS[task], [], {}).algorithm
+        images = algorithm.prompts_per_iteration * algorithm.group_size + DRAFTS
+        settings.append(f"algorithm.group_size={images // algorithm.prompts_per_iteration}")
     return load_config(PRESETS[task], settings, {})
 
 
@@ -214,32 +210,51 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve], iterations: int) 
         "target": round(target, 4),
         "plain_iterations": iterations,
         "run_seeds": len(by_arm["plain"]),
-        "speedup": _ratio(arms, "iterations_to_target"),
-        "modelled_speedup": _ratio(arms, "modelled_time_to_target"),
-        "captured_gain": captured_gain(by_arm, "stale", "stale_uniform"),
-        "captured_gain_variance": captured_gain(by_arm, "stale_variance", "variance_uniform"),
+        "speedup": _ratio(arms, "iterations_to_target", "plain", "stale"),
+        "modelled_speedup": _ratio(arms, "modelled_time_to_target", "plain", "stale"),
+        "speedup_by": {
+            part: {
+                "iterations": _ratio(arms, "iterations_to_target", slow, fast),
+                "modelled": _ratio(arms, "modelled_time_to_target", slow, fast),
+            }
+            for part, slow, fast in PARTS
+        },
+        "allocation": bandit_gain([curve for members in by_arm.values() for curve in members]),
         "fleet": {"reserved": FLEET.reserved, "spot": FLEET.spot, "rule": FLEET.critical_path_s.__doc__},
         "arms": arms,
     }
 
 
-def captured_gain(by_arm: dict[str, list[Curve]], one: str, other: str) -> dict[str, float] | None:
-    """Share of the oracle's spread: one arm minus another, with a 95 % interval over measurements."""
-    bandit = [value for curve in by_arm.get(one, []) for value in curve.captured]
-    uniform = [value for curve in by_arm.get(other, []) for value in curve.captured]
-    if len(bandit) < 2 or len(uniform) < 2:
+def bandit_gain(curves: list[Curve]) -> dict[str, Any] | None:
+    """What the bandit finds beyond an even division, as a share of the oracle's spread.
+
+    Both on the same table of scores. Tables of a curve follow from one another, so a curve counts as one
+    observation: its mean difference. The interval is Student's, 95 %.
+    """
+    pairs = [(c.found_by_bandit, c.found_by_uniform) for c in curves if c.found_by_bandit]
+    differences = [statistics.fmean(bandit) - statistics.fmean(uniform) for bandit, uniform in pairs]
+    if not differences:
         return None
-    error = (statistics.variance(bandit) / len(bandit) + statistics.variance(uniform) / len(uniform)) ** 0.5
-    gain = statistics.fmean(bandit) - statistics.fmean(uniform)
-    low, high = gain - 1.96 * error, gain + 1.96 * error
-    return {"mean": round(gain, 4), "low": round(low, 4), "high": round(high, 4)}
+    figures: dict[str, Any] = {
+        "bandit": _mean([value for bandit, _ in pairs for value in bandit]),
+        "uniform": _mean([value for _, uniform in pairs for value in uniform]),
+        "gain": _mean(differences),
+        "curves": len(differences),
+        "tables": sum(len(bandit) for bandit, _ in pairs),
+    }
+    if len(differences) > 1:
+        error = statistics.stdev(differences) / len(differences) ** 0.5
+        half = float(scipy.stats.t.ppf(0.975, len(differences) - 1)) * error
+        figures["low"] = round(figures["gain"] - half, 4)
+        figures["high"] = round(figures["gain"] + half, 4)
+    return figures
 
 
-def _ratio(arms: dict[str, Any], key: str) -> float | None:
-    """Plain over stale."""
-    values = [arms[arm][key] for arm in ("plain", "stale")]
-    plain, stale = (value["median"] if isinstance(value, dict) else value for value in values)
-    return round(plain / stale, 2) if plain and stale else None
+def _ratio(arms: dict[str, Any], key: str, slow: str, fast: str) -> float | None:
+    """One arm's value over another's; None where an arm was not run or never reached the target."""
+    values = [arms[arm][key] if arm in arms else None for arm in (slow, fast)]
+    one, other = (value["median"] if isinstance(value, dict) else value for value in values)
+    return round(one / other, 2) if one and other else None
 
 
 def _median(values: list[float]) -> float | None:
@@ -261,7 +276,7 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=sorted(PRESETS), required=True)
     parser.add_argument("--seeds", type=int, default=3, help="run seeds of each arm")
-    parser.add_argument("--iterations", type=int, default=80, help="of plain; the other arms need fewer")
+    parser.add_argument("--iterations", type=int, default=64, help="of plain; the other arms need fewer")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(ARMS))
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed and a fifth of the iterations")
@@ -269,7 +284,7 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds, iterations, every = arguments.seeds, arguments.iterations, 4
     if arguments.quick:
-        seeds, iterations = 1, 20
+        seeds, iterations = 1, 16
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     store = CurveStore(f"exploration-{arguments.task}", environment()["commit"])
     wanted = []

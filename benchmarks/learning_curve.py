@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.allocation_share import captured, captured_by
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.exploration.selection import select
 from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.rewards.guard import score_each
@@ -38,6 +38,8 @@ class Curve:
     Attributes:
         iterations, score, exact: held-out evaluations and the iterations that they follow.
         spearman, kept_overlap, captured: where the whole pool was judged with fresh weights too.
+        found_by_bandit, found_by_uniform: share of the oracle's spread that each allocation finds on that
+            table of fresh scores, with the same drafts and history.
         rollout_s, score_s, explore_s, train_s: CPU seconds of one core, one entry an iteration; other work on
             the machine does not count.
         drafts, rollouts: how many, one entry an iteration.
@@ -52,6 +54,8 @@ class Curve:
     spearman: list[float] = field(default_factory=list)
     kept_overlap: list[float] = field(default_factory=list)
     captured: list[float] = field(default_factory=list)
+    found_by_bandit: list[float] = field(default_factory=list)
+    found_by_uniform: list[float] = field(default_factory=list)
     rollout_s: list[float] = field(default_factory=list)
     score_s: list[float] = field(default_factory=list)
     explore_s: list[float] = field(default_factory=list)
@@ -83,6 +87,7 @@ class LearningCurve:
         self._scorer = build_scorer(config.reward.scorer)
         self._worker = DeviceWorker(config, trains=True)
         self._worker.own_weights("own")
+        self._before = self._explorer.state()
         self.curve = Curve()
 
     def run(self, iterations: int, evaluate_every: int, measure_every: int = 0) -> Curve:
@@ -126,6 +131,7 @@ class LearningCurve:
         return samples, scores, time.process_time() - start
 
     def _explore(self, iteration: int) -> SeedPlan:
+        self._before = self._explorer.state()
         start = time.process_time()
         planner = self._explorer.begin(iteration, self.config.exploration.drafts or None)
         made: list[Candidate] = []
@@ -210,22 +216,17 @@ class LearningCurve:
             self.curve.spearman.append(agreement.spearman)
         if agreement.kept_overlap is not None:
             self.curve.kept_overlap.append(agreement.kept_overlap)
-        best, got = [], 0.0
-        for prompt in prompts:
-            pool = np.array([fresh[prompt, seed] for seed in range(settings.candidates)])
-            best.append(select(pool, group, settings.criterion).spread)
-            if prompt in plan.seeds:
-                # Seeds beyond the candidates that nobody tried are left out.
-                chosen = [seed for seed in plan.seeds[prompt] if seed < settings.candidates]
-                got += _spread(pool, chosen, settings.criterion)
-        oracle = sum(sorted(best, reverse=True)[: self.config.algorithm.prompts_per_iteration])
-        if oracle > 0:
-            self.curve.captured.append(got / oracle)
-
-
-def _spread(pool: np.ndarray, chosen: list[int], criterion: str) -> float:
-    centre = pool[chosen].mean() if criterion == "variance" else pool.mean()
-    return float(((pool[chosen] - centre) ** 2).mean()) if chosen else 0.0
+        share = captured(self.config, fresh, plan.seeds)
+        if share is not None:
+            self.curve.captured.append(share)
+            for allocation, shares in (
+                ("bandit", self.curve.found_by_bandit),
+                ("uniform", self.curve.found_by_uniform),
+            ):
+                found = captured_by(
+                    self.config, list(self._by_id), self._before, plan.iteration, allocation, fresh
+                )
+                shares.append(found or 0.0)
 
 
 @dataclass(frozen=True)

@@ -132,19 +132,14 @@ class Trainer:
                 f"the gradient's norm is {norm}: the loss or a weight is not finite; lower "
                 f"optimizer.learning_rate={settings.learning_rate} or resume from an earlier checkpoint"
             )
+        # The average's count is in every checkpoint, so a resumed run goes on at the same place.
+        warm = min(1.0, (self.average.training_steps + 1) / max(settings.warmup_steps, 1))
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * min(
-                1.0, (self._steps() + 1) / max(settings.warmup_steps, 1)
-            )
+            group["lr"] = settings.learning_rate * warm
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.average.update(self.policy.state())
         return norm
-
-    def _steps(self) -> int:
-        """Training steps taken so far; the optimiser's own count, so that it is in every checkpoint."""
-        state = self.optimizer.state.get(self._weights[0], {})
-        return int(state.get("step", 0))
 
 
 def _split_by_prompt(samples: Sequence[TrainingSample], updates: int) -> list[list[TrainingSample]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.exploration import ARMS, PRESETS, arm_config, end_of, reached_at
+from benchmarks.allocation_share import captured, captured_by
+from benchmarks.exploration import ARMS, PRESETS, arm_config, bandit_gain, end_of, reached_at
 from benchmarks.learning_curve import Curve, ModelledFleet
+from gpu_runtime.exploration.explorer import SeedExplorer
 
 
 def test_a_target_is_reached_where_the_running_mean_reaches_it():
@@ -46,3 +48,48 @@ def test_every_arm_trains_on_the_same_batch(task):
     larger = sizes.pop("larger_batch")
     assert set(sizes.values()) == {128}
     assert larger == 128 + arm_config(task, "stale", 0).exploration.drafts
+
+
+def curve(bandit, uniform):
+    return Curve(found_by_bandit=bandit, found_by_uniform=uniform)
+
+
+def test_the_bandit_s_gain_counts_a_curve_as_one_observation():
+    # Mean differences .2 and .4: mean .3, standard error .1, Student's t of one degree of freedom 12.706.
+    gain = bandit_gain([curve([0.9, 0.7], [0.6, 0.6]), curve([0.8], [0.4]), curve([], [])])
+    assert gain is not None
+    assert (gain["gain"], gain["curves"], gain["tables"]) == (0.3, 2, 3)
+    assert gain["low"] == pytest.approx(0.3 - 1.2706, abs=1e-3)
+    assert gain["high"] == pytest.approx(0.3 + 1.2706, abs=1e-3)
+    assert bandit_gain([]) is None
+
+
+def test_the_captured_share_by_hand():
+    config = arm_config("shapes", "stale", 0)
+    exploration = config.exploration.model_copy(update={"candidates": 4})
+    algorithm = config.algorithm.model_copy(update={"prompts_per_iteration": 1, "group_size": 2})
+    small = config.model_copy(update={"exploration": exploration, "algorithm": algorithm})
+    table = {(7, seed): score for seed, score in enumerate((0.0, 0.0, 1.0, 0.5))}
+    table |= {(9, seed): 0.0 for seed in range(4)}
+    # The best pair is (0, 1): variance 1/4; the chosen one (.5, 1): 1/16.
+    assert captured(small, table, {7: [2, 3]}) == pytest.approx(0.25)
+    assert captured(small, table, {7: [0, 2]}) == 1
+    # A seed that was never a candidate counts nothing.
+    assert captured(small, table, {9: [11, 12]}) == 0
+    assert captured(small, {identity: 0.0 for identity in table}, {7: [0, 1]}) is None
+
+
+@pytest.mark.parametrize("allocation", ["bandit", "uniform"])
+def test_an_allocation_with_drafts_for_every_candidate_finds_all_there_is(allocation):
+    config = arm_config("shapes", "stale", 0)
+    exploration = config.exploration.model_copy(update={"candidates": 6, "drafts": 6 * 48})
+    config = config.model_copy(update={"exploration": exploration})
+    prompts = list(range(60))
+    explorer = SeedExplorer(config, prompts)
+    table = {
+        (prompt, seed): float((prompt * 7 + seed * 5) % 11 == 0)
+        for prompt in explorer.prompts(3)
+        for seed in range(6)
+    }
+    share = captured_by(config, prompts, explorer.state(), 3, allocation, table)
+    assert share == pytest.approx(1)

@@ -6,42 +6,20 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config import RunConfig
-from storage.home import Home
 from storage.run_store import RunStore
+from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 
-APP = Path(__file__).resolve().parents[2] / "ui" / "app.py"
-CACHE_S = 2.2
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
-    return RunStore(Home(tmp_path))
+APP = UI / "app.py"
 
 
 def opened(**query: str) -> AppTest:
-    page = AppTest.from_file(str(APP), default_timeout=60)
-    for name, value in query.items():
-        page.query_params[name] = value
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
-def figures(page: AppTest) -> dict[str, str]:
-    return {metric.label: metric.value for metric in page.metric}
-
-
-def sentences(page: AppTest) -> str:
-    """The coloured boxes at the top, in one text."""
-    return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
+    return opened_page(APP, query)
 
 
 def test_an_empty_home_says_how_to_start(store: RunStore):
@@ -67,7 +45,7 @@ def test_a_finished_run(store: RunStore):
     assert shown["Ratio deviation"].endswith("e-07")
     assert shown["Groups without variance"].endswith("%")
     assert len(page.get("plotly_chart")) == 4
-    gallery = next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)
+    gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24
     assert gallery.count("after 40 iterations</div>") == 12
     assert "read &quot;" in gallery
@@ -167,7 +145,7 @@ def test_scorer_errors_and_hostile_text(store: RunStore):
     store.commit_evaluation(evaluation)
     page = opened()
     assert "failed on 3 images" in sentences(page)
-    gallery = next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)
+    gallery = pictures(page)
     assert "<script>" not in gallery
     assert "not scored: &lt;b&gt;boom" in gallery
 

@@ -12,42 +12,18 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from storage.config import RunConfig
-from storage.home import Home
 from storage.run_store import RunStore
+from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
-PAGE = Path(__file__).resolve().parents[2] / "ui" / "screens" / "seeds.py"
+PAGE = UI / "screens" / "seeds.py"
 VERSION_1 = Path(__file__).resolve().parents[1] / "integration" / "schema_version_1.sql"
-CACHE_S = 2.2
-
-
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
-    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
-    return RunStore(Home(tmp_path))
 
 
 def opened(**query: str) -> AppTest:
-    page = AppTest.from_file(str(PAGE), default_timeout=60)
-    for name, value in query.items():
-        page.query_params[name] = value
-    return ran(page)
-
-
-def ran(page: AppTest) -> AppTest:
-    page.run()
-    assert not page.exception, page.exception
-    return page
-
-
-def figures(page: AppTest) -> dict[str, str]:
-    return {metric.label: metric.value for metric in page.metric}
-
-
-def sentences(page: AppTest) -> str:
-    return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
+    return opened_page(PAGE, query)
 
 
 def captions(page: AppTest) -> str:
@@ -58,10 +34,6 @@ def titles(page: AppTest) -> list[str]:
     charts = [str(chart.proto) for chart in page.get("plotly_chart")]
     known = ("Same seed", "stale ranks hold?", "Spread before", "Drafts against", "Drafts by prompt")
     return [next(title for title in known if title in chart) for chart in charts]
-
-
-def pictures(page: AppTest) -> str:
-    return next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)
 
 
 def live_run(store: RunStore, run_id: str = "live") -> None:

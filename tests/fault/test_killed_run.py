@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.resume import Kill, disturb, start, state_of
+from benchmarks.resume import Kill, disturb, state_of
 from storage.home import Home
 from storage.run_store import RunStore
+from tests.killed_run import undisturbed_state
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +20,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(home):
-    child = start(home, "undisturbed", "train")
-    child.communicate(timeout=200)
-    assert child.returncode == 0
-    return state_of(home, "undisturbed")
+    return undisturbed_state(home)
 
 
 @pytest.mark.parametrize(

@@ -55,16 +55,14 @@ def test_figures_of_a_rollout():
     assert "draft_error" not in seed_figures(SeedPlan(1, {8: (0, 1)}), signal, value, "variance")
 
 
-def test_the_spread_of_a_rollout_is_by_the_runs_criterion_and_of_explored_prompts():
+@pytest.mark.parametrize(("criterion", "spread"), [("variance", 0.0625), ("deviation", 0.3125)])
+def test_the_spread_of_a_rollout_is_by_the_runs_criterion_and_of_explored_prompts(criterion, spread):
     signal = {(7, 0): 1.0, (7, 2): 0.5, (8, 0): 0.0, (8, 1): 1.0}
     # Prompt 7 was explored: the mean of its drafts is 0.25; prompt 8 was not.
     plan = replace(PLAN, pool={7: (0.25, 0.1)})
-    for criterion, spread in (("variance", 0.0625), ("deviation", (0.75**2 + 0.25**2) / 2)):
-        assert seed_figures(plan, signal, {}, criterion)["spread_rollout"] == pytest.approx(spread)
-    plain = SeedPlan(1, plan.seeds)
-    for criterion in ("variance", "deviation"):
-        figures = seed_figures(plain, signal, {}, criterion)
-        assert figures["spread_rollout"] == pytest.approx((0.0625 + 0.25) / 2)
+    assert seed_figures(plan, signal, {}, criterion)["spread_rollout"] == pytest.approx(spread)
+    plain = seed_figures(SeedPlan(1, plan.seeds), signal, {}, criterion)
+    assert plain["spread_rollout"] == pytest.approx((0.0625 + 0.25) / 2)
 
 
 def test_candidates_are_ranked_among_their_like():

@@ -1,0 +1,42 @@
+"""A page of the dashboard as AppTest runs it, and what a person reads on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from streamlit.testing.v1 import AppTest
+
+UI = Path(__file__).resolve().parents[1] / "ui"
+
+CACHE_S = 2.2
+"""Seconds after which a page reads the database again."""
+
+
+def opened_page(path: Path, query: dict[str, str]) -> AppTest:
+    """The page of a file, opened at an address with such a query."""
+    page = AppTest.from_file(str(path), default_timeout=60)
+    for name, value in query.items():
+        page.query_params[name] = value
+    return ran(page)
+
+
+def ran(page: AppTest) -> AppTest:
+    """The page, run once more."""
+    page.run()
+    assert not page.exception, page.exception
+    return page
+
+
+def figures(page: AppTest) -> dict[str, str]:
+    """The tiles by their title."""
+    return {metric.label: metric.value for metric in page.metric}
+
+
+def sentences(page: AppTest) -> str:
+    """The coloured boxes at the top, in one text."""
+    return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
+
+
+def pictures(page: AppTest) -> str:
+    """The HTML of the page's pictures."""
+    return next(element.proto.body for element in page.get("html") if "sl-grid" in element.proto.body)

@@ -39,6 +39,10 @@ class WorkerLostError(SpotlightError, RuntimeError):
     """A worker's process is gone; what it had leased can be done by another."""
 
 
+class SchedulingError(SpotlightError, ValueError):
+    """What the scheduler was told cannot be: a request twice, a commit past the end, an unknown device."""
+
+
 class CheckpointError(SpotlightError, RuntimeError):
     """A checkpoint is missing, incomplete or fails its checksum."""
 

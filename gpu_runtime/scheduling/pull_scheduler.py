@@ -1,0 +1,299 @@
+"""Requests that free workers pull, with leases that expire and commits that outlive their worker.
+
+Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one clock. What holds:
+
+- A request is accepted once. What is delivered again is dropped and counted.
+- No two valid leases hold the same request. A lease is valid until it is expired, handed back or
+  lost, and as long as something of it is undelivered; being overdue alone does not end it.
+- The committed step of a request never falls. A commit counts if it is ahead of what is known,
+  whoever sends it: a worker that was given up and still computes saves the next one those steps,
+  since a sample's numbers do not depend on the worker. It does not get its lease back by that.
+- A delivery counts if the request is still open, from a worker that was given up just as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Generic
+
+from gpu_runtime.scheduling.lease_book import LeaseBook
+from gpu_runtime.scheduling.progress import LiveLease, Progress
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.scheduler_counters import Counters
+from gpu_runtime.scheduling.waiting_requests import WaitingRequests
+from gpu_runtime.scheduling.work_items import Commit, Lease, RequestT, WorkItem
+from storage.errors import SchedulingError
+
+ALL_KINDS = frozenset(RequestKind)
+_NOT_EXPLORE = ALL_KINDS - {RequestKind.EXPLORE}
+
+
+class PullScheduler(Generic[RequestT]):
+    """Requests of several kinds and policy versions, leased in batches to workers that ask.
+
+    An identity that has been delivered or dropped may be added again; it is a new request then,
+    and leases from before cannot touch it.
+
+    Args:
+        batch_size: most requests in a lease.
+        lease_s: a lease that is not renewed for so long may be expired.
+        max_held: most requests that one worker holds, over all its leases.
+
+    Raises:
+        SchedulingError: if one of these is not positive.
+    """
+
+    def __init__(self, batch_size: int, lease_s: float, max_held: int) -> None:
+        if min(batch_size, lease_s, max_held) <= 0:
+            raise SchedulingError(
+                f"batch size {batch_size}, lease of {lease_s} s, {max_held} requests a worker: "
+                "each must be above 0"
+            )
+        self.counters = Counters()
+        self._batch_size = batch_size
+        self._lease_s = lease_s
+        self._max_held = max_held
+        self._open: dict[RequestT, Progress[RequestT]] = {}
+        self._count = dict.fromkeys(RequestKind, 0)
+        self._waiting: WaitingRequests[RequestT] = WaitingRequests()
+        self._leases: LeaseBook[RequestT] = LeaseBook()
+        self._next_number = 0
+        self._drained: set[str] = set()
+        self._exploring = False
+
+    def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
+        """Let requests wait, behind those of their kind, version and prompt; all of them or none.
+
+        Raises:
+            SchedulingError: if a request is open already.
+        """
+        new: dict[RequestT, Progress[RequestT]] = {}
+        for item in items:
+            if item.request in self._open or item.request in new:
+                raise SchedulingError(f"request {item.request!r} is open already; drop it to add it again")
+            new[item.request] = Progress(item, self._next_number)
+        self._open.update(new)
+        for progress in new.values():
+            self._count[progress.item.kind] += 1
+            self._waiting.add(progress)
+
+    def unfinished(self, *kinds: RequestKind) -> int:
+        """Requests that are not delivered, waiting or leased, of some kinds; of all by default."""
+        return sum(self._count[kind] for kind in kinds or RequestKind)
+
+    def waiting(self, *kinds: RequestKind) -> int:
+        """Requests that nobody works on, of some kinds; of all by default."""
+        return sum(self._waiting.count[kind] for kind in kinds or RequestKind)
+
+    def done(self, *kinds: RequestKind) -> bool:
+        """Every request of some kinds, by default of all, has been delivered or dropped."""
+        return not self.unfinished(*kinds)
+
+    def held(self, worker: str) -> int:
+        """Requests that a worker holds by valid leases."""
+        return self._leases.held(worker)
+
+    def committed(self, request: RequestT) -> Commit | None:
+        """The newest commit of an open request; None for any other."""
+        progress = self._open.get(request)
+        return None if progress is None else Commit(progress.step, progress.state)
+
+    @property
+    def next_expiry_s(self) -> float | None:
+        """When `expire` has something to do unless a lease is renewed; None without leases."""
+        return self._leases.next_expiry_s
+
+    def open_window(self) -> None:
+        """Serve exploration too, when nothing else waits."""
+        self._exploring = True
+
+    def close_window(self) -> tuple[RequestT, ...]:
+        """Serve no exploration any more.
+
+        Returns what is leased of it, by leases that stay valid: let it be delivered, or `drop` it.
+        """
+        self._exploring = False
+        leases = (live for live in self._leases.all() if live.lease.kind is RequestKind.EXPLORE)
+        return tuple(request for live in leases for request in live.held)
+
+    def drop(self, requests: Iterable[RequestT]) -> int:
+        """Forget requests, leased or not; how many of them were open."""
+        dropped = [self._open[request] for request in dict.fromkeys(requests) if request in self._open]
+        for progress in dropped:
+            self._finish(progress)
+        return len(dropped)
+
+    def drop_waiting(self, kind: RequestKind) -> int:
+        """Forget all requests of a kind that nobody works on; how many."""
+        of_kind = (progress for progress in self._open.values() if progress.item.kind is kind)
+        return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
+
+    def pull(
+        self, worker: str, now: float, holds: int, room: int, kinds: Collection[RequestKind] = ALL_KINDS
+    ) -> Lease[RequestT] | None:
+        """Lease the next requests to a worker.
+
+        Args:
+            worker: its name.
+            now: seconds.
+            holds: the policy version that it holds.
+            room: most requests that it can take now.
+            kinds: what it may do; exploration is left out while no window is open.
+
+        Returns:
+            Requests alike in kind, version, number of steps and committed step; None when nothing
+            fits, the worker is full, or it is being drained.
+        """
+        count = min(self._batch_size, room, self._max_held - self._leases.held(worker))
+        if count <= 0 or worker in self._drained:
+            return None
+        if not self._exploring:
+            kinds = _NOT_EXPLORE if kinds is ALL_KINDS else _NOT_EXPLORE.intersection(kinds)
+        taken = self._waiting.take(holds, kinds, count)
+        if not taken:
+            return None
+        item = taken[0].item
+        requests = tuple([progress.item.request for progress in taken])
+        states = tuple([progress.state for progress in taken])
+        number, self._next_number = self._next_number, self._next_number + 1
+        lease = Lease(number, worker, item.kind, item.version, item.steps, taken[0].step, requests, states)
+        self._leases.grant(lease, taken, now + self._lease_s)
+        return lease
+
+    def commit(
+        self, lease: Lease[RequestT], commits: Mapping[RequestT, tuple[int, object]], now: float
+    ) -> tuple[RequestT, ...]:
+        """Record how far requests have got, and renew the lease if it is still valid.
+
+        Args:
+            lease: as it was granted, valid or not.
+            commits: request → (denoising steps done, reference to the state); may be empty, which
+                only renews. Of two commits of one step the first stays: they are the same bits.
+            now: seconds.
+
+        Returns:
+            What of the lease is still its holder's to do; when empty, the worker may stop.
+
+        Raises:
+            SchedulingError: if a request is not of this lease, or a step not between 0 and the
+                lease's last; nothing is recorded then.
+        """
+        for request, (step, _) in commits.items():
+            if not 0 <= step <= lease.steps:
+                raise SchedulingError(
+                    f"request {request!r} was committed at step {step}; commit from 0 to {lease.steps}"
+                )
+        live = self._renew(lease, commits, now)
+        for request, (step, state) in commits.items():
+            progress = self._still_open(lease, request)
+            if progress is None or step < progress.step:
+                self.counters.stale_commits += 1
+            elif step > progress.step:
+                self._advance(progress, step, state)
+        return () if live is None else tuple(live.held)
+
+    def deliver(
+        self, lease: Lease[RequestT], requests: Iterable[RequestT], now: float
+    ) -> tuple[RequestT, ...]:
+        """Finish requests of a lease, and renew it for the others if it is still valid.
+
+        Returns:
+            The accepted ones; the others were delivered before, or dropped, and are counted.
+
+        Raises:
+            SchedulingError: if a request is not of this lease; nothing is accepted then.
+        """
+        requests = tuple(requests)
+        self._renew(lease, requests, now)
+        accepted: list[RequestT] = []
+        for request in requests:
+            progress = self._still_open(lease, request)
+            if progress is None:
+                self.counters.duplicates += 1
+            else:
+                self._finish(progress)
+                accepted.append(request)
+        return tuple(accepted)
+
+    def expire(self, now: float) -> tuple[Lease[RequestT], ...]:
+        """End the leases that were not renewed for `lease_s`; what they held waits again."""
+        overdue = self._leases.overdue(now)
+        self.counters.expired += len(overdue)
+        self._take_back(overdue)
+        return tuple(live.lease for live in overdue)
+
+    def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
+        """End a worker's leases, or one, at a notice: what is committed goes on elsewhere.
+
+        To keep a worker from pulling again, `drain` it first. Returns the requests that wait again.
+        """
+        if isinstance(whose, str):
+            return self._take_back(self._leases.of(whose))
+        live = self._leases.get(whose.number)
+        return self._take_back([] if live is None else [live])
+
+    def lose(self, worker: str, reached: Mapping[RequestT, int] | None = None) -> tuple[RequestT, ...]:
+        """A worker died without notice: end its leases; returns the requests that wait again.
+
+        Args:
+            worker: its name; whoever takes it next is not being drained.
+            reached: denoising steps it had done, where known; those past the last commit count as redone.
+        """
+        leases = self._leases.of(worker)
+        for live in leases:
+            for request, progress in live.held.items():
+                step = (reached or {}).get(request, 0)
+                self.counters.redone_steps += max(0, step - progress.step)
+        self._drained.discard(worker)
+        return self._take_back(leases)
+
+    def drain(self, worker: str) -> None:
+        """Offer a worker nothing more; its leases stay valid."""
+        self._drained.add(worker)
+
+    def admit(self, worker: str) -> None:
+        """Offer a drained worker work again, because its notice was withdrawn."""
+        self._drained.discard(worker)
+
+    def _renew(
+        self, lease: Lease[RequestT], requests: Collection[RequestT], now: float
+    ) -> LiveLease[RequestT] | None:
+        live = self._leases.get(lease.number)
+        held = {} if live is None else live.held  # the quick way for what is still held
+        strangers = [request for request in requests if request not in held and request not in lease.requests]
+        if strangers or lease.number >= self._next_number:
+            raise SchedulingError(
+                f"lease {lease.number} of {lease.holder!r} was not granted here for "
+                f"{strangers or lease.requests}; use the lease that `pull` returned with these requests"
+            )
+        if live is not None:
+            self._leases.renew(live, now + self._lease_s)
+        return live
+
+    def _still_open(self, lease: Lease[RequestT], request: RequestT) -> Progress[RequestT] | None:
+        progress = self._open.get(request)
+        return progress if progress is not None and progress.born <= lease.number else None
+
+    def _advance(self, progress: Progress[RequestT], step: int, state: object) -> None:
+        waits = progress.lease is None
+        if waits:
+            self._waiting.remove(progress)
+        progress.step, progress.state = step, state
+        if waits:
+            self._waiting.add(progress, first=True)
+
+    def _finish(self, progress: Progress[RequestT]) -> None:
+        if progress.lease is None:
+            self._waiting.remove(progress)
+        else:
+            self._leases.release(progress)
+        del self._open[progress.item.request]
+        self._count[progress.item.kind] -= 1
+
+    def _take_back(self, leases: Iterable[LiveLease[RequestT]]) -> tuple[RequestT, ...]:
+        back = [progress for live in leases for progress in self._leases.close(live)]
+        # Each goes to the front, so the last goes first to keep their order.
+        for progress in reversed(back):
+            self._waiting.add(progress, first=True)
+        self.counters.returned += len(back)
+        return tuple(progress.item.request for progress in back)

@@ -1,0 +1,175 @@
+"""Requests that nobody works on, and which of them are next. Pure: no clock, no Ray, no torch.
+
+A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising
+steps and committed step. In a lane, prompts take turns. Every change costs the same however many
+requests wait; choosing a lane costs a heap's logarithm of the committed steps that occur.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Generic
+
+from gpu_runtime.scheduling.progress import Progress
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.work_items import RequestT
+
+_Key = tuple[int, int]  # all denoising steps, committed ones
+
+# Kinds of one line are equals; a line is served when those above it have nothing to give.
+PRIORITIES = ((RequestKind.ROLLOUT, RequestKind.EVALUATE), (RequestKind.EXPLORE,))
+
+
+class _Lane(Generic[RequestT]):
+    """Requests alike in all that a batch must share; prompts take turns."""
+
+    def __init__(self) -> None:
+        # Ordered dictionaries: both ends, and removal from the middle, in constant time.
+        self.turns: OrderedDict[int, OrderedDict[Progress[RequestT], None]] = OrderedDict()
+
+    def add(self, progress: Progress[RequestT], first: bool) -> None:
+        prompt = progress.item.prompt_id
+        queue = self.turns.get(prompt)
+        if queue is None:
+            queue = self.turns[prompt] = OrderedDict()
+        queue[progress] = None
+        if first:
+            queue.move_to_end(progress, last=False)
+            self.turns.move_to_end(prompt, last=False)
+
+    def remove(self, progress: Progress[RequestT]) -> None:
+        queue = self.turns[progress.item.prompt_id]
+        del queue[progress]
+        if not queue:
+            del self.turns[progress.item.prompt_id]
+
+    def take(self, count: int) -> list[Progress[RequestT]]:
+        taken: list[Progress[RequestT]] = []
+        turns = self.turns
+        while turns and len(taken) < count:
+            prompt = next(iter(turns))
+            queue = turns[prompt]
+            taken.append(queue.popitem(last=False)[0])
+            if queue:
+                turns.move_to_end(prompt)
+            else:
+                del turns[prompt]
+        return taken
+
+
+class _Shelf(Generic[RequestT]):
+    """The lanes of one kind and version; a lane is there while something waits in it."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[_Key, _Lane[RequestT]] = {}
+        self.served = 0
+        self._fresh: OrderedDict[_Key, None] = OrderedDict()
+        # (minus committed steps, serial, all steps, lane): the furthest first. Lanes that have run
+        # empty meanwhile are thrown away when they come up.
+        self._begun: list[tuple[int, int, int, _Lane[RequestT]]] = []
+        self._serial = 0
+
+    def add(self, progress: Progress[RequestT], first: bool) -> None:
+        key = (progress.item.steps, progress.step)
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = _Lane()
+            if progress.step:
+                self._serial += 1
+                heapq.heappush(self._begun, (-progress.step, self._serial, progress.item.steps, lane))
+            else:
+                self._fresh[key] = None
+        lane.add(progress, first)
+
+    def remove(self, progress: Progress[RequestT]) -> None:
+        key = (progress.item.steps, progress.step)
+        self.lanes[key].remove(progress)
+        self._forget_if_empty(key)
+
+    @property
+    def furthest(self) -> int:
+        """Committed steps of what is next."""
+        while self._begun and not self._begun[0][3].turns:
+            heapq.heappop(self._begun)
+        return -self._begun[0][0] if self._begun else 0
+
+    def take(self, count: int) -> list[Progress[RequestT]]:
+        step = self.furthest
+        key = (self._begun[0][2], step) if step else next(iter(self._fresh))
+        taken = self.lanes[key].take(count)
+        if not step:
+            self._fresh.move_to_end(key)
+        self._forget_if_empty(key)
+        return taken
+
+    def _forget_if_empty(self, key: _Key) -> None:
+        if not self.lanes[key].turns:
+            del self.lanes[key]
+            self._fresh.pop(key, None)
+
+
+class WaitingRequests(Generic[RequestT]):
+    """Which waiting requests a worker gets next.
+
+    Rollout and evaluation come before exploration. Among equals, what goes on from a commit comes
+    first, the furthest ahead of all; then kinds, and within a kind prompts, take turns.
+    """
+
+    def __init__(self) -> None:
+        self.count = dict.fromkeys(RequestKind, 0)
+        self._shelves: dict[tuple[RequestKind, int], _Shelf[RequestT]] = {}
+        self._takes = 0
+
+    def add(self, progress: Progress[RequestT], first: bool = False) -> None:
+        """Let a request wait in the lane of its committed step.
+
+        Args:
+            progress: the request.
+            first: before all others of its lane, because it has had its turn already.
+        """
+        item = progress.item
+        shelf = self._shelves.get((item.kind, item.version))
+        if shelf is None:
+            shelf = self._shelves[item.kind, item.version] = _Shelf()
+        shelf.add(progress, first)
+        self.count[item.kind] += 1
+
+    def remove(self, progress: Progress[RequestT]) -> None:
+        """A request waits no more; its committed step must be the one it was added with."""
+        kind, version = progress.item.kind, progress.item.version
+        self._shelves[kind, version].remove(progress)
+        self._left(kind, version, 1)
+
+    def take(self, version: int, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
+        """The next requests, alike, of a version and some kinds.
+
+        Args:
+            version: policy version of all.
+            kinds: those that may be taken.
+            count: most requests, at least 1.
+
+        Returns:
+            At most `count` requests of one lane; empty when nothing fits.
+        """
+        for equals in PRIORITIES:
+            there = [
+                (-shelf.furthest, shelf.served, kind, shelf)
+                for kind in equals
+                if kind in kinds and (shelf := self._shelves.get((kind, version))) is not None
+            ]
+            if there:
+                # Two shelves never tie to the end: their kinds differ.
+                _, _, kind, shelf = min(there)
+                self._takes += 1
+                shelf.served = self._takes
+                taken = shelf.take(count)
+                self._left(kind, version, len(taken))
+                return taken
+        return []
+
+    def _left(self, kind: RequestKind, version: int, count: int) -> None:
+        self.count[kind] -= count
+        if not self._shelves[kind, version].lanes:
+            del self._shelves[kind, version]

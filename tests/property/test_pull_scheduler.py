@@ -1,0 +1,256 @@
+"""Whatever workers do, nothing is lost, nothing accepted twice, and no committed step is given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
+
+from benchmarks.random_schedules import run_schedules
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.work_items import Lease, WorkItem
+
+WORKERS = st.sampled_from(("a", "b", "c"))
+KINDS = frozenset(RequestKind)
+EXPLORE = RequestKind.EXPLORE
+LEASE_S, BATCH, MAX_HELD = 10, 3, 4
+
+
+@dataclass
+class Known:
+    """What the model knows of an open request."""
+
+    item: WorkItem[int]
+    step: int = 0
+    state: object = None
+    lease: int | None = None
+    leases_before: int = 0  # leases up to this number are of an earlier request of this identity
+
+    @property
+    def alike(self) -> tuple[RequestKind, int, int, int]:
+        return self.item.kind, self.item.version, self.item.steps, self.step
+
+
+class Scheduling(RuleBasedStateMachine):
+    """The scheduler beside a model that looks at everything, every time."""
+
+    leases = Bundle("leases")
+
+    @initialize()
+    def begin(self):
+        self.queue: PullScheduler[int] = PullScheduler(BATCH, LEASE_S, MAX_HELD)
+        self.open: dict[int, Known] = {}
+        self.expires: dict[int, int] = {}  # valid leases
+        self.holder: dict[int, str] = {}  # of all leases
+        self.granted = 0
+        self.drained: set[str] = set()
+        self.window = False
+        self.now = 0
+        self.added = self.accepted = self.dropped = 0
+        self.duplicates = self.stale = self.returned = self.redone = self.expired = 0
+        self.serial = 0
+
+    @rule(
+        numbers=st.lists(st.integers(0, 15), min_size=1, max_size=6, unique=True),
+        kind=st.sampled_from(RequestKind),
+        steps=st.sampled_from((2, 3)),
+        version=st.integers(1, 2),
+    )
+    def add(self, numbers, kind, steps, version):
+        new = [WorkItem(n, kind, steps, n % 3, version) for n in numbers if n not in self.open]
+        self.queue.add(new)
+        self.added += len(new)
+        self.open |= {item.request: Known(item, leases_before=self.granted) for item in new}
+
+    @rule(target=leases, worker=WORKERS, holds=st.integers(1, 2), room=st.integers(0, 4),
+          kinds=st.sampled_from((KINDS, frozenset({EXPLORE}), frozenset({RequestKind.ROLLOUT}))))  # fmt: skip
+    def pull(self, worker, holds, room, kinds):
+        lease = self.queue.pull(worker, self.now, holds, room, kinds)
+        held = sum(
+            known.lease is not None and self.holder[known.lease] == worker for known in self.open.values()
+        )
+        count = 0 if worker in self.drained else min(room, BATCH, MAX_HELD - held)
+        allowed = kinds if self.window else kinds - {EXPLORE}
+        fits = [
+            known for known in self.open.values()
+            if known.lease is None and known.item.version == holds and known.item.kind in allowed
+        ]  # fmt: skip
+        if lease is None:
+            assert count <= 0 or not fits
+            return multiple()
+        assert lease.holder == worker and 1 <= len(lease.requests) <= count
+        self.check_leased(lease, fits, count)
+        self.granted = lease.number + 1
+        self.holder[lease.number] = worker
+        self.expires[lease.number] = self.now + LEASE_S
+        for request in lease.requests:
+            self.open[request].lease = lease.number
+        return lease
+
+    def check_leased(self, lease: Lease[int], fits: list[Known], count: int):
+        """What was leased waited, is alike, comes before what was left, and is as much as could be."""
+        taken = [self.open[request] for request in lease.requests]
+        assert all(known in fits for known in taken)
+        assert {known.alike for known in taken} == {(lease.kind, lease.version, lease.steps, lease.step)}
+        assert lease.states == tuple(known.state for known in taken)
+        left = [known for known in fits if known not in taken]
+        if len(taken) < count:
+            assert all(known.alike != taken[0].alike for known in left)
+        urgency = (lease.kind is not EXPLORE, lease.step)
+        assert all((known.item.kind is not EXPLORE, known.step) <= urgency for known in left)
+
+    def current(self, lease: Lease[int], request: int) -> Known | None:
+        known = self.open.get(request)
+        return known if known is not None and lease.number >= known.leases_before else None
+
+    @rule(lease=leases, data=st.data())
+    def commit(self, lease, data):
+        steps = st.dictionaries(st.sampled_from(lease.requests), st.integers(0, lease.steps))
+        commits = {}
+        for request, step in data.draw(steps).items():
+            self.serial += 1
+            commits[request] = (step, self.serial)
+        held = self.queue.commit(lease, commits, self.now)
+        for request, (step, state) in commits.items():
+            known = self.current(lease, request)
+            if known is None or step < known.step:
+                self.stale += 1
+            elif step > known.step:
+                known.step, known.state = step, state
+        if lease.number in self.expires:
+            self.expires[lease.number] = self.now + LEASE_S
+        assert set(held) == {r for r, known in self.open.items() if known.lease == lease.number}
+
+    @rule(lease=leases, data=st.data())
+    def deliver(self, lease, data):
+        requests = data.draw(st.lists(st.sampled_from(lease.requests), max_size=4))
+        accepted = self.queue.deliver(lease, requests, self.now)
+        if lease.number in self.expires:
+            self.expires[lease.number] = self.now + LEASE_S
+        expected = []
+        for request in requests:
+            if self.current(lease, request) is None:
+                self.duplicates += 1
+            else:
+                expected.append(request)
+                self.forget(request)
+        assert list(accepted) == expected
+        self.accepted += len(expected)
+
+    @rule(passed=st.integers(0, 12))
+    def expire(self, passed):
+        self.now += passed
+        over = {number for number, end in self.expires.items() if end <= self.now}
+        assert {lease.number for lease in self.queue.expire(self.now)} == over
+        self.expired += len(over)
+        self.end(over)
+
+    @rule(lease=leases)
+    def hand_back_one(self, lease):
+        assert set(self.queue.hand_back(lease)) == self.end({lease.number})
+
+    @rule(worker=WORKERS)
+    def notice(self, worker):
+        self.queue.drain(worker)
+        self.drained.add(worker)
+        assert set(self.queue.hand_back(worker)) == self.end(self.numbers(worker))
+
+    @rule(worker=WORKERS)
+    def withdraw(self, worker):
+        self.queue.admit(worker)
+        self.drained.discard(worker)
+
+    @rule(worker=WORKERS, reached=st.dictionaries(st.integers(0, 15), st.integers(0, 3)))
+    def lose(self, worker, reached):
+        numbers = self.numbers(worker)
+        for request, step in reached.items():
+            known = self.open.get(request)
+            if known is not None and known.lease in numbers:
+                self.redone += max(0, step - known.step)
+        assert set(self.queue.lose(worker, reached)) == self.end(numbers)
+        self.drained.discard(worker)
+
+    @rule(drops=st.booleans())
+    def close_window(self, drops):
+        leased = self.queue.close_window()
+        self.window = False
+        explored = {
+            request for request, known in self.open.items()
+            if known.item.kind is EXPLORE and known.lease is not None
+        }  # fmt: skip
+        assert set(leased) == explored and len(leased) == len(explored)
+        if drops:
+            assert self.queue.drop(leased) == len(leased)
+            waiting = [request for request, known in self.open.items() if known.item.kind is EXPLORE]
+            for request in waiting:
+                self.forget(request)
+            assert self.queue.drop_waiting(EXPLORE) == len(waiting) - len(leased)
+            self.dropped += len(waiting)
+
+    @rule()
+    def open_window(self):
+        self.queue.open_window()
+        self.window = True
+
+    def numbers(self, worker: str) -> set[int]:
+        return {number for number in self.expires if self.holder[number] == worker}
+
+    def forget(self, request: int):
+        lease = self.open.pop(request).lease
+        if lease is not None and all(known.lease != lease for known in self.open.values()):
+            self.expires.pop(lease, None)
+
+    def end(self, numbers: set[int]) -> set[int]:
+        back = {r for r, known in self.open.items() if known.lease in numbers}
+        for request in back:
+            self.open[request].lease = None
+        for number in numbers:
+            self.expires.pop(number, None)
+        self.returned += len(back)
+        return back
+
+    @invariant()
+    def the_scheduler_agrees_with_the_model(self):
+        queue = self.queue
+        assert {r: queue.committed(r) for r in range(16)} == {
+            r: (self.open[r].step, self.open[r].state) if r in self.open else None for r in range(16)
+        }
+        for kind in RequestKind:
+            of_kind = [known for known in self.open.values() if known.item.kind is kind]
+            assert queue.unfinished(kind) == len(of_kind)
+            assert queue.waiting(kind) == sum(known.lease is None for known in of_kind)
+        assert queue.done() == (not self.open)
+        assert queue.next_expiry_s == min(self.expires.values(), default=None)
+        counters = queue.counters
+        assert (counters.duplicates, counters.stale_commits, counters.expired) == (
+            self.duplicates, self.stale, self.expired
+        )  # fmt: skip
+        assert (counters.returned, counters.redone_steps) == (self.returned, self.redone)
+        assert self.added == self.accepted + self.dropped + len(self.open)
+
+    def teardown(self):
+        """All workers die, and one that lives finishes everything."""
+        if not hasattr(self, "queue"):
+            return
+        for worker in ("a", "b", "c"):
+            self.queue.lose(worker)
+        self.queue.open_window()
+        for version in (1, 2):
+            while (lease := self.queue.pull("last", self.now, version, BATCH)) is not None:
+                for request in self.queue.deliver(lease, lease.requests, self.now):
+                    del self.open[request]  # once, and only what is open
+        assert self.queue.done() and not self.open
+
+
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(max_examples=100, stateful_step_count=40)
+
+
+def test_random_schedules_lose_nothing_and_do_nothing_twice():
+    tally = run_schedules(1500)
+    assert (tally.run, tally.faults) == (1500, 0)
+    # They were about something.
+    assert min(tally.requests, tally.late, tally.returned) > 1500

@@ -1,0 +1,112 @@
+"""What the pull scheduler costs, at few and at many devices, and whether random schedules break it.
+
+The scheduler alone: no devices, no network, and a made-up clock. Every device holds a lease; in
+turn it commits half of its steps, delivers, and pulls again, from the same number of waiting
+requests whatever the number of devices. Rounds are timed in seconds of the processor, single pulls
+by the clock on the wall, so that `p99_pull_ms` has in it what else the machine does. `growth_8_to_4096`
+is the processor's time of a round at 4,096 devices divided by that at 8, the median of several turns.
+
+    python -m benchmarks.scheduler [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+from benchmarks.random_schedules import run_schedules
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.work_items import WorkItem
+
+_FEW, _MANY = 8, 4096
+_STEPS = 10
+_LEASE_S = 60.0
+_ROUNDS_PER_S = 1000  # of the made-up clock
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One turn.
+
+    Attributes:
+        round_s: seconds of the processor for a pull, a commit and a delivery.
+        pull_s: seconds on the wall of each pull, sorted.
+    """
+
+    round_s: float
+    pull_s: list[float]
+
+
+def measure(devices: int, rounds: int, batch_size: int) -> Cost:
+    """Let devices work through requests, one after the other."""
+    queue: PullScheduler[SampleRequest] = PullScheduler(batch_size, _LEASE_S, 2 * batch_size)
+    queue.add(
+        WorkItem(request, request.kind, _STEPS, request.prompt_id, 1)
+        for prompt_id in range((rounds + _MANY) * batch_size // 16 + 1)
+        for request in (
+            SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt_id, seed_index, 1, "") for seed_index in range(16)
+        )
+    )
+    names = [f"spot-{number}" for number in range(devices)]
+    leases = [queue.pull(name, 0.0, 1, batch_size) for name in names]
+    pull_s: list[float] = []
+    began = time.process_time()
+    for number in range(rounds):
+        device = number % devices
+        lease = leases[device]
+        assert lease is not None
+        now = number / _ROUNDS_PER_S
+        queue.commit(lease, {request: (_STEPS // 2, number) for request in lease.requests}, now)
+        queue.deliver(lease, lease.requests, now)
+        asked = time.perf_counter()
+        leases[device] = queue.pull(names[device], now, 1, batch_size)
+        pull_s.append(time.perf_counter() - asked)
+        queue.expire(now)
+    return Cost((time.process_time() - began) / rounds, sorted(pull_s))
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="2 turns of 5,000 rounds, 1,500 schedules")
+    parser.add_argument("--batch", type=int, default=4, help="requests in a lease (default 4)")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    turns, rounds, schedules = (2, 5_000, 1_500) if arguments.quick else (5, 20_000, 10_000)
+    few, many = [], []
+    for _ in range(turns):
+        few.append(measure(_FEW, rounds, arguments.batch))
+        many.append(measure(_MANY, rounds, arguments.batch))
+    pulls = sorted(second for cost in many for second in cost.pull_s)
+    tally = run_schedules(schedules)
+    figures = {
+        "pulls_per_s": 1 / statistics.median(cost.round_s for cost in many),
+        "devices": _MANY,
+        "p99_pull_ms": 1000 * pulls[int(0.99 * len(pulls))],
+        "median_pull_ms": 1000 * statistics.median(pulls),
+        "growth_8_to_4096": statistics.median(
+            large.round_s / small.round_s for small, large in zip(few, many, strict=True)
+        ),
+        "batch_size": arguments.batch,
+        "rounds": turns * rounds,
+        "schedules": {
+            "run": tally.run,
+            "lost": tally.lost,
+            "duplicated": tally.duplicated,
+            "faults": tally.faults,
+            "requests": tally.requests,
+            "returned": tally.returned,
+            "late_messages": tally.late,
+        },
+    }
+    finish("scheduler", figures, arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

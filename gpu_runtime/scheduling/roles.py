@@ -137,7 +137,7 @@ class Roles:
         return self._after_spot(device, 1)
 
     def holds(self, name: str, version: int | None) -> Changes:
-        """A device has changed its policy version; None while it is being replaced.
+        """A device computes with another policy version now; None while it has none that is whole.
 
         Raises:
             SchedulingError: if the device is unknown.

@@ -42,12 +42,17 @@ def test_prompts_take_turns_however_many_requests_each_has():
 
 
 def test_rollout_and_evaluation_take_turns_and_come_before_exploration():
-    queue = scheduler(
-        item("x", EXPLORE), item("r1"), item("r2"), item("r3"), item("e1", EVALUATE), item("e2", EVALUATE)
-    )
+    queue = scheduler(item("x", EXPLORE), batch_size=1)
+    queue.add(item(f"r{number}") for number in range(3))
+    queue.add(item(f"e{number}", EVALUATE) for number in range(3))
     queue.open_window()
-    served = [pulled(queue).requests for _ in range(4)]
-    assert served == [("e1", "e2"), ("r1", "r2"), ("r3",), ("x",)]
+    served = [pulled(queue).requests[0] for _ in range(7)]
+    assert served == ["e0", "r0", "e1", "r1", "e2", "r2", "x"]
+
+
+def test_requests_of_different_lengths_take_turns():
+    queue = scheduler(item("a4"), item("b4"), item("a8", steps=8), item("b8", steps=8), batch_size=1)
+    assert [pulled(queue).requests[0] for _ in range(4)] == ["a4", "a8", "b4", "b8"]
 
 
 def test_exploration_is_served_only_while_a_window_is_open():
@@ -110,12 +115,29 @@ def test_a_lease_holds_requests_of_one_length_and_one_committed_step():
 
 
 def test_what_goes_on_from_a_commit_comes_before_all_that_is_fresh():
-    queue = scheduler(item("r0"), item("r1"), item("r2", prompt=7), item("e", EVALUATE), batch_size=1)
+    queue = scheduler(item("r0"), item("r1"), item("r2", prompt=7), batch_size=1)
     lease = pulled(queue)
-    queue.commit(lease, {lease.requests[0]: (3, "s")}, 0.0)
+    queue.commit(lease, {"r0": (3, "s")}, 0.0)
     queue.hand_back(lease)
+    queue.add([item("e", EVALUATE)])  # it would be its turn
     again = pulled(queue, "b")
-    assert (again.requests, again.step, again.states) == (lease.requests, 3, ("s",))
+    assert (again.requests, again.step, again.states) == (("r0",), 3, ("s",))
+
+
+def test_exploration_that_goes_on_still_comes_after_a_fresh_rollout():
+    queue = scheduler(item("x", EXPLORE))
+    queue.open_window()
+    queue.commit(pulled(queue), {"x": (3, "s")}, 0.0)
+    queue.hand_back("a")
+    queue.add([item("r")])
+    assert [pulled(queue).requests for _ in range(2)] == [("r",), ("x",)]
+
+
+def test_of_two_that_go_on_the_furthest_comes_first():
+    queue = scheduler(item("r0"), item("r1"), item("r2"), batch_size=3)
+    queue.commit(pulled(queue), {"r0": (1, "s"), "r1": (3, "s"), "r2": (2, "s")}, 0.0)
+    queue.hand_back("a")
+    assert [pulled(queue).requests for _ in range(3)] == [("r1",), ("r2",), ("r0",)]
 
 
 def test_a_fresh_request_that_came_back_has_its_turn_first():
@@ -164,8 +186,10 @@ def test_an_overdue_lease_that_nobody_expired_is_still_renewed():
 def test_a_clock_that_steps_back_does_not_shorten_a_lease():
     queue = scheduler(item("r"))
     lease = pulled(queue, now=100.0)
+    queue.commit(lease, {}, 104.0)
     queue.commit(lease, {}, 20.0)
-    assert queue.expire(100.0) == ()
+    assert queue.expire(113.0) == ()
+    assert queue.expire(114.0) == (lease,)
 
 
 def test_delivering_a_part_renews_the_rest():

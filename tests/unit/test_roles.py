@@ -75,6 +75,13 @@ def test_a_trainer_without_the_weights_loads_them_first():
     assert roles.holds("r0", 1) == {"r0": Role.TRAIN}
 
 
+def test_a_device_with_nothing_to_do_needs_no_weights_until_it_has():
+    roles = fleet(Plan.rollout(2, reserved_help=False), reserved=1, spot=1, holds=1)
+    assert (roles.role("r0"), roles.role("s0")) == (Role.IDLE, Role.LOADING)
+    assert roles.leave("s0") == {"r0": Role.LOADING}
+    assert roles.holds("r0", 2) == {"r0": Role.ROLLOUT}
+
+
 def test_a_draining_device_stays_so_through_phases_and_its_name_comes_back_fresh():
     roles = fleet(Plan.rollout(1))
     roles.drain("s0")

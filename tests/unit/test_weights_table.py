@@ -57,6 +57,7 @@ def test_the_end_of_a_source_interrupts_its_readers():
     weights = table(a="s1", b="s2", c="s2", d="s2")
     weights.put("a", 1)
     weights.put("a", 2)
+    weights.put("a", 3)  # nobody needs it
     weights.put("d", 1)
     weights.pin(1, "explore")
     weights.pin(2, "rollout")

@@ -57,3 +57,15 @@ class RunNotFoundError(SpotlightError, LookupError):
 
 class ServerError(SpotlightError, RuntimeError):
     """The Prefect server or the dashboard did not start or cannot be reached."""
+
+
+class NoticeError(SpotlightError, RuntimeError):
+    """A provider's metadata service did not say whether this machine will be taken."""
+
+
+class TraceError(SpotlightError, ValueError):
+    """A trace of spot instances is missing, malformed or contradicts itself."""
+
+
+class PriceNotFoundError(SpotlightError, LookupError):
+    """The price book has no such price, or the offer is unavailable."""

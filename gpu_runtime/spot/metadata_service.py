@@ -1,0 +1,146 @@
+"""Requests to a provider's metadata service: small bodies, short time-outs, one kind of error."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from storage.errors import ConfigurationError, NoticeError
+
+LARGEST_BODY_BYTES = 262_144
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A status code and a body as text."""
+
+    status: int
+    text: str
+
+
+class MetadataService:
+    """A metadata service at one address.
+
+    Args:
+        base_url: `http://HOST[:PORT]`, without the paths of the provider.
+        timeout_s: most seconds that one request may take, all in all.
+
+    Raises:
+        ConfigurationError: the URL or the time-out is none.
+    """
+
+    def __init__(self, base_url: str, timeout_s: float) -> None:
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ConfigurationError(f"the time-out is {timeout_s} s; give a number of seconds above 0")
+        self._base_url = checked_url(base_url)
+        self._timeout_s = timeout_s
+        # No proxy of the environment: link-local addresses mean this machine, not the proxy's.
+        self._client = httpx.Client(timeout=timeout_s, trust_env=False)
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """GET `path`; any status code is an answer.
+
+        Raises:
+            NoticeError: no connection, no answer in time, or a body that is too large.
+        """
+        return self._ask("GET", path, headers)
+
+    def put(self, path: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """PUT `path` without a body; raises what `get` does."""
+        return self._ask("PUT", path, headers)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str] | None) -> Answer:
+        url = self._base_url + path
+        # httpx limits the wait for each piece; a service that drips would hold us for ever.
+        last_moment = time.monotonic() + self._timeout_s
+        body = bytearray()
+        try:
+            with self._client.stream(method, url, headers=headers) as response:
+                for piece in response.iter_bytes():
+                    body += piece
+                    if len(body) > LARGEST_BODY_BYTES:
+                        raise NoticeError(
+                            f"{url} sent more than {LARGEST_BODY_BYTES} bytes; check the base URL"
+                        )
+                    if time.monotonic() > last_moment:
+                        raise NoticeError(f"{url} took more than {self._timeout_s} s to answer")
+        except httpx.TimeoutException as error:
+            raise NoticeError(f"{url} did not answer within {self._timeout_s} s") from error
+        except httpx.HTTPError as error:
+            raise NoticeError(f"{url} cannot be reached: {error}") from error
+        return Answer(response.status_code, body.decode("utf-8", errors="replace").strip())
+
+
+def checked_url(base_url: str) -> str:
+    """A base URL without its last slash.
+
+    Raises:
+        ConfigurationError: it is not `http(s)://HOST[:PORT][/PATH]`.
+    """
+    try:
+        url = httpx.URL(base_url)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ConfigurationError(
+            f"base URL {base_url!r} is no URL ({error}); write http://HOST:PORT"
+        ) from error
+    port_is_one = url.port is None or 0 < url.port < 65_536
+    if url.scheme not in ("http", "https") or not url.host or not port_is_one or url.query or url.fragment:
+        raise ConfigurationError(
+            f"base URL {base_url!r} is not of the form http://HOST:PORT; leave it out for the provider's own"
+        )
+    return str(url).rstrip("/")
+
+
+def unexpected(answer: Answer, what: str) -> NoticeError:
+    """The error for an answer that says nothing about notices."""
+    return NoticeError(f"{what}: status {answer.status}, body {shown(answer.text)}; asking again later")
+
+
+def shown(text: str) -> str:
+    """The beginning of a body, for a message."""
+    return repr(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…")
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        NoticeError: it is no JSON, or no object.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise NoticeError(f"{what}: {shown(text)} is not JSON; asking again later") from error
+    if not isinstance(value, dict):
+        raise NoticeError(f"{what}: expected a JSON object, got {shown(text)}; asking again later")
+    return value
+
+
+def unix_seconds(text: object) -> float | None:
+    """A time of a provider, ISO 8601 or RFC 1123, in unix seconds; UTC where it names no zone.
+
+    Returns:
+        None where it is neither.
+    """
+    if not isinstance(text, str):
+        return None
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            moment = parse(text.strip())
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
+            continue
+    return None

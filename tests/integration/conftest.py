@@ -1,0 +1,33 @@
+"""The fake metadata service, and watchers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpu_runtime.spot.notice import NoticeWatcher
+from gpu_runtime.spot.notices import watcher_for
+from tests.fake_metadata_service import FakeMetadataService
+from tests.played_providers import QUIET
+
+
+@pytest.fixture
+def service() -> Iterator[FakeMetadataService]:
+    with FakeMetadataService() as running:
+        yield running
+
+
+@pytest.fixture
+def watch(service: FakeMetadataService) -> Iterator[Callable[..., NoticeWatcher]]:
+    """Makes watchers of the fake service, which plays the provider with nothing to say."""
+    made: list[NoticeWatcher] = []
+
+    def make(provider: str, **settings: object) -> NoticeWatcher:
+        service.answers.update(QUIET[provider])
+        made.append(watcher_for(provider, base_url=service.url, **{"timeout_s": 5.0, **settings}))
+        return made[-1]
+
+    yield make
+    for watcher in made:
+        watcher.close()

@@ -1,0 +1,277 @@
+"""Preemption notices of every provider, against a local server that plays it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+
+from gpu_runtime.spot import aws_notices, gcp_notices
+from gpu_runtime.spot.metadata_service import LARGEST_BODY_BYTES
+from gpu_runtime.spot.notice import Notice, NoticeWatcher
+from gpu_runtime.spot.notices import PROVIDERS, provider_named, watcher_for
+from storage.errors import ConfigurationError, NoticeError
+from tests.fake_metadata_service import FakeMetadataService
+from tests.played_providers import (
+    ALIBABA_TIME,
+    AWS_ACTION,
+    AWS_REBALANCE,
+    AWS_TOKEN,
+    AZURE_EVENTS,
+    AZURE_NAME,
+    FLAG_OF,
+    GCP_FLAG,
+    GRACE_S,
+    HTTP_PROVIDERS,
+    NOON,
+    QUIET,
+    SPOT_ACTION,
+    TAKEN,
+    TWO_MINUTES_LATER,
+    azure_events,
+    preempt,
+)
+
+
+def taken(watcher: NoticeWatcher, now: float = NOON) -> Notice:
+    notice = watcher.poll(now)
+    assert notice is not None
+    return notice
+
+
+@pytest.mark.parametrize("provider", HTTP_PROVIDERS)
+class TestEveryHttpProvider:
+    def test_nothing_to_say(self, provider, watch):
+        assert watch(provider).poll(NOON) is None
+
+    def test_a_notice_with_its_deadline(self, provider, watch, service):
+        watcher = watch(provider)
+        service.answers.update(TAKEN[provider])
+        notice = taken(watcher)
+        assert (notice.provider, notice.kind, notice.received_at) == (provider, "terminate", NOON)
+        assert notice.deadline == NOON + GRACE_S[provider]
+
+    def test_the_same_notice_at_every_poll(self, provider, watch, service):
+        watcher = watch(provider)
+        service.answers.update(TAKEN[provider])
+        first, later = taken(watcher), taken(watcher, NOON + 5)
+        assert first == later
+        assert (first.deadline, later.received_at) == (later.deadline, NOON + 5)
+
+    def test_a_deadline_that_has_passed_is_now(self, provider, watch, service):
+        watcher = watch(provider)
+        service.answers.update(TAKEN[provider])
+        first, later = taken(watcher), taken(watcher, NOON + 1000)
+        assert later.deadline == NOON + 1000
+        assert first == later
+
+    def test_withdrawn(self, provider, watch, service):
+        watcher = watch(provider)
+        service.answers.update(TAKEN[provider])
+        taken(watcher)
+        del service.answers[FLAG_OF[provider]]
+        service.answers.update(QUIET[provider])
+        assert watcher.poll(NOON) is None
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            500,
+            (503, "busy"),
+            (302, ""),
+            (200, "<html>sign in</html>"),
+            (200, "[]"),
+            (200, b"\xff"),
+            (200, "[" * 9999),
+        ],
+        ids=["500", "503", "redirect", "html", "a list", "not UTF-8", "too deep"],
+    )
+    def test_an_answer_that_says_nothing_is_an_error(self, provider, watch, service, answer):
+        watcher = watch(provider)
+        service.answers[FLAG_OF[provider]] = answer
+        with pytest.raises(NoticeError, match="asking again later"):
+            watcher.poll(NOON)
+        service.answers.update(TAKEN[provider])
+        taken(watcher)
+
+    def test_no_answer_in_time(self, provider, watch, service):
+        watcher = watch(provider, timeout_s=0.2)
+        service.answers[FLAG_OF[provider]] = None
+        with pytest.raises(NoticeError, match=r"did not answer within 0\.2 s"):
+            watcher.poll(NOON)
+
+    def test_a_body_without_end(self, provider, watch, service):
+        watcher = watch(provider)
+        service.answers[FLAG_OF[provider]] = "x" * (LARGEST_BODY_BYTES + 1)
+        with pytest.raises(NoticeError, match="more than 262144 bytes"):
+            watcher.poll(NOON)
+
+    def test_nobody_there(self, provider):
+        with FakeMetadataService() as gone:
+            url = gone.url
+        watcher = watcher_for(provider, base_url=url)
+        with pytest.raises(NoticeError, match="cannot be reached"):
+            watcher.poll(NOON)
+        watcher.close()
+
+    def test_proxies_of_the_environment_are_not_asked(self, provider, watch, monkeypatch):
+        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        assert watch(provider).poll(NOON) is None
+
+
+class TestAws:
+    def test_the_token_is_asked_for_once_and_sent_along(self, watch, service):
+        watcher = watch("aws")
+        watcher.poll(NOON)
+        watcher.poll(NOON)
+        assert service.paths().count(aws_notices.TOKEN_PATH) == 1
+        assert service.asked[0][2]["x-aws-ec2-metadata-token-ttl-seconds"] == "21600"
+        assert {headers.get("x-aws-ec2-metadata-token") for _, _, headers in service.asked[1:]} == {"token-1"}
+
+    def test_a_token_that_expired_is_renewed(self, watch, service):
+        watcher = watch("aws")
+        watcher.poll(NOON)
+        service.answers[AWS_TOKEN] = "token-2"
+        service.answers[AWS_ACTION] = lambda headers: (
+            SPOT_ACTION if headers["x-aws-ec2-metadata-token"] == "token-2" else 401
+        )
+        assert taken(watcher).kind == "terminate"
+        assert service.paths().count(aws_notices.TOKEN_PATH) == 2
+
+    def test_a_service_that_refuses_every_token_is_an_error(self, watch, service):
+        watcher = watch("aws")
+        service.answers[AWS_ACTION] = 401
+        with pytest.raises(NoticeError, match="status 401"):
+            watcher.poll(NOON)
+
+    @pytest.mark.parametrize("answer", [403, (200, ""), (200, "two\nlines")])
+    def test_no_token(self, watch, service, answer):
+        watcher = watch("aws")
+        service.answers[AWS_TOKEN] = answer
+        with pytest.raises(NoticeError, match="token"):
+            watcher.poll(NOON)
+
+    def test_the_word_of_amazons_mock(self, watch, service):
+        watcher = watch("aws")
+        service.answers[AWS_ACTION] = json.dumps({"instance-action": "stop", "time": TWO_MINUTES_LATER})
+        notice = taken(watcher)
+        assert (notice.kind, notice.deadline, notice.detail) == (
+            "terminate",
+            NOON + 120,
+            f"stop at {TWO_MINUTES_LATER}",
+        )
+
+    @pytest.mark.parametrize("said", [{"action": "terminate"}, {"action": "terminate", "time": "soon"}])
+    def test_a_time_that_cannot_be_read_keeps_no_warning_back(self, watch, service, said):
+        watcher = watch("aws")
+        service.answers[AWS_ACTION] = json.dumps(said)
+        notice = taken(watcher)
+        assert (notice.kind, notice.deadline) == ("terminate", None)
+
+    def test_a_recommendation_is_advice_and_an_action_outranks_it(self, watch, service):
+        watcher = watch("aws")
+        service.answers[AWS_REBALANCE] = json.dumps({"noticeTime": "2027-01-15T07:50:00Z"})
+        notice = taken(watcher)
+        assert (notice.kind, notice.deadline) == ("rebalance", None)
+        service.answers[AWS_ACTION] = SPOT_ACTION
+        assert taken(watcher).kind == "terminate"
+
+
+class TestGcp:
+    def test_asks_with_the_header_and_does_not_wait(self, watch, service):
+        watch("gcp").poll(NOON)
+        [(_, path, headers)] = service.asked
+        assert (path, headers["metadata-flavor"]) == (gcp_notices.PREEMPTED_PATH, "Google")
+
+    def test_the_grace_period_counts_from_the_first_sight(self, watch, service):
+        watcher = watch("gcp", grace_s=12.0)
+        service.answers[GCP_FLAG] = "true\n"
+        assert [taken(watcher, NOON + second).deadline for second in (0, 5)] == [NOON + 12, NOON + 12]
+        service.answers[GCP_FLAG] = "FALSE"
+        watcher.poll(NOON + 6)
+        service.answers[GCP_FLAG] = "TRUE"
+        assert taken(watcher, NOON + 8).deadline == NOON + 20
+
+
+class TestAzure:
+    def test_events_of_others_and_of_other_kinds_are_passed_over(self, watch, service):
+        watcher = watch("azure")
+        service.answers[AZURE_EVENTS] = azure_events(
+            preempt("vm-2"),
+            preempt("vm-1", kind="Reboot"),
+            preempt("vm-10", "xvm-1"),
+            "odd",
+            {"EventType": "Preempt"},
+        )
+        assert watcher.poll(NOON) is None
+
+    def test_the_earliest_of_several(self, watch, service):
+        watcher = watch("azure")
+        late = preempt("vm-1", event="late", not_before="Fri, 15 Jan 2027 09:00:00 GMT")
+        service.answers[AZURE_EVENTS] = azure_events(late, preempt("vm-2", "VM-1", event="early"))
+        notice = taken(watcher)
+        assert (notice.detail, notice.deadline) == ("Preempt, event early", NOON + 30)
+
+    def test_an_event_that_has_started_is_due_now_and_still_the_same(self, watch, service):
+        watcher = watch("azure")
+        service.answers[AZURE_EVENTS] = azure_events(preempt("vm-1"))
+        first = taken(watcher)
+        service.answers[AZURE_EVENTS] = azure_events(preempt("vm-1", not_before=""))
+        later = taken(watcher, NOON + 10)
+        assert (later, later.deadline) == (first, NOON + 10)
+
+    def test_a_given_name_is_not_asked_for(self, watch, service):
+        watcher = watch("azure", vm_name="scale-set_3")
+        service.answers[AZURE_EVENTS] = azure_events(preempt("scale-set_3"))
+        taken(watcher)
+        assert [path for path in service.paths() if "compute/name" in path] == []
+        assert service.asked[0][2]["metadata"] == "true"
+
+    def test_a_name_that_is_not_told_is_an_error(self, watch, service):
+        watcher = watch("azure")
+        service.answers[AZURE_NAME] = 404
+        with pytest.raises(NoticeError, match="name"):
+            watcher.poll(NOON)
+
+
+def test_alibaba_says_an_empty_time_while_there_is_none(watch, service):
+    watcher = watch("alibaba")
+    service.answers[ALIBABA_TIME] = (200, " \n")
+    assert watcher.poll(NOON) is None
+
+
+def test_every_provider_is_asked_well_within_its_grace_period():
+    for name, provider in PROVIDERS.items():
+        assert provider.poll_interval_s <= provider.max_backoff_s <= provider.grace_s / 3, name
+        assert set(provider.settings) <= {"base_url", "timeout_s", "grace_s", "vm_name", "clock"}
+
+
+@pytest.mark.parametrize(
+    ("provider", "settings", "message"),
+    [
+        ("amazon", {}, "no provider 'amazon'; there are aws, gcp, azure, alibaba, kubernetes"),
+        ("aws", {"vm_name": "x"}, "takes no vm_name; it takes base_url, timeout_s"),
+        ("aws", {"base_url": "169.254.169.254"}, "not of the form http://HOST:PORT"),
+        ("gcp", {"base_url": "ftp://host"}, "not of the form"),
+        ("azure", {"base_url": "http://"}, "not of the form"),
+        ("azure", {"base_url": "http://host?x=1"}, "not of the form"),
+        ("alibaba", {"base_url": "http://host:99999999"}, "base URL 'http://host:99999999'"),
+        ("alibaba", {"base_url": None}, "base URL None"),
+        ("aws", {"timeout_s": 0.0}, "time-out is 0.0 s"),
+        ("aws", {"timeout_s": float("nan")}, "time-out is nan s"),
+        ("kubernetes", {"grace_s": -1.0}, r"grace period is -1\.0 s"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(provider, settings, message):
+    with pytest.raises(ConfigurationError, match=message):
+        watcher_for(provider, **settings)
+
+
+def test_notices_and_errors_travel_between_processes():
+    notice = Notice("aws", "terminate", NOON, NOON, "terminate")
+    assert pickle.loads(pickle.dumps(notice)) == notice
+    assert str(pickle.loads(pickle.dumps(NoticeError("no answer")))) == "no answer"
+    assert provider_named("aws").grace_s == 120.0

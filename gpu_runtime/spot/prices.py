@@ -1,0 +1,145 @@
+"""What a device costs: a price book that refuses what cannot be, and never takes "none" for free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from storage.errors import ConfigurationError, PriceNotFoundError
+
+PriceMarket = Literal["on_demand", "spot"]
+
+
+@dataclass(frozen=True)
+class Price:
+    """An offer of one device.
+
+    Attributes:
+        device: its kind, such as `H100`.
+        market: `on_demand` or `spot`.
+        zone: where, such as `gcp/us-east4`.
+        usd_per_hour: dollars an hour of one device; None where the offer is unavailable.
+        source: where the figure comes from; shown, not used.
+    """
+
+    device: str
+    market: PriceMarket
+    zone: str
+    usd_per_hour: float | None
+    source: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.device} {self.market} in {self.zone}"
+
+
+class PriceBook:
+    """Prices by device, market and zone.
+
+    Raises:
+        ConfigurationError: an offer twice, a name that is empty, an unknown market, a price that is
+            not a number above 0, or a spot price above the zone's on-demand price.
+    """
+
+    def __init__(self, prices: Iterable[Price]) -> None:
+        self._prices: dict[tuple[str, str, str], Price] = {}
+        for price in prices:
+            _check(price)
+            key = (price.device, price.market, price.zone)
+            if key in self._prices:
+                raise ConfigurationError(f"{price} has two prices; keep one")
+            self._prices[key] = price
+        for price in self._prices.values():
+            self._check_discount(price)
+
+    @property
+    def prices(self) -> tuple[Price, ...]:
+        """All offers, unavailable ones too, in the order in which they came."""
+        return tuple(self._prices.values())
+
+    def usd_per_hour(self, device: str, market: PriceMarket, zone: str) -> float:
+        """Dollars an hour of one device.
+
+        Raises:
+            PriceNotFoundError: there is no such offer (the message names those there are), or it is
+                unavailable.
+        """
+        price = self._prices.get((device, market, zone))
+        if price is None:
+            raise PriceNotFoundError(
+                f"no price of {device} {market} in {zone}; {self._there_are(device, market)}"
+            )
+        if price.usd_per_hour is None:
+            raise PriceNotFoundError(f"{price} is unavailable; {self._there_are(device, market)}")
+        return price.usd_per_hour
+
+    def cheapest(self, device: str, market: PriceMarket) -> Price:
+        """The available offer of the lowest price; of equals, the first zone by name.
+
+        Raises:
+            PriceNotFoundError: none is available.
+        """
+        offers = [(price.usd_per_hour, price.zone, price) for price in self._available(device, market)]
+        if not offers:
+            raise PriceNotFoundError(f"no {device} {market} is available; {self._there_are(device, market)}")
+        return min(offers)[2]
+
+    def discount(self, device: str, zone: str) -> float:
+        """Share that the spot market saves in a zone, 0 to 1.
+
+        Raises:
+            PriceNotFoundError: one of the two prices is missing or unavailable.
+        """
+        return 1 - self.usd_per_hour(device, "spot", zone) / self.usd_per_hour(device, "on_demand", zone)
+
+    def updated(self, newer: PriceBook) -> PriceBook:
+        """This book with the offers of `newer` in place of its own or beside them.
+
+        Raises:
+            ConfigurationError: together they hold a spot price above the on-demand price.
+        """
+        return PriceBook((self._prices | newer._prices).values())
+
+    def _available(self, device: str, market: str) -> list[Price]:
+        return [
+            price
+            for price in self._prices.values()
+            if price.device == device and price.market == market and price.usd_per_hour is not None
+        ]
+
+    def _there_are(self, device: str, market: str) -> str:
+        """What to ask for instead: the nearest that exists."""
+        zones = sorted(price.zone for price in self._available(device, market))
+        if zones:
+            return f"{device} {market} has a price in {', '.join(zones)}"
+        offers = sorted(
+            {f"{p.device} {p.market}" for p in self._prices.values() if p.usd_per_hour is not None}
+        )
+        return f"there are prices of {', '.join(offers)}" if offers else "the price book is empty"
+
+    def _check_discount(self, spot: Price) -> None:
+        on_demand = self._prices.get((spot.device, "on_demand", spot.zone))
+        if spot.market != "spot" or spot.usd_per_hour is None:
+            return
+        if on_demand is None or on_demand.usd_per_hour is None or spot.usd_per_hour <= on_demand.usd_per_hour:
+            return
+        raise ConfigurationError(
+            f"{spot} costs {spot.usd_per_hour} usd_per_hour, above {on_demand.usd_per_hour} on demand; "
+            "correct it, or leave the spot price empty to have none"
+        )
+
+
+def _check(price: Price) -> None:
+    for name, value in (("device", price.device), ("zone", price.zone)):
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigurationError(f"a price has {name} {value!r}; name one")
+    if price.market not in get_args(PriceMarket):
+        raise ConfigurationError(f"{price}: market {price.market!r}; write on_demand or spot")
+    usd = price.usd_per_hour
+    if usd is None:
+        return
+    if isinstance(usd, bool) or not isinstance(usd, (int, float)) or not 0 < usd < math.inf:
+        raise ConfigurationError(
+            f"{price}: usd_per_hour is {usd!r}; give a number above 0, or leave it empty if unavailable"
+        )

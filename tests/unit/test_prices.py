@@ -1,0 +1,174 @@
+"""The price book: what it knows, what it refuses, and the files it is read from."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from gpu_runtime.spot.known_prices import known_prices
+from gpu_runtime.spot.price_files import read_prices
+from gpu_runtime.spot.prices import Price, PriceBook
+from storage.errors import ConfigurationError, PriceNotFoundError
+
+A_ON_DEMAND = Price("H100", "on_demand", "a", 10.0)
+A_SPOT = Price("H100", "spot", "a", 2.5)
+B_SPOT = Price("H100", "spot", "b", 2.0)
+C_SPOT = Price("H100", "spot", "c", None)
+
+TOML = """
+[[price]]
+device = "H100"
+market = "spot"
+zone = "a"
+usd_per_hour = 2.5
+source = "the bill of May"
+[[price]]
+device = "H100"
+market = "spot"
+zone = "c"
+"""
+CSV = "device,market,zone,usd_per_hour,source\nH100,spot,a,2.5,the bill of May\nH100,spot,c,,\n"
+JSON = json.dumps(
+    [
+        {"device": "H100", "market": "spot", "zone": "a", "usd_per_hour": 2.5, "source": "the bill of May"},
+        {"device": "H100", "market": "spot", "zone": "c", "usd_per_hour": None},
+    ]
+)
+
+
+def test_looks_up_compares_and_counts_the_discount():
+    book = PriceBook([A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT])
+    assert book.usd_per_hour("H100", "spot", "a") == 2.5
+    assert book.cheapest("H100", "spot") == B_SPOT
+    assert book.discount("H100", "a") == pytest.approx(0.75)
+    assert book.prices == (A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT)
+
+
+def test_of_equal_prices_the_first_zone_by_name():
+    book = PriceBook([Price("H100", "spot", zone, 2.0) for zone in ("z", "b", "m")])
+    assert book.cheapest("H100", "spot").zone == "b"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (("H100", "spot", "d"), "no price of H100 spot in d; H100 spot has a price in a, b"),
+        (("H100", "spot", "c"), "H100 spot in c is unavailable; H100 spot has a price in a, b"),
+        (("B200", "spot", "a"), "no price of B200 spot in a; there are prices of H100 on_demand, H100 spot"),
+    ],
+)
+def test_what_is_not_there_is_refused_with_what_is(asked, message):
+    book = PriceBook([A_ON_DEMAND, A_SPOT, B_SPOT, C_SPOT])
+    with pytest.raises(PriceNotFoundError) as refused:
+        book.usd_per_hour(*asked)
+    assert str(refused.value) == message
+    assert isinstance(pickle.loads(pickle.dumps(refused.value)), LookupError)
+
+
+def test_nothing_available_is_never_free():
+    book = PriceBook([C_SPOT])
+    with pytest.raises(PriceNotFoundError, match="no H100 spot is available; the price book is empty"):
+        book.cheapest("H100", "spot")
+    with pytest.raises(PriceNotFoundError, match="unavailable"):
+        book.discount("H100", "c")
+
+
+@pytest.mark.parametrize("usd", [0, 0.0, -1, float("nan"), float("inf"), True, "2.5"])
+def test_prices_that_are_none(usd):
+    with pytest.raises(
+        ConfigurationError, match=r"H100 spot in a: usd_per_hour is .*; give a number"
+    ):
+        PriceBook([Price("H100", "spot", "a", usd)])
+
+
+@pytest.mark.parametrize(
+    ("prices", "message"),
+    [
+        ([A_ON_DEMAND, Price("H100", "spot", "a", 10.01)], "costs 10.01 usd_per_hour, above 10.0 on demand"),
+        ([A_SPOT, A_SPOT], "H100 spot in a has two prices"),
+        ([Price("", "spot", "a", 1.0)], "a price has device ''"),
+        ([Price("H100", "spot", " ", 1.0)], "a price has zone ' '"),
+        ([Price("H100", "reserved", "a", 1.0)], "market 'reserved'; write on_demand or spot"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_books_that_contradict_themselves(prices, message):
+    with pytest.raises(ConfigurationError, match=message):
+        PriceBook(prices)
+
+
+def test_spot_may_cost_as_much_as_on_demand_and_stand_alone():
+    book = PriceBook([A_ON_DEMAND, Price("H100", "spot", "a", 10.0), Price("H100", "spot", "b", 99.0)])
+    assert book.discount("H100", "a") == 0
+
+
+def test_newer_prices_take_the_place_of_older_ones():
+    newer = PriceBook([Price("H100", "spot", "a", 3.0), B_SPOT])
+    book = PriceBook([A_ON_DEMAND, A_SPOT]).updated(newer)
+    assert book.discount("H100", "a") == pytest.approx(0.7)
+    assert len(book.prices) == 3
+    with pytest.raises(ConfigurationError, match=r"above 10\.0 on demand"):
+        book.updated(PriceBook([Price("H100", "spot", "a", 11.0)]))
+
+
+def test_the_built_in_prices_name_their_source():
+    book = known_prices()
+    assert book.usd_per_hour("H100", "on_demand", "gcp/us-east4") == 10.98
+    assert book.discount("H100", "gcp/us-central1") == pytest.approx(0.695, abs=0.001)
+    assert all(price.source for price in book.prices)
+
+
+@pytest.mark.parametrize(("suffix", "text"), [("toml", TOML), ("csv", "\ufeff" + CSV), ("json", JSON)])
+def test_files_of_three_forms_say_the_same(tmp_path: Path, suffix, text):
+    path = tmp_path / f"prices.{suffix}"
+    path.write_text(text, encoding="utf-8")
+    assert read_prices(path).prices == (
+        Price("H100", "spot", "a", 2.5, "the bill of May"),
+        Price("H100", "spot", "c", None),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("p.yaml", "", "suffix '.yaml'; name a .toml, .json or .csv file"),
+        ("p.toml", "[[price", "cannot be read"),
+        ("p.toml", "currency = 'EUR'", "unknown currency; write the prices as [[price]] tables"),
+        ("p.toml", "", "no prices in it"),
+        ("p.json", "{", "cannot be read"),
+        ("p.json", "{}", "no prices in it"),
+        ("p.json", "[1]", "row 1: expected a row with device, market, zone"),
+        (
+            "p.json",
+            '[{"device": "H100", "market": "spot", "zone": "a", "usd_per_hour": NaN}]',
+            "usd_per_hour is nan",
+        ),
+        (
+            "p.json",
+            '[{"device": "H100", "market": ["spot"], "zone": "a", "usd_per_hour": 1}]',
+            "market ['spot']",
+        ),
+        ("p.csv", "device,market,zone,usd\nH100,spot,a,1\n", "row 1: unknown usd; a row has device, market"),
+        ("p.csv", "device,market,usd_per_hour\nH100,spot,1\n", "row 1: no zone"),
+        (
+            "p.csv",
+            CSV + "H100,spot,d,cheap,\n",
+            "row 3: usd_per_hour 'cheap'; give a number or leave it empty",
+        ),
+        ("p.csv", CSV + "H100,spot,d,-1,\n", "usd_per_hour is -1.0"),
+        ("p.csv", CSV + "H100,spot,d,1,x,y\n", "row 3: unknown more columns"),
+    ],
+)
+def test_files_that_are_refused(tmp_path: Path, name, text, message):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError) as refused:
+        read_prices(tmp_path / name)
+    assert message in str(refused.value)
+    assert name in str(refused.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigurationError, match="check the path"):
+        read_prices(tmp_path / "absent.toml")

@@ -1,0 +1,187 @@
+"""Traces of spot instances: reading, cutting, figures worked by hand, refusals."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+
+from gpu_runtime.spot.trace import Trace, TraceEvent
+from gpu_runtime.spot.trace_files import read_trace, write_trace
+from gpu_runtime.spot.trace_summary import summarise
+from storage.errors import TraceError
+
+RECORDED = Path(__file__).resolve().parents[3] / "shared" / "traces"
+
+# a, b and c come; a and b go together at 20 s, d comes, c goes alone at 40 s; d is left at 50 s.
+ROWS = (
+    "0,add,a\r\n0,add,b\r\n10000,add,c\r\n20000,remove,b\r\n20000,remove,a\r\n"
+    "30000,add,d\r\n40000,remove,c\r\n"
+)
+
+
+def written(tmp_path: Path, text: str, name: str = "trace.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    events = read_trace(written(tmp_path, ROWS)).events
+    return Trace.of(events, length_s=50.0)
+
+
+def test_rows_are_milliseconds_in_their_order(tmp_path):
+    trace = read_trace(written(tmp_path, "\ufeff" + ROWS + "\n"))
+    assert trace.events[2] == TraceEvent(10.0, "add", "c")
+    assert [event.instance for event in trace.events] == ["a", "b", "c", "b", "a", "d", "c"]
+    assert trace.length_s == 40.0
+
+
+def test_alive_at_a_moment_counts_all_that_happens_at_it(trace):
+    assert trace.alive_at(-1) == frozenset()
+    assert trace.alive_at(0) == {"a", "b"}
+    assert trace.alive_at(19.999) == {"a", "b", "c"}
+    assert trace.alive_at(20) == {"c"}
+    assert trace.alive_at(1e9) == {"d"}
+
+
+def test_figures_worked_by_hand(trace):
+    # Lives: a 20, b 20, c 30 s ended; d 20 s so far: 90 instance-seconds in 50 s.
+    figures = summarise(trace)
+    assert (figures.instances, figures.peak, figures.losses, figures.largest_loss) == (4, 3, 3, 2)
+    assert figures.mean_alive == pytest.approx(1.8)
+    assert figures.availability == pytest.approx(0.6)
+    assert figures.multi_loss_share == pytest.approx(2 / 3)
+    assert figures.mean_lifetime_s == pytest.approx(70 / 3)
+    assert figures.losses_per_instance_hour == pytest.approx(3 / 90 * 3600)
+    assert summarise(trace, capacity=6).availability == pytest.approx(0.3)
+    assert summarise(trace, together_s=20).largest_loss == 3
+    assert summarise(trace, together_s=19.9).largest_loss == 2
+
+
+def test_a_trace_without_losses_has_no_lifetimes():
+    figures = summarise(Trace.of([TraceEvent(0.0, "add", "a")], length_s=10.0))
+    assert (figures.losses, figures.multi_loss_share, figures.mean_lifetime_s) == (0, None, None)
+    assert (figures.availability, figures.losses_per_instance_hour) == (1.0, 0.0)
+    nobody = summarise(Trace.of([], length_s=10.0))
+    assert (nobody.availability, nobody.losses_per_instance_hour) == (0.0, None)
+
+
+def test_twice_as_fast(trace):
+    fast = trace.scaled(2)
+    assert (fast.length_s, fast.alive_at(10), fast.alive_at(15)) == (25.0, {"c"}, {"c", "d"})
+    assert summarise(fast).availability == pytest.approx(summarise(trace).availability)
+
+
+def test_a_part_begins_with_those_who_are_there(trace):
+    part = trace.clipped(10.0, 35.0)
+    assert part.events[:3] == tuple(TraceEvent(0.0, "add", name) for name in "abc")
+    assert part.length_s == 25.0
+    for second in range(26):
+        assert part.alive_at(second) == trace.alive_at(10 + second)
+
+
+def test_an_instance_may_come_again(tmp_path):
+    trace = read_trace(written(tmp_path, "0,add,a\n1000,remove,a\n2000,add,a\n"))
+    assert [trace.alive_at(second) for second in (0, 1, 2)] == [{"a"}, set(), {"a"}]
+
+
+def test_written_and_read_again(trace, tmp_path):
+    write_trace(trace, tmp_path / "again.csv")
+    assert read_trace(tmp_path / "again.csv").events == trace.events
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no events in it"),
+        ("0,add\n", ":1: 2 columns"),
+        ("0,add,a\n\n1000,lose,a\n", ":3: unknown event 'lose'; write add or remove"),
+        ("time,add,a\n", ":1: time 'time'; write whole milliseconds"),
+        ("-5,add,a\n", ":1: time -0.005 s"),
+        ("5000,add,a\n4000,add,b\n", ":2: time goes back from 5.0 s to 4.0 s"),
+        ("0,add,a\n0,remove,b\n", ":2: instance 'b' is removed but not there"),
+        ("0,add,a\n0,add,a\n", ":2: instance 'a' is added but already there"),
+        ("0,add,\n", ":1: an instance without a name"),
+    ],
+)
+def test_a_wrong_row_is_named(tmp_path, text, message):
+    with pytest.raises(TraceError) as refused:
+        read_trace(written(tmp_path, text))
+    assert str(refused.value).startswith(str(tmp_path / "trace.csv"))
+    assert message in str(refused.value)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(TraceError, match="check the path"):
+        read_trace(tmp_path / "absent.csv")
+    with pytest.raises(TraceError, match=r"suffix '\.txt'"):
+        read_trace(written(tmp_path, ROWS, "trace.txt"))
+    (tmp_path / "odd.csv").write_bytes(b"0,add,\xff\n")
+    with pytest.raises(TraceError, match="not UTF-8 at byte 6"):
+        read_trace(tmp_path / "odd.csv")
+
+
+def test_skypilots_form_counts_the_available(tmp_path):
+    content = json.dumps({"metadata": {"gap_seconds": 300}, "data": [2, 2, 3, 1, 0]})
+    trace = read_trace(written(tmp_path, content, "trace.json"))
+    assert trace.length_s == 1500
+    assert [len(trace.alive_at(300 * place)) for place in range(5)] == [2, 2, 3, 1, 0]
+    assert trace.alive_at(900) == {"instance-3"}, "the longest there go first"
+    assert summarise(trace).multi_loss_share == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "trace.json:1: not JSON"),
+        ("[]", "gap_seconds is None"),
+        ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "gap_seconds is 0"),
+        ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "gap_seconds is nan"),
+        ('{"metadata": {"gap_seconds": true}, "data": [1]}', "gap_seconds is True"),
+        ('{"metadata": {"gap_seconds": 9}, "data": []}', "data is list or empty"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [1, -1]}', r"data[1] is -1; give whole numbers"),
+        ('{"metadata": {"gap_seconds": 9}, "data": [0.5]}', "data[0] is 0.5"),
+    ],
+)
+def test_a_wrong_file_of_skypilots_form_is_refused(tmp_path, text, message):
+    with pytest.raises(TraceError) as refused:
+        read_trace(written(tmp_path, text, "trace.json"))
+    assert message in str(refused.value)
+
+
+def test_traces_that_contradict_themselves(trace):
+    with pytest.raises(TraceError, match="event 1 of 1: instance 'a' is removed but not there"):
+        Trace.of([TraceEvent(0.0, "remove", "a")])
+    with pytest.raises(TraceError, match=r"give at least its last event, 40\.0 s"):
+        Trace(trace.events, 39.0)
+    with pytest.raises(TraceError, match="event 1 of 1: time nan s"):
+        Trace.of([TraceEvent(float("nan"), "add", "a")], length_s=1.0)
+    for speed in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(TraceError, match="speed"):
+            trace.scaled(speed)
+    for first_s, last_s in ((-1, 10), (10, 10), (0, 51), (float("nan"), 10)):
+        with pytest.raises(TraceError, match="cannot clip"):
+            trace.clipped(first_s, last_s)
+    with pytest.raises(TraceError, match="capacity 2 is below the trace's peak of 3"):
+        summarise(trace, capacity=2)
+    assert str(pickle.loads(pickle.dumps(TraceError("no")))) == "no"
+
+
+@pytest.mark.skipif(not RECORDED.is_dir(), reason="the recorded traces are not beside this checkout")
+@pytest.mark.parametrize(
+    ("name", "instances", "losses", "left", "share"),
+    [("bamboo-p3", 177, 167, 10, 0.766), ("bamboo-g4dn", 79, 74, 5, 0.581)],
+)
+def test_the_recorded_traces(name, instances, losses, left, share):
+    trace = read_trace(RECORDED / f"{name}.csv")
+    figures = summarise(trace)
+    assert (figures.instances, figures.losses) == (instances, losses)
+    assert len(trace.alive_at(trace.length_s)) == left
+    assert figures.multi_loss_share == pytest.approx(share, abs=0.001)
+    half = trace.clipped(trace.length_s / 2, trace.length_s)
+    assert half.alive_at(half.length_s) == trace.alive_at(trace.length_s)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from gpu_runtime.spot.trace import EventKind, Roster, Trace, TraceEvent
 from storage.errors import TraceError
@@ -109,5 +109,5 @@ def _from_json(text: str, path: Path) -> Trace:
     return Trace(tuple(events), len(counts) * gap_s)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

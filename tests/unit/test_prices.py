@@ -78,9 +78,7 @@ def test_nothing_available_is_never_free():
 
 @pytest.mark.parametrize("usd", [0, 0.0, -1, float("nan"), float("inf"), True, "2.5"])
 def test_prices_that_are_none(usd):
-    with pytest.raises(
-        ConfigurationError, match=r"H100 spot in a: usd_per_hour is .*; give a number"
-    ):
+    with pytest.raises(ConfigurationError, match=r"H100 spot in a: usd_per_hour is .*; give a number"):
         PriceBook([Price("H100", "spot", "a", usd)])
 
 

@@ -1,0 +1,142 @@
+"""Schedules of faults: the same for the same seed, all kinds once there are enough, each due once."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_runtime.spot.fault_schedule import (
+    FAULT_KINDS,
+    FAULT_PHASES,
+    Fault,
+    PendingFaults,
+    draw_faults,
+    faults_from_json,
+    faults_to_json,
+)
+from storage.errors import ConfigurationError
+
+seeds = st.integers(0, 2**64 - 1)
+schedules = st.builds(
+    draw_faults,
+    seed=seeds,
+    count=st.integers(0, 40),
+    length_s=st.floats(0, 1e5),
+    iterations=st.integers(1, 20),
+    timed_share=st.floats(0, 1),
+)
+
+
+@given(seeds, st.integers(0, 40), st.floats(0, 1e5), st.integers(1, 20), st.floats(0, 1))
+def test_the_same_seed_gives_the_same_schedule_within_its_bounds(seed, count, length_s, iterations, share):
+    faults = draw_faults(seed, count, length_s, iterations, timed_share=share)
+    assert faults == draw_faults(seed, count, length_s, iterations, timed_share=share)
+    assert len(faults) == count
+    for fault in faults:
+        if fault.at_s is not None:
+            assert 0 <= fault.at_s <= length_s and fault.phase is None and fault.iteration is None
+        else:
+            assert fault.phase in FAULT_PHASES and 0 <= (fault.iteration or 0) < iterations
+
+
+@given(seeds, st.integers(len(FAULT_KINDS), 60))
+def test_all_kinds_appear_and_none_much_more_often_than_another(seed, count):
+    kinds = [fault.kind for fault in draw_faults(seed, count, 100.0, 5)]
+    often = [kinds.count(kind) for kind in FAULT_KINDS]
+    assert min(often) >= 1
+    assert max(often) - min(often) <= 1
+
+
+@given(seeds, st.sets(st.sampled_from(FAULT_KINDS), min_size=1))
+def test_only_the_kinds_asked_for(seed, kinds):
+    faults = draw_faults(seed, 2 * len(kinds), 100.0, 5, kinds=sorted(kinds))
+    assert {fault.kind for fault in faults} == kinds
+
+
+@given(seeds)
+def test_the_share_of_timed_faults_at_its_ends(seed):
+    assert all(fault.at_s is not None for fault in draw_faults(seed, 20, 100.0, 5, timed_share=1.0))
+    assert all(fault.at_s is None for fault in draw_faults(seed, 20, 100.0, 5, timed_share=0.0))
+
+
+@given(schedules)
+def test_json_and_back(faults):
+    assert faults_from_json(faults_to_json(faults)) == faults
+
+
+@settings(max_examples=50)
+@given(schedules, st.lists(st.floats(0, 2e4), max_size=20))
+def test_each_fault_comes_due_once_and_not_before_its_moment(faults, moments):
+    pending = PendingFaults(faults)
+    done: list[Fault] = []
+    entered = [None, *((iteration, phase) for iteration in range(20) for phase in FAULT_PHASES)]
+    for now_s, phase in zip(sorted([*moments, 1e5]), entered, strict=False):
+        for fault in pending.due(now_s, phase):
+            on_time = fault.at_s is not None and fault.at_s <= now_s
+            assert on_time or (fault.iteration, fault.phase) == phase
+            done.append(fault)
+        assert len(done) + len(pending.pending) == len(faults)
+    assert all(fault.at_s is None for fault in pending.pending)
+
+
+def test_two_equal_faults_come_both():
+    twice = (Fault("kill", at_s=1.0), Fault("kill", at_s=1.0))
+    pending = PendingFaults(twice)
+    assert pending.due(0.5) == []
+    assert pending.due(1.0) == list(twice)
+    assert pending.due(2.0) == []
+
+
+def test_a_schedule_written_by_hand():
+    text = json.dumps(
+        [{"kind": "slow_worker", "iteration": 2, "phase": "rollout", "duration_s": 9, "slowdown": 3}]
+    )
+    assert faults_from_json(text) == (
+        Fault("slow_worker", iteration=2, phase="rollout", duration_s=9, slowdown=3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (1, "fault 1 of 1: 1 is no fault"),
+        ({"at_s": 1}, "is no fault; write an object with a kind"),
+        ({"kind": "flood", "at_s": 1}, "unknown fault 'flood'; there are kill, notice_then_kill"),
+        ({"kind": "kill", "at_s": 1, "when": 2}, "unknown when; there are kind, at_s"),
+        ({"kind": "kill"}, "give either at_s, or iteration and phase"),
+        ({"kind": "kill", "iteration": 1}, "give either at_s, or iteration and phase"),
+        ({"kind": "kill", "at_s": 1, "iteration": 1, "phase": "train"}, "give either at_s, or"),
+        ({"kind": "kill", "at_s": 1, "phase": "train"}, "give either at_s, or"),
+        ({"kind": "kill", "at_s": -1}, "at_s is -1; give seconds from 0 on"),
+        ({"kind": "kill", "at_s": float("nan")}, "at_s is nan"),
+        ({"kind": "kill", "at_s": "1"}, "at_s is '1'"),
+        ({"kind": "kill", "iteration": -1, "phase": "train"}, "iteration is -1"),
+        ({"kind": "kill", "iteration": 0, "phase": "lunch"}, "unknown phase 'lunch'; there are explore"),
+        ({"kind": "kill", "at_s": 1, "victim": -1}, "victim is -1"),
+        ({"kind": "kill", "at_s": 1, "grace_s": 5}, "fault kill has no grace_s; leave it out"),
+        ({"kind": "notice_then_kill", "at_s": 1}, "grace_s is None; give at least 0.0"),
+        ({"kind": "hung_worker", "at_s": 1, "duration_s": -2}, "duration_s is -2; give at least 0.0"),
+        ({"kind": "slow_worker", "at_s": 1, "duration_s": 2, "slowdown": 0.5}, "slowdown is 0.5; give"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_is_none_is_refused(row, message):
+    with pytest.raises(ConfigurationError) as refused:
+        faults_from_json(json.dumps([row]))
+    assert message in str(refused.value)
+    assert str(refused.value).startswith("fault 1 of 1: ")
+
+
+@pytest.mark.parametrize(("text", "message"), [("[", "is not JSON"), ("{}", "is a dict; write a list")])
+def test_a_schedule_that_is_none_is_refused(text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        faults_from_json(text)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"count": -1}, {"iterations": 0}, {"length_s": float("nan")}, {"kinds": ()}, {"timed_share": 1.1}],
+)
+def test_arguments_out_of_range_are_refused(changed):
+    with pytest.raises(ConfigurationError, match="; give "):
+        draw_faults(**{"seed": 0, "count": 3, "length_s": 9.0, "iterations": 2, **changed})

@@ -11,8 +11,8 @@ the device-seconds of exploration spent on a larger group instead).
 
 The target is what `plain` reaches at its end: the mean of its last evaluations over all run seeds. A
 curve reaches it where its running mean of three evaluations does, interpolated; one that never does is
-null. `speedup` is plain's median over stale's; `speedup_by` says what each part brings: the objective
-(plain over plain_nft) and exploration (plain_nft over stale). Arms run as long as ARMS says.
+null. `speedup` is plain's median over stale's; `speedup_by` says what each part brings. Arms run as long
+as ARMS says.
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ class Arm:
 
     Attributes:
         settings: on top of the task's.
-        length: iterations, as a share of plain's.
+        iterations: of a full run; enough to reach plain's end, or to see that it is not reached.
+        measure: iterations between judging every candidate with fresh weights; 0 never.
     """
 
     settings: tuple[str, ...]
-    length: float
+    iterations: int
+    measure: int = 0
 
 
 PRESETS = {"ocr": "glyphs-stale", "shapes": "shapes-stale"}
@@ -80,16 +82,16 @@ PLAIN = (
 """Flow-GRPO at the best of the group shapes and learning rates that were tried; see docs/measurements.md."""
 
 ARMS = {
-    "plain": Arm(PLAIN, 1.0),
-    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 0.5),
-    "stale_grpo": Arm((*PLAIN, "exploration.strategy=stale"), 0.5),
-    "stale": Arm((), 0.375),
-    "fresh": Arm(("exploration.strategy=fresh",), 0.25),
-    "stale_uniform": Arm(("exploration.allocation=uniform",), 0.25),
+    "plain": Arm(PLAIN, 48),
+    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 24),
+    "stale_grpo": Arm((*PLAIN, "exploration.strategy=stale"), 24, measure=8),
+    "stale": Arm((), 20, measure=4),
+    "fresh": Arm(("exploration.strategy=fresh",), 16),
+    "stale_uniform": Arm(("exploration.allocation=uniform",), 16, measure=8),
     "oracle": Arm(
-        ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 0.25
+        ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 12
     ),
-    "larger_batch": Arm(("exploration.strategy=plain",), 0.25),
+    "larger_batch": Arm(("exploration.strategy=plain",), 16),
 }
 
 
@@ -122,25 +124,44 @@ def make_curve(config_json: str, iterations: int, every: int, measure: int) -> d
     return curve.to_json()
 
 
-def run_arms(
-    store: CurveStore, wanted: list[tuple[str, int, RunConfig, int]], every: int, measure: int, processes: int
-) -> dict[tuple[str, int], Curve]:
+@dataclass(frozen=True)
+class CurveWanted:
+    """A curve to make.
+
+    Attributes:
+        arm, run_seed: what it is called.
+        config: what is run.
+        iterations: how long.
+        every: iterations between evaluations.
+        measure: iterations between judging every candidate; 0 never.
+    """
+
+    arm: str
+    run_seed: int
+    config: RunConfig
+    iterations: int
+    every: int
+    measure: int
+
+
+def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> dict[tuple[str, int], Curve]:
     """All curves, some at a time; those that were kept by an interrupted run are not made again."""
     curves: dict[tuple[str, int], Curve] = {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = {}
-        for arm, run_seed, config, iterations in wanted:
-            kept = store.load(arm, config, iterations, every)
+        for want in wanted:
+            kept = store.load(want.arm, want.config, want.iterations, want.every)
             if kept is not None:
-                curves[arm, run_seed] = kept
+                curves[want.arm, want.run_seed] = kept
                 continue
-            call = pool.submit(make_curve, config.model_dump_json(), iterations, every, measure)
-            running[call] = (arm, run_seed, config, iterations)
+            config_json = want.config.model_dump_json()
+            running[pool.submit(make_curve, config_json, want.iterations, want.every, want.measure)] = want
         for call in as_completed(running):
-            arm, run_seed, config, iterations = running[call]
-            curves[arm, run_seed] = curve = Curve(**call.result())
-            store.save(arm, config, iterations, every, curve)
-            print(f"{arm} {run_seed}: exact {curve.exact[0]:.3f} -> {curve.exact[-1]:.3f}", file=sys.stderr)
+            want = running[call]
+            curves[want.arm, want.run_seed] = curve = Curve(**call.result())
+            store.save(want.arm, want.config, want.iterations, want.every, curve)
+            ends = f"exact {curve.exact[0]:.3f} -> {curve.exact[-1]:.3f}"
+            print(f"{want.arm} {want.run_seed}: {ends}", file=sys.stderr, flush=True)
     return curves
 
 
@@ -170,7 +191,7 @@ def reached_at(iterations: list[int], values: list[float], target: float) -> flo
     return float(places[first - 1] + share * (places[first] - places[first - 1]))
 
 
-def summarise(task: str, curves: dict[tuple[str, int], Curve], iterations: int) -> dict[str, Any]:
+def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]:
     """The figures of all arms."""
     stale = load_config(PRESETS[task], [], {})
     signal = stale.reward.signal
@@ -208,7 +229,7 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve], iterations: int) 
         "signal": signal,
         "base_exact": round(by_arm["plain"][0].exact[0], 4),
         "target": round(target, 4),
-        "plain_iterations": iterations,
+        "plain_iterations": by_arm["plain"][0].iterations[-1],
         "run_seeds": len(by_arm["plain"]),
         "speedup": _ratio(arms, "iterations_to_target", "plain", "stale"),
         "modelled_speedup": _ratio(arms, "modelled_time_to_target", "plain", "stale"),
@@ -276,24 +297,21 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=sorted(PRESETS), required=True)
     parser.add_argument("--seeds", type=int, default=3, help="run seeds of each arm")
-    parser.add_argument("--iterations", type=int, default=64, help="of plain; the other arms need fewer")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(ARMS))
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
-    parser.add_argument("--quick", action="store_true", help="one run seed and a fifth of the iterations")
+    parser.add_argument("--quick", action="store_true", help="one run seed, a third of the iterations")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    seeds, iterations, every = arguments.seeds, arguments.iterations, 4
-    if arguments.quick:
-        seeds, iterations = 1, 16
+    seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, 4)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     store = CurveStore(f"exploration-{arguments.task}", environment()["commit"])
     wanted = []
     for run_seed in range(seeds):
         for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):
-            length = -(-round(iterations * ARMS[arm].length) // every) * every
-            wanted.append((arm, run_seed, arm_config(arguments.task, arm, run_seed), length))
-    curves = run_arms(store, wanted, every, measure=8, processes=arguments.processes)
-    figures = summarise(arguments.task, curves, iterations)
+            length = ARMS[arm].iterations // share // every * every
+            config = arm_config(arguments.task, arm, run_seed)
+            wanted.append(CurveWanted(arm, run_seed, config, length, every, ARMS[arm].measure))
+    figures = summarise(arguments.task, run_arms(store, wanted, arguments.processes))
     finish(f"exploration-{arguments.task}", figures, arguments.keep, module="exploration")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -219,14 +220,11 @@ class LearningCurve:
         share = captured(self.config, fresh, plan.seeds)
         if share is not None:
             self.curve.captured.append(share)
-            for allocation, shares in (
-                ("bandit", self.curve.found_by_bandit),
-                ("uniform", self.curve.found_by_uniform),
-            ):
-                found = captured_by(
-                    self.config, list(self._by_id), self._before, plan.iteration, allocation, fresh
-                )
-                shares.append(found or 0.0)
+            found = partial(
+                captured_by, self.config, list(self._by_id), self._before, plan.iteration, table=fresh
+            )
+            self.curve.found_by_bandit.append(found("bandit") or 0.0)
+            self.curve.found_by_uniform.append(found("uniform") or 0.0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
-from storage.records import DeviceState, Market, StateInterval
+from storage.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Fleet:
     from the first phase that finds it loaded.
 
     Beside training, a second thread drafts: the training thread then touches the trainer alone, the
-    drafting one the other devices (`drafters`, `lose`). A lock guards what both write: the time line
-    and the list of devices.
+    drafting one the other devices (`drafters`, `lose`). A lock guards what both write: the time
+    line, the events and the list of devices.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig) -> None:
@@ -76,6 +76,7 @@ class Fleet:
         self.samples_dropped = 0
         """Samples that arrived a second time."""
         self._devices: list[Device] = []
+        self._events: list[DeviceEvent] = []
         self._starting = [self._start(market, index) for market, index in self._slots()]
         self.trainer = self._starting[0][0]
 
@@ -109,6 +110,12 @@ class Fleet:
         """What each device did since the last call."""
         with self._lock:
             return self._timeline.take(time.time())
+
+    def take_device_events(self) -> list[DeviceEvent]:
+        """Which devices joined and which were lost since the last call, in order."""
+        with self._lock:
+            taken, self._events = self._events, []
+        return taken
 
     def generate(self, requests: Sequence[SampleRequest], weights: Weights) -> list[Delivered]:
         """All requests with these weights, each exactly once, in the order of `requests`.
@@ -164,7 +171,9 @@ class Fleet:
         with self._lock:
             self._devices.remove(device)
             self.lost.append(device.name)
-            self._timeline.remove(device.name, time.time())
+            now = time.time()
+            self._timeline.remove(device.name, now)
+            self._book(device, "lost", now, str(error))
 
     def hold(self, weights: Weights) -> dict[str, str]:
         """Make every worker hold these weights; the digest each one loaded, by worker."""
@@ -239,6 +248,11 @@ class Fleet:
             self._timeline.add(device.name, device.market, usd, alive_since)
             self._timeline.enter(device.name, "idle", time.time())
             self._devices.append(device)
+            self._book(device, "joined", alive_since)
+
+    def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "") -> None:
+        """Note what happened to a device; the caller holds the lock."""
+        self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
 
     def _replace_lost(self) -> None:
         """Start workers where some are missing, and take in those that have loaded meanwhile.
@@ -253,6 +267,8 @@ class Fleet:
                 self._admit(device, loaded.result())
             else:
                 self.lost.append(device.name)
+                with self._lock:
+                    self._book(device, "lost", time.time(), f"while loading: {loaded.exception()}")
         there = self._devices + [device for device, _ in waiting]
         filled = {device.name.split(".")[0] for device in there}
         missing = [slot for slot in self._slots() if f"{slot[0]}-{slot[1]}" not in filled]

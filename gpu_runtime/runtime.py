@@ -24,7 +24,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch, build_explorer
 from storage.config import RunConfig
-from storage.records import StateInterval
+from storage.records import DeviceEvent, StateInterval
 from storage.run_prompts import load_run_prompts
 
 
@@ -246,6 +246,10 @@ class Runtime:
     def take_intervals(self) -> list[StateInterval]:
         """What each device did since the last call; contiguous for every device."""
         return self._fleet.take_intervals()
+
+    def take_device_events(self) -> list[DeviceEvent]:
+        """Which devices joined and which were lost since the last call."""
+        return self._fleet.take_device_events()
 
     def close(self) -> None:
         """End all processes of the runtime."""

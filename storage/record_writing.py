@@ -14,6 +14,7 @@ import duckdb
 
 from storage.records import (
     CandidateRecord,
+    DeviceEvent,
     EvaluationImage,
     EvaluationRecord,
     IterationRecord,
@@ -50,6 +51,7 @@ def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationReco
     )
     _write_prompts(connection, record.run_id, "train", [*record.samples, *record.candidates])
     _write_intervals(connection, record.run_id, "iteration", record.iteration, record.intervals)
+    _write_device_events(connection, record.run_id, "iteration", record.iteration, record.device_events)
 
 
 def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
@@ -64,13 +66,14 @@ def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRe
     _insert(connection, "evaluation_images", record.run_id, record.iteration, _image_columns(record.images))
     _write_prompts(connection, record.run_id, "evaluate", record.images)
     _write_intervals(connection, record.run_id, "evaluation", record.iteration, record.intervals)
+    _write_device_events(connection, record.run_id, "evaluation", record.iteration, record.device_events)
 
 
 def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after: int) -> None:
     """Delete what came after iteration `after`, but keep its paid time, as state `lost`.
 
     The devices ran and were billed although a resumed run does the work again; without these rows
-    the states would no longer sum to the bill.
+    the states would no longer sum to the bill. What happened to the devices stays too.
     """
     key = [run_id, after]
     for table in _ITERATION_TABLES + _EVALUATION_TABLES:
@@ -88,7 +91,13 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
         "ON CONFLICT DO UPDATE SET device_s = device_s + excluded.device_s, usd = usd + excluded.usd",
         key,
     )
-    for table in ("worker_states", "costs"):
+    connection.execute(
+        "INSERT OR REPLACE INTO device_events "
+        "SELECT run_id, 'discarded', iteration, happened_at, worker, place, market, kind, detail "
+        f"FROM device_events WHERE {later}",
+        key,
+    )
+    for table in ("worker_states", "costs", "device_events"):
         connection.execute(f"DELETE FROM {table} WHERE {later}", key)
 
 
@@ -216,5 +225,30 @@ def _write_intervals(
             "market": ("VARCHAR", [market for _, market in usd]),
             "device_s": ("DOUBLE", list(device_s.values())),
             "usd": ("DOUBLE", list(usd.values())),
+        },
+    )  # fmt: skip
+
+
+def _write_device_events(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    events: Sequence[DeviceEvent],
+) -> None:
+    connection.execute(
+        "DELETE FROM device_events WHERE run_id = ? AND phase = ? AND iteration = ?",
+        [run_id, phase, iteration],
+    )
+    _insert(
+        connection, "device_events", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(events)),
+            "happened_at": ("DOUBLE", [e.at for e in events]),
+            "worker": ("VARCHAR", [e.worker for e in events]),
+            "place": ("INTEGER", list(range(len(events)))),
+            "market": ("VARCHAR", [e.market for e in events]),
+            "kind": ("VARCHAR", [e.kind for e in events]),
+            "detail": ("VARCHAR", [e.detail for e in events]),
         },
     )  # fmt: skip

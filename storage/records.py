@@ -13,6 +13,7 @@ from typing import Any, Literal
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 Market = Literal["reserved", "spot"]
 DeviceState = Literal["rollout", "explore", "train", "load", "regroup", "idle", "lost"]
+DeviceEventKind = Literal["joined", "notice", "withdrawn", "left", "lost"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,23 @@ class StateInterval:
     def usd(self) -> float:
         """What the interval costs, in dollars."""
         return (self.ended_at - self.started_at) * self.usd_per_hour / 3600
+
+
+@dataclass(frozen=True)
+class DeviceEvent:
+    """Something happened to a device at `at` (Unix seconds).
+
+    Attributes:
+        kind: `joined`: it is paid for from then on; `notice`: its provider said that it will be taken;
+            `withdrawn`: that notice was taken back; `left`: it was given back; `lost`: it is gone.
+        detail: why, or what more there is to say; may be empty.
+    """
+
+    worker: str
+    market: Market
+    kind: DeviceEventKind
+    at: float
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +130,7 @@ class IterationRecord:
             None where there are none. Travels in the checkpoint's record.json only, so that a resume
             need not explore again; not written to the database.
         explorer_state: what the explorer has learned, as JSON values; likewise in record.json only.
+        device_events: what happened to the devices since the record before.
     """
 
     run_id: str
@@ -126,6 +145,7 @@ class IterationRecord:
     sample_images: list[SampleImage] = field(default_factory=list)
     next_plan: dict[str, Any] | None = None
     explorer_state: dict[str, Any] | None = None
+    device_events: list[DeviceEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -155,3 +175,4 @@ class EvaluationRecord:
     exact: float
     images: list[EvaluationImage] = field(default_factory=list)
     intervals: list[StateInterval] = field(default_factory=list)
+    device_events: list[DeviceEvent] = field(default_factory=list)

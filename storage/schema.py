@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -101,6 +101,13 @@ CREATE TABLE sample_images (            -- thumbnails of some rows of samples
     run_id VARCHAR, iteration INTEGER, prompt_id BIGINT, seed_index BIGINT,
     png BLOB NOT NULL,
     PRIMARY KEY (run_id, iteration, prompt_id, seed_index)
+);
+""",
+    3: """
+CREATE TABLE device_events (            -- kind: joined, notice, withdrawn, left or lost
+    run_id VARCHAR, phase VARCHAR, iteration INTEGER, happened_at DOUBLE, worker VARCHAR, place INTEGER,
+    market VARCHAR NOT NULL, kind VARCHAR NOT NULL, detail VARCHAR NOT NULL,
+    PRIMARY KEY (run_id, phase, iteration, happened_at, worker, place)
 );
 """,
 }

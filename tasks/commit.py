@@ -93,6 +93,7 @@ def iteration_record(
         sample_images=sample_images(session, rolled, scores),
         next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
         explorer_state=session.runtime.explorer_state(),
+        device_events=session.runtime.take_device_events(),
     )
 
 
@@ -121,7 +122,7 @@ def evaluation_record(
     ]
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
-        evaluation.score, evaluation.exact, images, intervals,
+        evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
     )  # fmt: skip
 
 

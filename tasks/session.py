@@ -21,6 +21,7 @@ from storage.errors import CheckpointError
 from storage.home import Home
 from storage.records import (
     CandidateRecord,
+    DeviceEvent,
     IterationRecord,
     RunStatus,
     SampleImage,
@@ -155,7 +156,7 @@ def record_to_json(record: IterationRecord) -> dict[str, object]:
 
 
 def record_from_json(values: dict) -> IterationRecord:
-    """The inverse of `record_to_json`; a record made before there were candidates has none."""
+    """The inverse of `record_to_json`; a record of an earlier version lacks what came later."""
     return IterationRecord(
         **{
             **values,
@@ -163,5 +164,6 @@ def record_from_json(values: dict) -> IterationRecord:
             "intervals": [StateInterval(**interval) for interval in values["intervals"]],
             "candidates": [CandidateRecord(**candidate) for candidate in values.get("candidates", [])],
             "sample_images": [SampleImage(**image) for image in values.get("sample_images", [])],
+            "device_events": [DeviceEvent(**event) for event in values.get("device_events", [])],
         }
     )

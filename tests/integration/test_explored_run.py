@@ -12,6 +12,7 @@ from storage.checkpoints import CheckpointStore
 from storage.config_loading import load_config
 from storage.database import Database
 from storage.home import Home
+from storage.ledger import read_ledger
 from storage.run_store import RunStore
 
 SETTINGS = [
@@ -93,6 +94,23 @@ def test_metrics_thumbnails_and_states(home, finished):
     assert rows(home, states) == [("spot-0",)]
 
 
+def account(home, run_id):
+    with Database(home.database).reading() as connection:
+        return read_ledger(connection, run_id)
+
+
+def test_all_paid_time_is_in_one_state(home, finished):
+    ledger = account(home, "stale")
+    assert ledger.is_balanced, (ledger.unaccounted_share, ledger.overlaps)
+    assert [(worker.worker, worker.market) for worker in ledger.workers] == [
+        ("reserved-0", "reserved"), ("spot-0", "spot"),
+    ]  # fmt: skip
+    assert ledger.has_device_events
+    assert ledger.losses == ()
+    assert ledger.samples == 4 * 16
+    assert 0 <= ledger.spot_idle_share < ledger.spot_idle_share_unexplored < 1
+
+
 @pytest.mark.parametrize("iteration", [2])
 def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config, finished, iteration):
     """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
@@ -107,6 +125,9 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
     post_train(config, "stale")
     assert last_blobs(home, "stale") == expected
     assert rows(home, seeds) == chosen
+    ledger = account(home, "stale")
+    assert ledger.is_balanced, (ledger.unaccounted_share, ledger.overlaps)
+    assert ledger.lost.device_s > 0, "iterations that were done again"
 
 
 def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):

@@ -86,6 +86,7 @@ def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime, monkeypat
     plan = plain_plan([0, 1, 2, 3], 32, 1)
     undisturbed = runtime.rollout(plan)
     returned = runtime.samples_returned
+    runtime.take_device_events()
     feed, victim = Fleet._feed, worker_process("spot_0")
 
     def feed_and_kill(fleet, queue, weights, busy):
@@ -104,6 +105,15 @@ def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime, monkeypat
         again = runtime.rollout(plan)
         names = {delivered.worker for delivered in again.delivered}
         assert same(undisturbed, again)
+    lost, joined = runtime.take_device_events()
+    assert (lost.worker, lost.market, lost.kind) == ("spot-0", "spot", "lost")
+    assert "spot-0" in lost.detail
+    assert (joined.worker, joined.market, joined.kind) == ("spot-0.1", "spot", "joined")
+    assert joined.at > lost.at
+    intervals = runtime.take_intervals()
+    assert max(i.ended_at for i in intervals if i.worker == "spot-0") == lost.at
+    assert min(i.started_at for i in intervals if i.worker == "spot-0.1") == joined.at
+    assert runtime.take_device_events() == []
 
 
 def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):

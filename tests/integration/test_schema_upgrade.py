@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
 import duckdb
 import pytest
 
-from storage import queries, seed_queries
+from storage import device_queries, ledger, queries, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
+from storage.records import DeviceEvent
 from storage.run_store import RunStore
 from storage.schema import SCHEMA_VERSION
 from tests.sample_run import iteration_record
 from tests.sample_seeds import explored
 
-VERSION_1 = (Path(__file__).parent / "schema_version_1.sql").read_text(encoding="utf-8")
-LATER_TABLES = {"candidates", "sample_images"}
+LATER_TABLES = {1: {"candidates", "sample_images", "device_events"}, 2: {"device_events"}}
+
+
+@pytest.fixture(params=sorted(LATER_TABLES))
+def version(request: pytest.FixtureRequest) -> int:
+    """The version that the file is of."""
+    return request.param
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> RunStore:
-    """A home whose database is of version 1, with a run of two iterations and a row in every table."""
+def store(tmp_path: Path, version: int) -> RunStore:
+    """A home whose database is of an earlier version, with a run of two iterations."""
     store = RunStore(Home(tmp_path / "home"), wait_s=2.0)
     donor = RunStore(Home(tmp_path / "donor"))
     donor.create_run("old", RunConfig(), {"torch": "2.13.0"}, os.getpid())
@@ -32,7 +39,8 @@ def store(tmp_path: Path) -> RunStore:
     donor.add_event("old", "note", "a word")
     store.home.path.mkdir()
     with duckdb.connect(str(store.home.database)) as file:
-        file.execute(VERSION_1)
+        tables = Path(__file__).parent / f"schema_version_{version}.sql"
+        file.execute(tables.read_text(encoding="utf-8"))
         file.execute(f"ATTACH '{donor.home.database}' AS donor (READ_ONLY)")
         for table in tables_of(file) - {"schema_version"}:
             file.execute(f"INSERT INTO {table} SELECT * FROM donor.{table}")
@@ -63,22 +71,30 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         assert seed_queries.pictured_prompts(connection, "old").empty
         assert seed_queries.best_and_worst(connection, "old").empty
         assert set(seed_queries.drafts_by_prompt(connection, "old")["drafts"]) == {0}
+        account = ledger.read_ledger(connection, "old")
+        assert device_queries.device_events(connection, "old", 0, 9, 9).empty
+    assert account.is_balanced
+    assert not account.has_device_events
+    assert account.spent().device_s == pytest.approx(2 * 3 * 18)
     assert store.home.database.read_bytes() == before
 
 
-def test_the_first_writer_brings_it_up_to_date(store: RunStore):
-    version, before = contents(store)
-    assert version == 1
-    assert LATER_TABLES.isdisjoint(before)
+def test_the_first_writer_brings_it_up_to_date(store: RunStore, version: int):
+    said, before = contents(store)
+    assert said == version
+    assert LATER_TABLES[version].isdisjoint(before)
     assert len(before["samples"]) == 512
     with store.database.writing():
         pass
-    version, after = contents(store)
-    assert version == SCHEMA_VERSION
-    assert after == before | {table: [] for table in LATER_TABLES}
-    store.commit_iteration(explored(iteration_record("old", 3, 54.0)))
+    said, after = contents(store)
+    assert said == SCHEMA_VERSION
+    assert after == before | {table: [] for table in LATER_TABLES[version]}
+    record = explored(iteration_record("old", 3, 54.0))
+    loss = DeviceEvent("spot-0", "spot", "lost", 72.0)
+    store.commit_iteration(dataclasses.replace(record, device_events=[loss]))
     with store.database.reading() as connection:
         assert not seed_queries.stale_and_fresh(connection, "old").empty
+        assert [x.worker for x in ledger.read_ledger(connection, "old").losses] == ["spot-0"]
 
 
 def test_a_writer_that_fails_leaves_the_file_as_it_was(store: RunStore):

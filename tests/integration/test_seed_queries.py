@@ -17,7 +17,7 @@ from storage import queries, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
+from storage.records import CandidateRecord, DeviceEvent, IterationRecord, SampleImage, SampleRecord
 from storage.run_store import RunStore
 from tasks.session import record_from_json, record_to_json
 from tests.sample_run import iteration_record, write_sample_run
@@ -241,6 +241,7 @@ class TestRows:
             explored(iteration_record("r", 5, 0.0)),
             next_plan={"iteration": 6, "seeds": {"0": [3, 1]}},
             explorer_state={"0": {"tried": 8}},
+            device_events=[DeviceEvent("spot-0", "spot", "lost", 7.5, "its process is gone")],
         )
         assert record.candidates
         assert record.sample_images
@@ -248,8 +249,8 @@ class TestRows:
 
     def test_a_record_of_an_older_checkpoint_loads(self):
         values = json.loads(json.dumps(record_to_json(iteration_record("r", 1, 0.0))))
-        for name in ("candidates", "sample_images", "next_plan", "explorer_state"):
+        for name in ("candidates", "sample_images", "next_plan", "explorer_state", "device_events"):
             del values[name]
         record = record_from_json(values)
-        assert (record.candidates, record.sample_images) == ([], [])
+        assert (record.candidates, record.sample_images, record.device_events) == ([], [], [])
         assert (record.next_plan, record.explorer_state) == (None, None)

@@ -1,0 +1,87 @@
+"""What the dashboard asks about the devices: what each did and when, and how well a market was used.
+
+Like storage/queries.py: each function takes an open connection and gives a pandas frame.
+"""
+
+from __future__ import annotations
+
+import duckdb
+import pandas as pd
+
+
+def device_intervals(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+) -> pd.DataFrame:
+    """What the devices did in iterations `first` to `last`, evaluations and discarded work included.
+
+    At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
+    iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT worker, market, state, phase, iteration, started_at, ended_at,
+                (ended_at - started_at) * usd_per_hour / 3600 AS usd, count(*) OVER () AS of
+            FROM worker_states WHERE run_id = $run AND iteration BETWEEN $first AND $last
+            ORDER BY ended_at DESC, worker LIMIT $limit
+        )
+        SELECT * FROM latest ORDER BY started_at, worker
+        """,
+        {"run": run_id, "first": first, "last": last, "limit": limit},
+    ).df()
+
+
+def device_events(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+) -> pd.DataFrame:
+    """What happened to the devices in iterations `first` to `last`: the latest, in order of time.
+
+    Columns: worker, market, kind, happened_at (Unix seconds), detail.
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT worker, market, kind, happened_at, detail FROM device_events
+            WHERE run_id = $run AND iteration BETWEEN $first AND $last
+            ORDER BY happened_at DESC, worker LIMIT $limit
+        )
+        SELECT * FROM latest ORDER BY happened_at, worker
+        """,
+        {"run": run_id, "first": first, "last": last, "limit": limit},
+    ).df()
+
+
+def recorded_iterations(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The iterations whose device time was recorded and that were kept, in order. Columns: iteration."""
+    return connection.execute(
+        "SELECT DISTINCT iteration FROM costs WHERE run_id = ? AND phase <> 'discarded' ORDER BY iteration",
+        [run_id],
+    ).df()
+
+
+def utilisation(connection: duckdb.DuckDBPyConnection, run_id: str, most_groups: int) -> pd.DataFrame:
+    """What a market's paid time went into over the iterations, without evaluations and discarded work.
+
+    Neighbouring iterations are taken together so that there are at most `most_groups` groups.
+    Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
+    time in the group).
+    """
+    return connection.execute(
+        """
+        WITH own AS (
+            SELECT * FROM costs WHERE run_id = $run AND phase = 'iteration'
+        ),
+        grouped AS (
+            SELECT *, (iteration - lowest) // size AS bin FROM own, (
+                SELECT min(iteration) AS lowest,
+                    greatest(ceil((max(iteration) - min(iteration) + 1) / $most), 1)::INTEGER AS size FROM own
+            )
+        ),
+        bins AS (SELECT bin, min(iteration) AS first, max(iteration) AS last FROM grouped GROUP BY bin)
+        SELECT first, last, market, state, sum(device_s) AS device_s,
+            sum(device_s) / nullif(sum(sum(device_s)) OVER (PARTITION BY bin, market), 0) AS share
+        FROM grouped JOIN bins USING (bin)
+        GROUP BY bin, first, last, market, state ORDER BY first, market, state
+        """,
+        {"run": run_id, "most": most_groups},
+    ).df()

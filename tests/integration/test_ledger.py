@@ -1,0 +1,275 @@
+"""The account of a run against figures worked by hand: states, lives of workers, holes, overlaps, losses."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage import device_queries
+from storage.config import RunConfig
+from storage.home import Home
+from storage.ledger import Ledger, Spent, WorkerAccount, read_ledger
+from storage.records import (
+    DeviceEvent,
+    DeviceEventKind,
+    DeviceState,
+    EvaluationRecord,
+    IterationRecord,
+    SampleRecord,
+    StateInterval,
+)
+from storage.run_store import RunStore
+from tests.sample_run import write_sample_run
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    store = RunStore(Home(tmp_path))
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    return store
+
+
+def reserved(state: DeviceState, start: float, end: float, worker: str = "reserved-0") -> StateInterval:
+    return StateInterval(worker, "reserved", state, start, end, 36.0)  # one cent a second
+
+
+def spot(state: DeviceState, start: float, end: float, worker: str = "spot-0") -> StateInterval:
+    return StateInterval(worker, "spot", state, start, end, 3.6)  # a tenth of that
+
+
+def event(worker: str, kind: DeviceEventKind, at: float, detail: str = "") -> DeviceEvent:
+    return DeviceEvent(worker, "reserved" if worker.startswith("reserved") else "spot", kind, at, detail)
+
+
+def sample(seed: int, advantage: float | None) -> SampleRecord:
+    return SampleRecord(0, "a sign", seed, 0, 1.0, True, "", None, seed, None, advantage, "spot-0")
+
+
+def commit(
+    store: RunStore,
+    iteration: int,
+    intervals: list[StateInterval],
+    events: list[DeviceEvent] | None = None,
+    samples: list[SampleRecord] | None = None,
+) -> None:
+    start, end = min(i.started_at for i in intervals), max(i.ended_at for i in intervals)
+    store.commit_iteration(
+        IterationRecord(
+            "r", iteration, iteration, start, end, {}, samples or [], intervals, device_events=events or []
+        )
+    )
+
+
+def ledger(store: RunStore, run_id: str = "r") -> Ledger:
+    with store.database.reading() as connection:
+        return read_ledger(connection, run_id)
+
+
+def two_iterations(store: RunStore) -> None:
+    """An evaluation and two iterations; the spot device explores 4 s, idles 2 s and dies at 130."""
+    store.commit_evaluation(
+        EvaluationRecord(
+            "r", 0, 0, 100, 110, 0.0, 0.0, [],
+            [reserved("load", 100, 104), reserved("rollout", 104, 110), spot("load", 102, 110)],
+            [event("reserved-0", "joined", 100), event("spot-0", "joined", 102)],
+        )
+    )  # fmt: skip
+    commit(
+        store, 1,
+        [reserved("rollout", 110, 114), reserved("train", 114, 120),
+         spot("rollout", 110, 114), spot("explore", 114, 118), spot("idle", 118, 120)],
+        samples=[sample(0, 0.7), sample(1, -0.7), sample(2, None)],
+    )  # fmt: skip
+    commit(
+        store, 2, [reserved("rollout", 120, 140), spot("rollout", 120, 130)],
+        [event("spot-0", "lost", 130, "its process is gone")], [sample(seed, 0.1) for seed in range(6)],
+    )  # fmt: skip
+
+
+def test_seconds_and_dollars_by_state_phase_and_market(store: RunStore):
+    two_iterations(store)
+    account = ledger(store)
+    whole = account.spent()
+    assert (whole.device_s, whole.usd) == (68, pytest.approx(0.40 + 0.028))
+    assert {name: spent.device_s for name, spent in account.by_state.items()} == {
+        "rollout": 6 + 4 + 20 + 4 + 10, "train": 6, "load": 4 + 8, "explore": 4, "idle": 2,
+    }  # fmt: skip
+    assert list(account.by_state) == ["rollout", "train", "load", "explore", "idle"], "the dearest first"
+    assert account.by_state["load"].usd == pytest.approx(4 * 0.01 + 8 * 0.001)
+    assert {name: spent.device_s for name, spent in account.by_phase.items()} == {
+        "iteration": 50, "evaluation": 18,
+    }  # fmt: skip
+    assert account.by_market["spot"] == Spent(28, pytest.approx(0.028))
+    assert account.spent(market="spot", state="rollout", phase="iteration").device_s == 14
+    assert account.spent(state="regroup") == Spent()
+
+
+def test_idle_spot_time_and_what_it_would_be_without_exploration(store: RunStore):
+    two_iterations(store)
+    account = ledger(store)
+    assert account.spot_idle_share == pytest.approx(2 / 28)
+    assert account.spot_idle_share_unexplored == pytest.approx((2 + 4) / 28)
+
+
+def test_goodput_counts_kept_samples_over_all_that_was_paid(store: RunStore):
+    two_iterations(store)
+    account = ledger(store)
+    assert (account.samples, account.useful_samples) == (9, 8)
+    assert account.goodput == pytest.approx(9 / 68)
+
+
+def test_states_that_sum_to_the_paid_time(store: RunStore):
+    two_iterations(store)
+    account = ledger(store)
+    assert account.workers == (
+        WorkerAccount("reserved-0", "reserved", 40, 40, 0, 0), WorkerAccount("spot-0", "spot", 28, 28, 0, 0),
+    )  # fmt: skip
+    assert account.unaccounted_share == 0
+    assert account.is_balanced
+
+
+def test_a_hole_in_a_workers_time_is_unaccounted(store: RunStore):
+    commit(
+        store, 1, [reserved("rollout", 0, 500), reserved("train", 502, 1000), spot("rollout", 0, 1000)],
+        [event("reserved-0", "joined", 0), event("spot-0", "joined", 0)],
+    )  # fmt: skip
+    account = ledger(store)
+    assert account.workers[0] == WorkerAccount("reserved-0", "reserved", 1000, 998, 2, 0)
+    assert account.unaccounted_share == pytest.approx(2 / 2000)
+    assert account.is_balanced, "a thousandth is within the limit"
+    commit(
+        store, 2, [reserved("rollout", 1001, 1002)],
+    )  # fmt: skip
+    assert ledger(store).unaccounted_share == pytest.approx(3 / 2002)
+    assert not ledger(store).is_balanced
+
+
+def test_an_overlap_is_found_and_does_not_fill_a_hole(store: RunStore):
+    commit(
+        store, 3,
+        [spot("rollout", 0, 10), spot("explore", 7, 9), spot("idle", 8, 12), spot("load", 15, 20)],
+        [event("spot-0", "joined", 0)],
+    )  # fmt: skip
+    account = ledger(store)
+    assert [(o.worker, o.iteration, o.state, o.at, o.double_s) for o in account.overlaps] == [
+        ("spot-0", 3, "explore", 7, 2), ("spot-0", 3, "idle", 8, 2),
+    ]  # fmt: skip
+    [worker] = account.workers
+    assert worker == WorkerAccount("spot-0", "spot", 20, 21, 3, 4)
+    assert worker.paid_s == worker.booked_s + worker.unaccounted_s - worker.double_s
+    assert not account.is_balanced
+
+
+def test_other_workers_at_the_same_time_are_no_overlap(store: RunStore):
+    commit(store, 1, [spot("rollout", 0, 10), spot("rollout", 5, 15, "spot-1"), reserved("train", 0, 15)])
+    assert ledger(store).overlaps == ()
+
+
+def test_the_break_before_a_resume_is_not_paid(store: RunStore):
+    commit(store, 1, [reserved("load", 0, 5), reserved("train", 5, 10)], [event("reserved-0", "joined", 0)])
+    commit(
+        store, 2, [reserved("load", 90_000, 90_004), reserved("train", 90_006, 90_010)],
+        [event("reserved-0", "joined", 90_000)],
+    )  # fmt: skip
+    [worker] = ledger(store).workers
+    assert (worker.paid_s, worker.booked_s, worker.unaccounted_s) == (20, 18, 2)
+
+
+def test_runs_from_before_there_were_events(store: RunStore):
+    commit(store, 1, [spot("load", 0, 5), spot("rollout", 5, 10)])
+    commit(store, 2, [spot("rollout", 11, 20), spot("idle", 20, 30)])  # a hole, no new life
+    commit(store, 3, [spot("load", 9000, 9005), spot("rollout", 9005, 9010)])  # resumed
+    store.discard_after("r", 2)
+    commit(store, 3, [spot("load", 9100, 9105)])  # resumed again
+    account = ledger(store)
+    assert account.workers == (WorkerAccount("spot-0", "spot", 45, 44, 1, 0),)
+    assert not account.has_device_events
+    assert account.losses == ()
+    assert account.lost == Spent(10, pytest.approx(0.01))
+
+
+def test_lost_workers_and_what_they_were_doing(store: RunStore):
+    two_iterations(store)
+    commit(
+        store, 3, [reserved("rollout", 140, 150)],
+        [event("spot-0.1", "lost", 145, "while loading: no memory"), event("spot-1", "notice", 146, "2 min")],
+    )  # fmt: skip
+    account = ledger(store)
+    assert account.has_device_events
+    assert [(x.worker, x.market, x.iteration, x.at, x.cut_state, x.cut_s) for x in account.losses] == [
+        ("spot-0", "spot", 2, 130, "rollout", 10), ("spot-0.1", "spot", 3, 145, None, 0),
+    ]  # fmt: skip
+    assert account.losses[0].detail == "its process is gone"
+
+
+def test_work_that_is_done_again_is_lost_and_still_paid(store: RunStore):
+    two_iterations(store)
+    before = ledger(store)
+    for _ in range(2):  # a resume may itself be killed and come again
+        store.discard_after("r", 1)
+    after = ledger(store)
+    assert after.spent().usd == pytest.approx(before.spent().usd)
+    assert after.lost == Spent(30, pytest.approx(0.20 + 0.01))
+    assert after.by_phase["discarded"] == after.lost
+    assert after.samples == 3
+    assert [(loss.worker, loss.at) for loss in after.losses] == [("spot-0", 130)], "it did happen"
+    assert after.is_balanced
+
+
+def test_a_record_written_twice_counts_once(store: RunStore):
+    two_iterations(store)
+    first = ledger(store)
+    two_iterations(store)
+    assert ledger(store) == first
+
+
+def test_a_run_of_which_nothing_is_recorded(store: RunStore):
+    account = ledger(store)
+    assert (account.entries, account.workers, account.spent()) == ((), (), Spent())
+    assert account.is_balanced
+    assert (account.spot_idle_share, account.goodput, account.unaccounted_share) == (None, None, 0.0)
+
+
+def test_the_sample_run_balances(store: RunStore):
+    write_sample_run(store, iterations=12)
+    account = ledger(store, "glyphs-sample")
+    assert account.is_balanced
+    assert account.spent(market="reserved").device_s == pytest.approx(12 * 18 + 2 * 9)
+    assert account.spot_idle_share == pytest.approx((12 * 8 + 2 * 1) / (12 * 18 + 2 * 9))
+
+
+def test_the_time_line_of_chosen_iterations(store: RunStore):
+    two_iterations(store)
+    with store.database.reading() as connection:
+        chosen = device_queries.device_intervals(connection, "r", 1, 1, 100)
+        latest = device_queries.device_intervals(connection, "r", 0, 2, 3)
+        events = device_queries.device_events(connection, "r", 1, 2, 100)
+        assert device_queries.recorded_iterations(connection, "r")["iteration"].tolist() == [0, 1, 2]
+    assert chosen[["worker", "state", "started_at"]].to_numpy().tolist() == [
+        ["reserved-0", "rollout", 110], ["spot-0", "rollout", 110], ["reserved-0", "train", 114],
+        ["spot-0", "explore", 114], ["spot-0", "idle", 118],
+    ]  # fmt: skip
+    assert chosen["usd"].tolist() == pytest.approx([0.04, 0.004, 0.06, 0.004, 0.002])
+    assert latest["ended_at"].tolist() == [120, 140, 130]
+    assert set(latest["of"]) == {10}
+    assert events[["worker", "kind", "happened_at"]].to_numpy().tolist() == [["spot-0", "lost", 130]]
+
+
+def test_utilisation_by_market_over_the_iterations(store: RunStore):
+    two_iterations(store)
+    with store.database.reading() as connection:
+        each = device_queries.utilisation(connection, "r", 10)
+        together = device_queries.utilisation(connection, "r", 1)
+        assert device_queries.utilisation(connection, "nobody", 10).empty
+    shares = {(row["first"], row["market"], row["state"]): row["share"] for row in each.to_dict("records")}
+    assert shares == {
+        (1, "reserved", "rollout"): 0.4, (1, "reserved", "train"): 0.6, (1, "spot", "rollout"): 0.4,
+        (1, "spot", "explore"): 0.4, (1, "spot", "idle"): 0.2,
+        (2, "reserved", "rollout"): 1.0, (2, "spot", "rollout"): 1.0,
+    }  # fmt: skip
+    assert set(together["first"]) == {1}
+    assert set(together["last"]) == {2}
+    spot_rollout = together[(together["market"] == "spot") & (together["state"] == "rollout")]
+    assert spot_rollout["share"].tolist() == [pytest.approx(14 / 20)]

@@ -23,6 +23,7 @@ st.navigation(
     [
         st.Page("screens/convergence.py", title="Convergence", icon=":material/trending_up:", default=True),
         st.Page("screens/seeds.py", title="Seeds", icon=":material/grain:"),
+        st.Page("screens/spot.py", title="Spot", icon=":material/bolt:"),
     ],
     position="top",
 ).run()

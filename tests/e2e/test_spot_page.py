@@ -1,0 +1,262 @@
+"""The page of the spot devices as a person meets it: without runs, live, finished, with losses and gaps."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+import ui.spot_view
+from storage.config import RunConfig
+from storage.home import Home
+from storage.records import StateInterval
+from storage.run_store import RunStore
+from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
+
+# The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
+PAGE = Path(__file__).resolve().parents[2] / "ui" / "screens" / "spot.py"
+TABLES = Path(__file__).resolve().parents[1] / "integration"
+CACHE_S = 2.2
+START = 1.7e9
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunStore:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    return RunStore(Home(tmp_path))
+
+
+def opened() -> AppTest:
+    return ran(AppTest.from_file(str(PAGE), default_timeout=60))
+
+
+def ran(page: AppTest) -> AppTest:
+    page.run()
+    assert not page.exception, page.exception
+    return page
+
+
+def begun(store: RunStore, run_id: str = "r") -> RunStore:
+    store.create_run(run_id, RunConfig(), {}, os.getpid())
+    return store
+
+
+def figures(page: AppTest) -> dict[str, str]:
+    return {metric.label: metric.value for metric in page.metric}
+
+
+def below(page: AppTest, label: str) -> str:
+    return next(metric.delta for metric in page.metric if metric.label == label)
+
+
+def sentences(page: AppTest) -> str:
+    return "\n".join(box.value for box in [*page.success, *page.info, *page.error, *page.warning])
+
+
+def captions(page: AppTest) -> str:
+    return "\n".join(caption.value for caption in page.caption)
+
+
+def charts(page: AppTest) -> dict[str, str]:
+    known = ("What every device did", "Use of spot", "Use of reserved", "Cost so far", "What was paid for")
+    texts = [str(chart.proto) for chart in page.get("plotly_chart")]
+    return {next(title for title in known if title in text): text for text in texts}
+
+
+def gantt(page: AppTest) -> str:
+    return charts(page)["What every device did"]
+
+
+def test_an_empty_home_says_how_to_start(store: RunStore):
+    page = opened()
+    assert page.title[0].value == "No runs yet"
+    assert not store.home.database.exists()
+
+
+def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore):
+    begun(store)
+    page = opened()
+    assert "come with the first evaluation or iteration" in sentences(page)
+    assert not page.metric
+
+
+def test_a_finished_run_that_explored(store: RunStore):
+    write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=5)
+    store.set_status("r", "finished")
+    page = opened()
+    # Spot: 2 x 6 x 18 s, less 2 s without spot-1. Of that, 2 s of each iteration are idle and 6 s exploring,
+    # but none of spot-1's fifth: 22 s and 66 s of 214 s.
+    assert "**Spot devices idle 10 % of their paid time; if they did not explore, 41 %.**" in sentences(page)
+    assert not page.error
+    shown = figures(page)
+    assert shown["Spot idle"] == "10 %"
+    assert below(page, "Spot idle") == "41 % without exploring"
+    assert shown["Paid device time"] == "5.4 min"
+    assert shown["Devices lost"] == "1"
+    assert below(page, "Devices lost") == "cut at most 5.0 s"
+    assert shown["Work done again"] == "0.0 s"
+    assert shown["Goodput"] == "0.596/s"
+    assert shown["Unaccounted"] == "0 %"
+    assert list(charts(page)) == [
+        "What every device did", "Use of spot", "Use of reserved", "Cost so far", "What was paid for",
+    ]  # fmt: skip
+    assert all(f"end of {iteration}" in gantt(page) for iteration in (4, 5, 6))
+    assert "end of 3" not in gantt(page)
+    assert "device lost" in gantt(page)
+    assert "its process is gone" in gantt(page)
+    losses: pd.DataFrame = page.dataframe[0].value
+    assert losses[["device", "iteration", "cut", "for (s)"]].to_numpy().tolist() == [
+        ["spot-1", 5, "rollout", 5]
+    ]
+    workers: pd.DataFrame = page.dataframe[2].value
+    assert workers["worker"].tolist() == ["reserved-0", "spot-0", "spot-1", "spot-1.1"]
+    assert workers["unaccounted"].tolist() == pytest.approx([0, 0, 0, 0], abs=1e-6)
+
+
+def test_the_iterations_of_the_time_line_can_be_chosen(store: RunStore):
+    write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=2)
+    page = opened()
+    assert "device lost" not in gantt(page)
+    page.segmented_control[0].select("A range")
+    ran(page)
+    assert page.slider[0].value == (4, 6)
+    page.slider[0].set_value((1, 2))
+    ran(page)
+    assert "device lost" in gantt(page)
+    assert "end of 2" in gantt(page)
+    assert "end of 3" not in gantt(page)
+    page.slider[0].set_value((20, 30))
+    ran(page)
+    assert "Nothing is recorded of these iterations" in captions(page)
+    assert "Use of spot" in charts(page)
+
+
+def test_a_run_without_spot_workers(store: RunStore):
+    begun(store)
+    record = iteration_record("r", 1, START)
+    own = [interval for interval in record.intervals if interval.market == "reserved"]
+    store.commit_iteration(with_joined(dataclasses.replace(record, intervals=own)))
+    page = opened()
+    assert "No spot worker in this run" in sentences(page)
+    assert "runtime.spot_workers=2" in page.code[0].value
+    assert figures(page)["Spot idle"] == "-"
+    assert "Use of spot" not in charts(page)
+    assert "Use of reserved" in charts(page)
+    assert "No device was lost" in captions(page)
+
+
+def test_a_run_that_does_not_explore(store: RunStore):
+    write_sample_run(store, iterations=4)
+    page = opened()
+    # Idle: 8 of the 18 s of an iteration, 1 of the 9 s of the evaluation.
+    assert f"Spot devices idle {100 * (4 * 8 + 1) / (4 * 18 + 9):.0f} %" in sentences(page)
+    assert "exploration.strategy=stale" in sentences(page)
+    assert figures(page)["Devices lost"] == "-", "the sample run records no devices"
+    assert "from before losses were recorded" in captions(page)
+
+
+def test_a_live_run_moves_on(store: RunStore):
+    begun(store)
+    store.commit_evaluation(evaluation_record("r", 0, START))
+    page = opened()
+    assert "Shares appear with the first iteration" in captions(page)
+    assert "Use of spot" not in charts(page)
+    at = START + 9
+    for iteration in (1, 2, 3, 4):
+        store.commit_iteration(exploring(iteration_record("r", iteration, at)))
+        at += 18
+    time.sleep(CACHE_S)
+    ran(page)
+    assert "end of 2" in gantt(page)
+    assert "end of 1" not in gantt(page), "the latest three"
+    store.commit_iteration(exploring(iteration_record("r", 5, at)))
+    time.sleep(CACHE_S)
+    ran(page)
+    assert "end of 5" in gantt(page)
+    assert "end of 2" not in gantt(page)
+
+
+def test_states_that_do_not_sum_to_the_bill(store: RunStore):
+    begun(store)
+    record = with_joined(iteration_record("r", 1, START))
+    missing = record.intervals[1]
+    assert (missing.worker, missing.state) == ("reserved-0", "rollout")
+    double = StateInterval("spot-0", "spot", "explore", START + 2, START + 5, 2.5)
+    others = [interval for interval in record.intervals if interval is not missing]
+    store.commit_iteration(dataclasses.replace(record, intervals=[*others, double]))
+    page = opened()
+    text = page.error[0].value
+    assert "do not sum to the bill" in text
+    assert "17 % of the paid device time is in no state (at most 0.1 % may be)" in text
+    assert "most of it of reserved-0: 9.0 s" in text
+    assert "1 times a worker was in two states at once, first spot-0 in iteration 1 (explore, 3.0 s)" in text
+    assert figures(page)["Unaccounted"] == "17 %"
+
+
+def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore):
+    begun(store)
+    for iteration in (1, 2):
+        record = exploring(iteration_record("r", iteration, START + 18 * (iteration - 1)))
+        store.commit_iteration(with_joined(record) if iteration == 1 else record)
+    store.discard_after("r", 1)
+    store.commit_iteration(with_joined(exploring(iteration_record("r", 2, START + 9000))))
+    page = opened()
+    assert figures(page)["Work done again"] == "54.0 s"
+    assert not page.error, "a break is not paid for"
+    assert "thrown away" in gantt(page)
+    assert "dash" in gantt(page)
+    assert "Time at work (s)" in gantt(page), "54 s a device, not hours"
+
+
+def test_a_long_time_line_is_cut_and_says_so(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ui.spot_view, "MOST_INTERVALS", 20)
+    write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
+    page = opened()
+    assert "The latest 20 of 36 intervals" in captions(page)
+    assert "end of 4" in gantt(page)
+
+
+def test_many_iterations_share_a_bar(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ui.spot_view, "_MOST_BARS", 2)
+    write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=9)
+    assert "Each bar is 3 iterations" in captions(opened())
+
+
+def test_hostile_text(store: RunStore):
+    begun(store)
+    store.commit_iteration(with_loss(iteration_record("r", 1, START), 6.0, "<script>alert(1)</script>"))
+    assert "<script>" not in gantt(opened())
+
+
+def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStore):
+    with duckdb.connect(str(store.home.database)) as file:
+        file.execute((TABLES / "schema_version_2.sql").read_text(encoding="utf-8"))
+        file.execute(
+            "INSERT INTO runs VALUES ('old', 'old', 'finished', 0, 1, 'h', 1, 0, ?, '{}', '{}', NULL)",
+            [RunConfig().model_dump_json()],
+        )
+        file.execute("INSERT INTO iterations VALUES ('old', 1, 1, 0, 10)")
+        file.execute(
+            "INSERT INTO worker_states VALUES "
+            "('old', 'iteration', 1, 0, 'spot-0', 0, 'spot', 'idle', 10, 3.6)"
+        )
+        file.execute("INSERT INTO costs VALUES ('old', 'iteration', 1, 'idle', 'spot', 10, 0.01)")
+    page = opened()
+    assert "Spot devices idle 100 %" in sentences(page)
+    assert "from before losses were recorded" in captions(page)
+    with duckdb.connect(str(store.home.database), read_only=True) as file:
+        assert file.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
+
+
+def test_a_database_of_a_later_version_is_explained(store: RunStore):
+    write_sample_run(store, iterations=1)
+    with store.database.writing() as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    assert "move the file away" in opened().error[0].value

@@ -1,10 +1,9 @@
 """The ledger of a run: where the paid device time went, and whether all of it is accounted for.
 
-Reads `worker_states`, `device_events` and `samples`. A worker is paid for from the first to the last
-interval of each of its lives; a life begins where the worker joined. So the break between a kill and
-a resume, after which workers of the same names begin anew, is not on the bill. Runs from before
-schema version 3 have no events: there, an interval of loading (or of discarded work) that follows a
-hole begins a life.
+A worker is paid for from the first to the last interval of each of its lives; a life begins where
+the worker joined. So the break between a kill and a resume, after which workers of the same names
+begin anew, is not on the bill. Runs from before schema version 3 have no events: there, an interval
+of loading (or of discarded work) that follows a hole begins a life.
 """
 
 from __future__ import annotations
@@ -242,10 +241,11 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
     ).fetchone()
     assert counts is not None, "an aggregate without groups has one row"
     events, samples, useful_samples = counts
+    workers = _worker_accounts(connection, run_id)
     return Ledger(
-        entries=tuple(Entry(*names, Spent(device_s, usd)) for *names, device_s, usd in entries),
-        workers=_worker_accounts(connection, run_id),
-        overlaps=_overlaps(connection, run_id),
+        entries=tuple(Entry(row[0], row[1], row[2], Spent(*row[3:])) for row in entries),
+        workers=workers,
+        overlaps=_overlaps(connection, run_id) if any(worker.double_s for worker in workers) else (),
         losses=_losses(connection, run_id),
         has_device_events=events > 0,
         samples=samples,

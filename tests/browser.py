@@ -91,6 +91,13 @@ def open_seeds(page: Page, url: str, run_id: str) -> None:
     _await_drawn(page, plots=5)
 
 
+def open_spot(page: Page, url: str, run_id: str) -> None:
+    """Open the page of a run's spot devices and wait until all of it is drawn."""
+    page.goto(f"{url}/spot?run={run_id}")
+    page.get_by_text("The accounts").wait_for(timeout=START_LIMIT_S * 1000)
+    _await_drawn(page, plots=5)
+
+
 def _await_drawn(page: Page, plots: int) -> None:
     # Plotly draws after the rest; a plot has its lines once it has a title.
     page.wait_for_function(f"document.querySelectorAll('.js-plotly-plot .gtitle').length >= {plots}")

@@ -31,8 +31,9 @@ _EVENT_MARKS = {  # kind of event -> symbol, colour
     "lost": ("x", "#d64550"),
 }
 _UNKNOWN_COLOUR = "#6b7785"
-_MOST_BORDERS = 40  # lines at the ends of iterations; beyond that, every second or third has one
+_MOST_BORDERS = 14  # ends of iterations with a line and its number, which has to fit; of more, some
 _ROW_PX = 26
+_LABEL_PX = 20  # the numbers stand between the plot and its legend
 
 
 def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
@@ -56,8 +57,8 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
         length=(intervals["ended_at"] - intervals["started_at"]) / unit_s,
     )
     figure = go.Figure()
-    for state in _in_legends_order(placed["state"]):
-        part = placed[placed["state"] == state]
+    for state in _in_legends_order(placed["state"].tolist()):
+        part = placed.loc[placed["state"] == state]
         figure.add_bar(
             y=part["row"], x=part["length"], base=part["begin"], name=state, orientation="h",
             marker={"color": STATE_COLOURS.get(state, _UNKNOWN_COLOUR), "line": {"width": 0}},
@@ -69,13 +70,16 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
             "%{customdata[3]}<extra></extra>",
         )  # fmt: skip
     rows = sorted(set(placed["row"]), key=_place(dict(zip(placed["row"], placed["market"], strict=True))))
-    events = course.events[course.events["worker"].map(_row).isin(rows)]
+    events = course.events.loc[course.events["worker"].map(_row).isin(rows)]
     _add_events(figure, events, clock, unit_s)
     figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
     _add_borders(figure, intervals, view, clock, unit_s)
+    height = 150 + _LABEL_PX + _ROW_PX * max(4, len(rows))
     figure.update_layout(
-        barmode="overlay", bargap=0.25, hovermode="closest", height=150 + _ROW_PX * max(4, len(rows))
-    )
+        barmode="overlay", bargap=0.25, hovermode="closest", height=height,
+        margin={"t": 72 + _LABEL_PX}, title={"y": 0.98, "yref": "container", "yanchor": "top"},
+        legend={"y": 1 + _LABEL_PX / (_ROW_PX * max(4, len(rows)))},
+    )  # fmt: skip
     figure.update_xaxes(showgrid=False, range=[0, clock.total_s / unit_s])
     return figure.update_yaxes(
         type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
@@ -90,10 +94,10 @@ def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
         utilisation: as `storage.device_queries.utilisation` gives it.
         market: `reserved` or `spot`.
     """
-    own = utilisation[utilisation["market"] == market]
+    own = utilisation.loc[utilisation["market"] == market]
     figure = go.Figure()
-    for state in _in_legends_order(own["state"]):
-        part = own[own["state"] == state]
+    for state in _in_legends_order(own["state"].tolist()):
+        part = own.loc[own["state"] == state]
         figure.add_bar(
             x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
             width=part["last"] - part["first"] + 1,
@@ -109,7 +113,7 @@ def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
 
 def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:
     for kind in dict.fromkeys(events["kind"]):
-        part = events[events["kind"] == kind]
+        part = events.loc[events["kind"] == kind]
         symbol, colour = _EVENT_MARKS.get(kind, ("circle", _UNKNOWN_COLOUR))
         figure.add_scatter(
             x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(_row),
@@ -127,7 +131,7 @@ def _add_borders(
 ) -> None:
     """A line with its number at the end of each iteration, a dashed one at each break."""
     begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
-    ends = view.metrics[view.metrics["ended_at"].between(begin, end, inclusive="right")]
+    ends = view.metrics.loc[view.metrics["ended_at"].between(begin, end, inclusive="right")]
     ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
     places = clock.elapsed_s(ends["ended_at"].to_numpy(dtype=float)) / unit_s
     lines = [(place, "solid") for place in places]
@@ -142,9 +146,8 @@ def _add_borders(
         ],
         annotations=[
             {
-                "x": place, "y": 0, "yref": "paper", "text": f"end of {iteration}", "showarrow": False,
-                "xanchor": "right", "yanchor": "bottom", "textangle": -90,
-                "font": {"size": 11, "color": BASELINE_COLOUR},
+                "x": place, "y": 1, "yref": "paper", "text": f"end of {iteration}", "showarrow": False,
+                "xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": BASELINE_COLOUR},
             }
             for place, iteration in zip(places, ends["iteration"], strict=True)
         ],
@@ -166,7 +169,7 @@ def _place(market: dict[str, str]):
     return key
 
 
-def _in_legends_order(states: pd.Series) -> list[str]:
+def _in_legends_order(states: list[str]) -> list[str]:
     known = [state for state in STATE_COLOURS if state in set(states)]
     return known + sorted(set(states) - set(known))
 

@@ -13,7 +13,7 @@ import pytest
 
 from storage.home import Home
 from storage.run_store import RunStore
-from tests.browser import browser_page, dashboard, find_chromium, open_run, open_seeds, photograph
+from tests.browser import browser_page, dashboard, find_chromium, open_run, open_seeds, open_spot, photograph
 from tests.sample_run import write_sample_run
 
 pytestmark = [
@@ -84,6 +84,22 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(url
         page.get_by_text("Settings and environment").wait_for()
         assert "glyphs-1" in page.inner_text("h2")
     assert (tmp_path / "seeds.png").stat().st_size > 50_000
+    assert errors == []
+
+
+def test_the_devices_of_a_run_are_shown(url: str, tmp_path: Path):
+    errors: list[str] = []
+    with browser_page() as page:
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        open_spot(page, url, "explored")
+        assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
+            "What every device did", "Use of spot devices", "Use of reserved devices",
+            "Cost so far, by market", "What was paid for",
+        ]  # fmt: skip
+        bars = page.locator(".js-plotly-plot").first.locator(".barlayer .point path")
+        assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, "three iterations, and the evaluation after the tenth"
+        photograph(page, tmp_path / "spot.png")
+    assert (tmp_path / "spot.png").stat().st_size > 50_000
     assert errors == []
 
 

@@ -108,7 +108,9 @@ def test_all_paid_time_is_in_one_state(home, finished):
     assert ledger.has_device_events
     assert ledger.losses == ()
     assert ledger.samples == 4 * 16
-    assert 0 <= ledger.spot_idle_share < ledger.spot_idle_share_unexplored < 1
+    idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
+    assert idle is not None and unexplored is not None
+    assert 0 <= idle < unexplored < 1
 
 
 @pytest.mark.parametrize("iteration", [2])

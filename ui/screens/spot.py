@@ -52,7 +52,7 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
         st.caption("Nothing is recorded of these iterations.")
         return
     st.plotly_chart(gantt_chart(course, view), key="gantt", config=PLOT_SETTINGS)
-    shown, there = len(course.intervals), int(course.intervals["of"].iloc[0])
+    shown, there = len(course.intervals), max(course.intervals["of"].tolist())
     if shown < there:
         st.caption(
             f"The latest {shown:,} of {there:,} intervals; choose fewer iterations to see the earlier ones."
@@ -79,12 +79,13 @@ def _show_use(spot: SpotView) -> None:
     if spot.utilisation.empty:
         st.caption("Shares appear with the first iteration.")
         return
-    markets = [market for market in ("spot", "reserved") if (spot.utilisation["market"] == market).any()]
+    used = set(spot.utilisation["market"].tolist())
+    markets = [market for market in ("spot", "reserved") if market in used]
     for place, market in zip(st.columns(2), markets, strict=False):
         place.plotly_chart(
             utilisation_chart(spot.utilisation, market), key=f"use-{market}", config=PLOT_SETTINGS
         )
-    together = int((spot.utilisation["last"] - spot.utilisation["first"] + 1).max())
+    together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
     st.caption(f"Without evaluations and work done again.{note}")
 

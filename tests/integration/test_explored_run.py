@@ -19,7 +19,8 @@ SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
     "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
     "exploration.stop_with_training=false", "exploration.allocation=uniform",
-    "exploration.min_spearman=-1", "checkpoint.keep=4",
+    "exploration.min_spearman=-1", "checkpoint.keep=4", "algorithm.objective=nft",
+    "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3",
 ]  # fmt: skip
 
 

@@ -18,7 +18,8 @@ class CurveStore:
 
     Attributes:
         name: the benchmark's.
-        commit: of the code, read once at the start: workers run the code of that moment.
+        commit: of the code that makes the curves, read once at the start: workers run the code of that
+            moment.
     """
 
     name: str
@@ -41,13 +42,27 @@ class CurveStore:
         draft.write_text(json.dumps(curve.to_json()), encoding="utf-8")
         draft.replace(path)
 
+    def kept(self) -> dict[tuple[str, int], Curve]:
+        """All curves of the commit by arm and run seed, the longest of each; later code may read them too."""
+        found: dict[tuple[str, int], Curve] = {}
+        for path in sorted(self._folder.glob("*.json")):
+            arm, run_seed, _ = path.stem.rsplit("-", 2)
+            curve = Curve(**json.loads(path.read_text(encoding="utf-8")))
+            known = found.get((arm, int(run_seed)))
+            if known is None or known.iterations[-1] < curve.iterations[-1]:
+                found[arm, int(run_seed)] = curve
+        return found
+
     @property
     def _unknown(self) -> bool:
         """Nobody can say later what code a changed working tree held."""
         return self.commit == "unknown" or self.commit.endswith("-dirty")
 
+    @property
+    def _folder(self) -> Path:
+        return Home.from_environment().ensure().path / "benchmarks" / self.name / self.commit
+
     def _path(self, arm: str, config: RunConfig, iterations: int, every: int) -> Path:
-        identity = f"{self.commit}|{config.model_dump_json()}|{iterations}|{every}"
+        identity = f"{config.model_dump_json()}|{iterations}|{every}"
         digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-        folder = Home.from_environment().ensure().path / "benchmarks" / self.name
-        return folder / f"{arm}-{config.seed}-{digest}.json"
+        return self._folder / f"{arm}-{config.seed}-{digest}.json"

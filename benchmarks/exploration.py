@@ -300,18 +300,25 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(ARMS))
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed, a third of the iterations")
+    parser.add_argument("--curves-of", metavar="COMMIT", help="summarise the kept curves of that commit")
     add_keep_option(parser)
     arguments = parser.parse_args()
     seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, 4)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    store = CurveStore(f"exploration-{arguments.task}", environment()["commit"])
+    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or environment()["commit"])
     wanted = []
     for run_seed in range(seeds):
         for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):
             length = ARMS[arm].iterations // share // every * every
             config = arm_config(arguments.task, arm, run_seed)
             wanted.append(CurveWanted(arm, run_seed, config, length, every, ARMS[arm].measure))
-    figures = summarise(arguments.task, run_arms(store, wanted, arguments.processes))
+    if arguments.curves_of:
+        curves = store.kept()
+        if not any(arm == "plain" for arm, _ in curves):
+            parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
+    else:
+        curves = run_arms(store, wanted, arguments.processes)
+    figures = {"curves_commit": store.commit, **summarise(arguments.task, curves)}
     finish(f"exploration-{arguments.task}", figures, arguments.keep, module="exploration")
 
 

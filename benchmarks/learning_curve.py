@@ -234,25 +234,31 @@ class ModelledFleet:
     Attributes:
         reserved: devices that train and roll out.
         spot: devices that roll out, and explore while the reserved ones train.
+        scorers: processes that judge images, on cores of their own.
     """
 
     reserved: int = 4
     spot: int = 8
+    scorers: int = 12
 
     def critical_path_s(self, curve: Curve, strategy: str) -> float:
         """Seconds of a median iteration on this fleet.
 
-        The rule: rollout and scoring are divided over all devices, training over the reserved ones, and
-        one follows the other. `fresh` drafts come before the rollout, divided over all devices; `stale`
-        drafts are divided over the spot devices and cost only what exceeds the training beside them.
-        Perfect division is assumed of all arms alike; communication, loading and decoding are not modelled.
+        The rule: rollouts are divided over all devices, their scoring over the scorers, training over the
+        reserved devices, and each follows the other. Drafts are scored while others are drawn. `fresh`
+        drafts come before the rollout, divided over all devices; `stale` drafts are divided over the spot
+        devices and cost only what exceeds the training beside them. A draft's scoring is taken to cost what
+        a rollout's does. Perfect division is assumed of all arms alike; communication, loading and decoding
+        are not modelled.
         """
         everyone = self.reserved + self.spot
-        rollout = (statistics.median(curve.rollout_s) + statistics.median(curve.score_s)) / everyone
+        score = statistics.median(curve.score_s)
+        rollout = statistics.median(curve.rollout_s) / everyone + score / self.scorers
         train = statistics.median(curve.train_s) / self.reserved
-        explore = statistics.median(curve.explore_s)
+        if strategy not in ("fresh", "stale"):
+            return rollout + train
+        judged = statistics.median(curve.drafts) / statistics.median(curve.rollouts) * score
+        drawn = statistics.median(curve.explore_s) - judged
         if strategy == "fresh":
-            return explore / everyone + rollout + train
-        if strategy == "stale":
-            return rollout + max(train, explore / self.spot)
-        return rollout + train
+            return max(drawn / everyone, judged / self.scorers) + rollout + train
+        return rollout + max(train, drawn / self.spot, judged / self.scorers)

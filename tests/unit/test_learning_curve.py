@@ -24,18 +24,24 @@ def test_the_end_is_the_mean_of_the_last_three():
 
 
 @pytest.mark.parametrize(
-    ("strategy", "seconds"),
+    ("strategy", "drafts", "seconds"),
     [
-        # Rollout and scoring 12 + 12 over 12 devices, training 8 over 4 reserved ones.
-        ("plain", 2 + 2),
-        # Drafts of 24 s over 8 spot devices outlast training by a second.
-        ("stale", 2 + 3),
-        ("fresh", 2 + 2 + 2),
+        # Rollout 12 over 12 devices, scoring 6 over 6 scorers, training 8 over 4 reserved ones.
+        ("plain", 0, 1 + 1 + 2),
+        # 36 s of exploration, 12 of them scoring of twice as many images: 24 over 8 spot devices outlast
+        # training by a second.
+        ("stale", 256, 1 + 1 + 3),
+        # Over all 12 devices, as long as scoring takes over 6.
+        ("fresh", 256, 2 + 1 + 1 + 2),
+        # 24 s of scoring over 6 scorers take longer than 12 s of drawing over 8.
+        ("stale", 512, 1 + 1 + 4),
     ],
 )
-def test_the_critical_path(strategy, seconds):
-    curve = Curve(rollout_s=[12.0], score_s=[12.0], train_s=[8.0], explore_s=[24.0])
-    assert ModelledFleet(4, 8).critical_path_s(curve, strategy) == pytest.approx(seconds)
+def test_the_critical_path(strategy, drafts, seconds):
+    curve = Curve(
+        rollout_s=[12.0], score_s=[6.0], train_s=[8.0], explore_s=[36.0], drafts=[drafts], rollouts=[128]
+    )
+    assert ModelledFleet(4, 8, 6).critical_path_s(curve, strategy) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("task", PRESETS)

@@ -1,0 +1,58 @@
+"""Curves of a long benchmark: found again for the same commit, configuration and length only."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.curve_store import CurveStore
+from benchmarks.exploration import arm_config
+from benchmarks.learning_curve import Curve
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    return tmp_path
+
+
+def curve(last):
+    return Curve(iterations=[0, last], exact=[0.1, 0.2])
+
+
+CONFIG = arm_config("shapes", "plain", 1)
+
+
+def test_a_curve_is_found_for_its_commit_configuration_and_length_only():
+    store = CurveStore("speed", "abc")
+    store.save("plain_nft", CONFIG, 8, 4, curve(8))
+    assert store.load("plain_nft", CONFIG, 8, 4) == curve(8)
+    assert store.load("plain_nft", CONFIG, 12, 4) is None
+    assert store.load("plain_nft", CONFIG, 8, 2) is None
+    assert store.load("plain_nft", CONFIG.model_copy(update={"seed": 2}), 8, 4) is None
+    assert CurveStore("speed", "def").load("plain_nft", CONFIG, 8, 4) is None
+
+
+def test_all_curves_of_a_commit_the_longest_of_each():
+    store = CurveStore("speed", "abc")
+    for last in (8, 12, 4):
+        store.save("plain_nft", CONFIG, last, 4, curve(last))
+    store.save("stale", CONFIG, 8, 4, curve(8))
+    assert store.kept() == {("plain_nft", 1): curve(12), ("stale", 1): curve(8)}
+    assert CurveStore("speed", "def").kept() == {}
+
+
+@pytest.mark.parametrize("commit", ["unknown", "abc-dirty"])
+def test_code_that_nobody_can_name_keeps_nothing(commit, home):
+    store = CurveStore("speed", commit)
+    store.save("stale", CONFIG, 8, 4, curve(8))
+    assert store.load("stale", CONFIG, 8, 4) is None
+    assert not (home / "benchmarks" / "speed").exists()
+
+
+def test_a_half_written_curve_is_not_found(home):
+    store = CurveStore("speed", "abc")
+    store.save("stale", CONFIG, 8, 4, curve(8))
+    (path,) = (home / "benchmarks" / "speed" / "abc").glob("*.json")
+    path.rename(path.with_suffix(".writing"))
+    assert store.load("stale", CONFIG, 8, 4) is None
+    assert store.kept() == {}

@@ -4,15 +4,15 @@
 
 Arms, all of the same training batch but the last: `plain` (Flow-GRPO, G seeds of each prompt), `plain_nft`
 (stale's objective, without exploration, at its own best learning rate), `stale_grpo` (plain with stale
-exploration: the paper's system), `stale` (Spotlight: drafts with the previous iteration's weights, beside
+exploration, as in the paper), `stale` (Spotlight: drafts with the previous iteration's weights, beside
 training), `fresh` (drafts with current weights, on the critical path), `stale_uniform` (without the
-bandit), `oracle` (every candidate judged with current weights) and `larger_batch` (`plain_nft`'s way with
-the device-seconds of exploration spent on a larger group instead).
+bandit), `oracle` (every candidate judged with current weights) and `larger_batch` (stale's settings without
+exploration: as many images as it makes in all, every one trained on).
 
-The target is what `plain` reaches at its end: the mean of its last evaluations over all run seeds. A
-curve reaches it where its running mean of three evaluations does, interpolated; one that never does is
-null. `speedup` is plain's median over stale's; `speedup_by` says what each part brings. Arms run as long
-as ARMS says.
+The target is what `plain` reaches at its end: the last running mean of three evaluations, the median of its
+run seeds. A curve reaches it where its running mean does, interpolated; null says that it does not by
+`seen_until`, the middle of its last three evaluations. `speedup` is plain's median over stale's;
+`speedup_by` says what each part brings.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import argparse
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-import numpy as np
 import scipy.stats
 import torch
 
@@ -36,9 +36,6 @@ from benchmarks.report import add_keep_option, finish
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.environment import environment
-
-LAST = 3
-"""Evaluations that a curve's end is the mean of."""
 
 SMOOTH = 3
 """Evaluations in a running mean."""
@@ -52,7 +49,7 @@ class Arm:
 
     Attributes:
         settings: on top of the task's.
-        iterations: of a full run; enough to reach plain's end, or to see that it is not reached.
+        iterations: of a full run.
         measure: iterations between judging every candidate with fresh weights; 0 never.
     """
 
@@ -62,7 +59,8 @@ class Arm:
 
 
 PRESETS = {"ocr": "glyphs-stale", "shapes": "shapes-stale"}
-"""The preset that Spotlight is run with; `stale` is that preset as it is."""
+"""The preset that Spotlight is run with; `stale` is that preset with counted drafts (by itself it drafts as
+many as the training window holds)."""
 
 DRAFTS = 448
 """Drafts an iteration of every arm that explores but the oracle: about half of all candidates. What exceeds
@@ -79,7 +77,8 @@ PLAIN = (
     "optimizer.beta2=0.999",
     "optimizer.warmup_steps=0",
 )
-"""Flow-GRPO at the best of the group shapes and learning rates that were tried; see docs/measurements.md."""
+"""Flow-GRPO in the group shape and at the learning rate that were the best of those tried on shapes; see
+docs/measurements.md."""
 
 ARMS = {
     "plain": Arm(PLAIN, 48),
@@ -170,25 +169,30 @@ def measure_of(curve: Curve, signal: str) -> list[float]:
     return curve.score if signal == "graded" else curve.exact
 
 
+def smooth_of(values: Sequence[float]) -> list[float]:
+    """Running means of three evaluations (of all, where there are fewer)."""
+    width = min(SMOOTH, len(values))
+    return [statistics.fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
+
+
 def end_of(values: list[float]) -> float:
-    """Mean of the last evaluations."""
-    return statistics.fmean(values[-LAST:])
+    """The last running mean, so that a curve that rises reaches its own end."""
+    return smooth_of(values)[-1]
 
 
 def reached_at(iterations: list[int], values: list[float], target: float) -> float | None:
     """The iteration at which the running mean reaches the target, interpolated; None if it never does."""
-    width = min(SMOOTH, len(values))
-    smooth = np.convolve(values, np.ones(width) / width, mode="valid")
+    smooth = smooth_of(values)
     # A running mean stands for the middle of its evaluations.
-    places = np.convolve(iterations, np.ones(width) / width, mode="valid")
-    above = np.flatnonzero(smooth >= target)
-    if not len(above):
+    places = smooth_of(iterations)
+    above = [index for index, value in enumerate(smooth) if value >= target]
+    if not above:
         return None
-    first = int(above[0])
+    first = above[0]
     if first == 0:
-        return float(places[0])
+        return places[0]
     share = (target - smooth[first - 1]) / (smooth[first] - smooth[first - 1])
-    return float(places[first - 1] + share * (places[first] - places[first - 1]))
+    return places[first - 1] + share * (places[first] - places[first - 1])
 
 
 def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]:
@@ -198,7 +202,7 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]
     by_arm: dict[str, list[Curve]] = {}
     for (arm, _), curve in sorted(curves.items()):
         by_arm.setdefault(arm, []).append(curve)
-    target = statistics.fmean(end_of(measure_of(curve, signal)) for curve in by_arm["plain"])
+    target = statistics.median(end_of(measure_of(curve, signal)) for curve in by_arm["plain"])
     arms = {}
     for arm, members in by_arm.items():
         reached = [reached_at(c.iterations, measure_of(c, signal), target) for c in members]
@@ -211,6 +215,7 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]
                 "median": None if median == float("inf") else round(median, 2),
                 "all": [None if r is None else round(r, 2) for r in reached],
             },
+            "seen_until": min(smooth_of(c.iterations)[-1] for c in members),
             "final_score": [round(end_of(measure_of(c, signal)), 4) for c in members],
             "final_exact": [round(end_of(c.exact), 4) for c in members],
             "iterations": [c.iterations[-1] for c in members],
@@ -240,32 +245,39 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]
             }
             for part, slow, fast in PARTS
         },
-        "allocation": bandit_gain([curve for members in by_arm.values() for curve in members]),
+        "allocation": bandit_gain(curves),
         "fleet": {"reserved": FLEET.reserved, "spot": FLEET.spot, "rule": FLEET.critical_path_s.__doc__},
         "arms": arms,
     }
 
 
-def bandit_gain(curves: list[Curve]) -> dict[str, Any] | None:
+def bandit_gain(curves: dict[tuple[str, int], Curve]) -> dict[str, Any] | None:
     """What the bandit finds beyond an even division, as a share of the oracle's spread.
 
-    Both on the same table of scores. Tables of a curve follow from one another, so a curve counts as one
-    observation: its mean difference. The interval is Student's, 95 %.
+    Both on the same tables of scores. The tables of a run seed have their prompts and noise in common, so a
+    run seed counts as one observation: the mean over its tables. The interval is Student's, 95 %.
     """
-    pairs = [(c.found_by_bandit, c.found_by_uniform) for c in curves if c.found_by_bandit]
-    differences = [statistics.fmean(bandit) - statistics.fmean(uniform) for bandit, uniform in pairs]
-    if not differences:
+    tables: dict[int, list[tuple[float, float]]] = {}
+    for (_, run_seed), curve in sorted(curves.items()):
+        pairs = zip(curve.found_by_bandit, curve.found_by_uniform, strict=True)
+        tables.setdefault(run_seed, []).extend(pairs)
+    means = [
+        [statistics.fmean(column) for column in zip(*pairs, strict=True)]
+        for pairs in tables.values()
+        if pairs
+    ]
+    if not means:
         return None
+    gains = [bandit - uniform for bandit, uniform in means]
     figures: dict[str, Any] = {
-        "bandit": _mean([value for bandit, _ in pairs for value in bandit]),
-        "uniform": _mean([value for _, uniform in pairs for value in uniform]),
-        "gain": _mean(differences),
-        "curves": len(differences),
-        "tables": sum(len(bandit) for bandit, _ in pairs),
+        "bandit": _mean([bandit for bandit, _ in means]),
+        "uniform": _mean([uniform for _, uniform in means]),
+        "gain": _mean(gains),
+        "run_seeds": len(gains),
+        "tables": sum(len(pairs) for pairs in tables.values()),
     }
-    if len(differences) > 1:
-        error = statistics.stdev(differences) / len(differences) ** 0.5
-        half = float(scipy.stats.t.ppf(0.975, len(differences) - 1)) * error
+    if len(gains) > 1:
+        half = float(scipy.stats.t.ppf(0.975, len(gains) - 1)) * statistics.stdev(gains) / len(gains) ** 0.5
         figures["low"] = round(figures["gain"] - half, 4)
         figures["high"] = round(figures["gain"] + half, 4)
     return figures
@@ -305,7 +317,8 @@ def main() -> None:
     arguments = parser.parse_args()
     seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, 4)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or environment()["commit"])
+    commit = environment()["commit"]
+    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit)
     wanted = []
     for run_seed in range(seeds):
         for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):
@@ -319,7 +332,8 @@ def main() -> None:
     else:
         curves = run_arms(store, wanted, arguments.processes)
     figures = {"curves_commit": store.commit, **summarise(arguments.task, curves)}
-    finish(f"exploration-{arguments.task}", figures, arguments.keep, module="exploration")
+    name = f"exploration-{arguments.task}"
+    finish(name, figures, arguments.keep, module="exploration", began_at=commit)
 
 
 if __name__ == "__main__":

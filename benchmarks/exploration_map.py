@@ -73,7 +73,9 @@ def success_of(model: EmbeddedModel, config: RunConfig) -> float:
 def make_bases(folder: Path, wanted: Sequence[float]) -> dict[float, Path]:
     """The stages of a pre-training whose success is nearest the wanted ones; kept for the next call."""
     places = {success: folder / f"{round(success * 100):02d}" for success in wanted}
-    if all((place / "spotlight.json").is_file() for place in places.values()):
+    # Written last: an interrupted call leaves first guesses behind.
+    complete = folder / "complete"
+    if complete.is_file():
         return places
     config = load_config(PRESETS["ocr"], [], {})
     run = Pretraining(find_task("glyphs"), RECIPES["glyphs"], seed=0)
@@ -91,6 +93,7 @@ def make_bases(folder: Path, wanted: Sequence[float]) -> dict[float, Path]:
                 model.save(places[want])
         if success > max(wanted) + 0.05:
             break
+    complete.touch()
     return places
 
 
@@ -103,6 +106,8 @@ def cell_config(base: Path, signal: str, arm: str) -> RunConfig:
         "evaluation.images_per_prompt=5",
         f"exploration.drafts={DRAFTS}",
         *ARMS[arm].settings,
+        # One learning rate for both arms: the best without exploration, so that exploration alone differs.
+        "optimizer.learning_rate=2e-4",
     ]
     return load_config(PRESETS["ocr"], settings, {})
 
@@ -147,8 +152,9 @@ def main() -> None:
         wanted, signals, iterations = (0.05, 0.30), ("exact",), 6
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
-    bases = make_bases(Home.from_environment().ensure().path / "benchmarks" / "bases", wanted)
-    store = CurveStore("exploration-map", environment()["commit"])
+    commit = environment()["commit"]
+    bases = make_bases(Home.from_environment().ensure().path / "benchmarks" / f"bases-{commit}", wanted)
+    store = CurveStore("exploration-map", commit)
     curves = [
         CurveWanted(f"{success:.2f}-{signal}-{arm}", 0, cell_config(base, signal, arm), iterations, every, 0)
         for success, base in bases.items()
@@ -165,7 +171,8 @@ def main() -> None:
         for success in bases
         for signal in signals
     ]
-    finish("exploration-map", {"task": "ocr", "cells": cells}, arguments.keep, module="exploration_map")
+    figures = {"task": "ocr", "cells": cells}
+    finish("exploration-map", figures, arguments.keep, module="exploration_map", began_at=commit)
 
 
 if __name__ == "__main__":

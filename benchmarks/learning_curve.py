@@ -1,7 +1,8 @@
 """One learning curve of the bare loop with exploration: one process, no Ray, no Prefect.
 
 The drafts are made in turn with the training that they would run beside, and every number follows from
-its identity, so a curve is that of the live system with the same drafts. Devices are a model: each part's
+its identity, so a curve is that of a live run with the same drafts whose staleness monitor never refuses
+them; its re-scores are not made. Devices are a model: each part's
 seconds are measured here on one core and placed on a fleet by `critical_path_s`.
 """
 
@@ -208,7 +209,7 @@ class LearningCurve:
             identity: self._explorer.signal(score) for identity, score in zip(seeds, scores, strict=True)
         }
         pairs: dict[int, tuple[list[float], list[float]]] = {}
-        for draft in plan.candidates:
+        for draft in (draft for draft in plan.candidates if draft.error is None):
             stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
             stale_scores.append(self._explorer.signal(draft))
             fresh_scores.append(fresh[draft.prompt_id, draft.seed_index])
@@ -248,8 +249,8 @@ class ModelledFleet:
         reserved devices, and each follows the other. Drafts are scored while others are drawn. `fresh`
         drafts come before the rollout, divided over all devices; `stale` drafts are divided over the spot
         devices and cost only what exceeds the training beside them. A draft's scoring is taken to cost what
-        a rollout's does. Perfect division is assumed of all arms alike; communication, loading and decoding
-        are not modelled.
+        a rollout's does. Perfect division is assumed of all arms alike, of training too, which the runtime
+        does on one device today; communication, loading, decoding and the monitor are not modelled.
         """
         everyone = self.reserved + self.spot
         score = statistics.median(curve.score_s)

@@ -22,7 +22,12 @@ def add_keep_option(parser: argparse.ArgumentParser) -> None:
 
 
 def finish(
-    name: str, figures: dict[str, Any], keep: bool, device: str = "cpu", module: str | None = None
+    name: str,
+    figures: dict[str, Any],
+    keep: bool,
+    device: str = "cpu",
+    module: str | None = None,
+    began_at: str | None = None,
 ) -> None:
     """Print the figures as one JSON line; with `keep`, write them with command, commit, device, date.
 
@@ -32,16 +37,17 @@ def finish(
         keep: write the file too.
         device: what it was measured on.
         module: the benchmark's module, where it is not called like the file.
+        began_at: commit at the start, where the working tree may move on meanwhile.
     """
     if keep:
         facts = environment()
         kept = {
             "benchmark": name,
             "command": f"python -m benchmarks.{module or name} {' '.join(sys.argv[1:])}".strip(),
-            "commit": facts.pop("commit"),
+            "commit": began_at or facts["commit"],
             "device": f"{platform.machine()}, {os.cpu_count()} cores" if device == "cpu" else device,
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "versions": facts,
+            "versions": {name: value for name, value in facts.items() if name != "commit"},
             "figures": figures,
         }
         RESULTS.mkdir(exist_ok=True)

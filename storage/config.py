@@ -126,11 +126,12 @@ class AlgorithmConfig(Section):
     """Weight beta of the KL to the reference policy (the model before training)."""
 
     ratio_tolerance: float = Field(default=1e-5, gt=0)
-    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0."""
+    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` looks at one
+    batch of stochastic steps)."""
 
     @model_validator(mode="after")
     def _tolerance_below_clip(self) -> Self:
-        if self.ratio_tolerance > self.clip_range:
+        if self.objective == "grpo" and self.ratio_tolerance > self.clip_range:
             raise ValueError(
                 f"algorithm.ratio_tolerance is {self.ratio_tolerance}, above clip_range="
                 f"{self.clip_range}: a ratio that is off by more would be clipped unseen; lower it"

@@ -136,7 +136,6 @@ def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> li
 
 
 def uniform(streams: Sequence[NoiseStream], purpose: Purpose, step: int) -> torch.Tensor:
-    """One number in (0, 1) for each stream: float32 on the CPU, shape (B,)."""
+    """One number in (0, 1) for each stream: float64 on the CPU, shape (B,)."""
     words = _words(streams, purpose, step, 1)[:, 0].to(torch.float64)
-    # Rounding to float32 may reach 1, which is no noise level in the open interval.
-    return ((words + 0.5) / WORD).to(torch.float32).clamp(max=1 - 2**-24)
+    return (words + 0.5) / WORD

@@ -1,7 +1,8 @@
 """DiffusionNFT's objective (arXiv 2509.16117): final images, noised anew, pull the velocity field.
 
-It needs no trajectory and no log-probability, and a sample's gradient holds far less noise than a
-policy gradient over every draw of the sampler: docs/forward-process.md has the figures.
+The loss needs no trajectory and no log-probability. One batch of stochastic steps is computed again
+all the same, before an iteration's first update: it shows that the weights are those that drew the
+images. docs/forward-process.md says more.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.nft import nft_loss
 from gpu_runtime.learning.objective import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.stochastic_steps import StochasticSteps
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import SampleRequest
 from storage.config import RunConfig
@@ -31,11 +33,13 @@ class NftObjective:
         self._policy = policy
         self._sampler = sampler
         self._config = config
+        self._steps = StochasticSteps(policy, sampler, config)
         self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
+        self._deviation = 0.0
 
     def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
         """Keep the old policy's velocities; with one update the policy itself still is the old one."""
-        self._old = {}
+        self._deviation = self._steps.deviation([sample for samples in updates for sample in samples])
         if len(updates) < 2:
             return
         size = self._config.sampling.batch_size
@@ -43,20 +47,24 @@ class NftObjective:
             rows = self.rows(samples)
             for first in range(0, len(rows), size):
                 batch = rows[first : first + size]
-                noised, sigma, _, conditioning = self._inputs(self._padded(batch))
+                noised, sigma, _, conditioning = self._inputs(self._steps.padded(batch))
                 with torch.no_grad():
                     velocity = self._policy.model.velocity(noised, sigma, conditioning)
                 for row, old in zip(batch, velocity, strict=False):
                     self._old[row.sample.request, row.place] = old
+
+    def end(self) -> None:
+        """Forget the old policy's velocities: of large latents they are many."""
+        self._old = {}
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
         """Every noise level of every sample."""
         return [Row(sample, place) for sample in samples for place in range(self._config.algorithm.nft_times)]
 
     def backward(self, rows: Sequence[Row], total: int) -> BatchTerms:
-        """Add the gradient of one batch; `deviation` is the largest |v - v_old|, 0 with one update."""
+        """Add the gradient of one batch; `deviation` is that found by `begin`. Nothing is cut off."""
         algorithm, model = self._config.algorithm, self._policy.model
-        padded = self._padded(rows)
+        padded = self._steps.padded(rows)
         noised, sigma, target, conditioning = self._inputs(padded)
         # The shape is fixed; rows that only fill it up weigh nothing.
         weight_R = torch.zeros(len(padded), device=model.device)
@@ -78,12 +86,7 @@ class NftObjective:
         if reference is not None:
             kl = (((velocity - reference) ** 2).mean(dim=(1, 2)) * weight_R).sum()
         (loss + algorithm.kl_weight * kl).backward()
-        clipped = float(((share_R.abs() == 1) * weight_R).sum())
-        deviation = float((velocity.detach() - old)[: len(rows)].abs().max())
-        return BatchTerms(float(loss.detach()), float(kl.detach()), clipped, deviation)
-
-    def _padded(self, rows: Sequence[Row]) -> list[Row]:
-        return [*rows, *[rows[0]] * (self._config.sampling.batch_size - len(rows))]
+        return BatchTerms(float(loss.detach()), float(kl.detach()), 0.0, self._deviation)
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
         """Noised latents, noise level, target velocity and prompt of each row.
@@ -92,12 +95,14 @@ class NftObjective:
         """
         model, times = self._policy.model, self._config.algorithm.nft_times
         latents = torch.from_numpy(np.stack([row.sample.latents_SC for row in rows]))
-        noise, sigma = torch.empty_like(latents), torch.empty(len(rows))
+        noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
         for place in sorted({row.place for row in rows}):
             chosen = [index for index, row in enumerate(rows) if row.place == place]
             streams = [stream_of(rows[index].sample.request) for index in chosen]
             noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
             sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times
+        # The largest number below 1: rounding must not reach the open end.
+        sigma = sigma.clamp(max=1 - 2**-24).to(torch.float32)
         noised = (1 - sigma[:, None, None]) * latents + sigma[:, None, None] * noise
         conditioning = self._sampler.conditioning(row.sample.request.prompt for row in rows)
         device = model.device

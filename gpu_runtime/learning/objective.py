@@ -22,7 +22,7 @@ class TrainingSample:
 
     Attributes:
         request: its identity.
-        trajectory: its stochastic denoising steps (read by `grpo`).
+        trajectory: its stochastic denoising steps (`grpo` learns from them, `nft` checks weights by them).
         latents_SC: its final latents, float32 (read by `nft`).
         advantage: how much better it is than what its group is measured from.
     """
@@ -47,8 +47,8 @@ class BatchTerms(NamedTuple):
         loss: without the KL.
         kl: distance from the reference policy, unweighted; 0 where algorithm.kl_weight is 0.
         clipped: share of the update's rows whose gradient is cut off.
-        deviation: largest sign in this batch that the policy is not the one that drew the samples;
-            0 at an iteration's first update.
+        deviation: largest |ratio - 1| of stochastic steps; 0 at an iteration's first update, when the
+            weights are those that drew the samples.
     """
 
     loss: float
@@ -62,6 +62,10 @@ class Objective(Protocol):
 
     def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
         """Look at an iteration's samples, by update, before any weight changes."""
+        ...
+
+    def end(self) -> None:
+        """Forget what was kept since `begin`."""
         ...
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:

@@ -31,8 +31,8 @@ class TrainingReport:
     Attributes:
         training_steps: optimiser steps taken; 0 where no group had variance.
         loss, kl, clip_share, gradient_norm: means over the iteration's updates.
-        ratio_deviation: largest |ratio - 1| (of `nft`: |v - v_old|) at the first update, before any
-            weight changed.
+        ratio_deviation: largest |ratio - 1| at the first update, before any weight changed; `nft` looks
+            at one batch of stochastic steps.
     """
 
     training_steps: int
@@ -93,6 +93,7 @@ class Trainer:
                 self._check_ratio(deviation)
             norm = self._apply()
             sums += (terms.loss, terms.kl, terms.clipped, norm)
+        self._objective.end()
         loss, kl, clipped, norm = sums / max(len(updates), 1)
         return TrainingReport(len(updates), float(loss), float(kl), float(clipped), float(norm), deviation)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from benchmarks.allocation_share import captured, captured_by
-from benchmarks.exploration import ARMS, PRESETS, arm_config, bandit_gain, end_of, reached_at
+from benchmarks.exploration import ARMS, PRESETS, arm_config, bandit_gain, end_of, reached_at, summarise
 from benchmarks.learning_curve import Curve, ModelledFleet
 from gpu_runtime.exploration.explorer import SeedExplorer
 
@@ -56,18 +58,70 @@ def test_every_arm_trains_on_the_same_batch(task):
     assert larger == 128 + arm_config(task, "stale", 0).exploration.drafts
 
 
-def curve(bandit, uniform):
+def test_a_rising_curve_reaches_its_own_end():
+    rng = random.Random(0)
+    for _ in range(200):
+        values = [step / 10 + rng.random() * 0.05 for step in range(7)]
+        iterations = list(range(0, 28, 4))
+        assert reached_at(iterations, values, end_of(values)) == pytest.approx(20)
+
+
+def tables(bandit, uniform):
     return Curve(found_by_bandit=bandit, found_by_uniform=uniform)
 
 
-def test_the_bandit_s_gain_counts_a_curve_as_one_observation():
-    # Mean differences .2 and .4: mean .3, standard error .1, Student's t of one degree of freedom 12.706.
-    gain = bandit_gain([curve([0.9, 0.7], [0.6, 0.6]), curve([0.8], [0.4]), curve([], [])])
+def test_the_bandit_s_gain_counts_a_run_seed_as_one_observation():
+    # Of run seed 0 (.9 + .7 + .8) / 3 - (.6 + .6 + .6) / 3 = .2, of 1 .4: mean .3, standard error .1, and
+    # Student's t of one degree of freedom is 12.706.
+    gain = bandit_gain(
+        {
+            ("stale", 0): tables([0.9, 0.7], [0.6, 0.6]),
+            ("stale_grpo", 0): tables([0.8], [0.6]),
+            ("stale", 1): tables([0.8], [0.4]),
+            ("plain", 2): tables([], []),
+        }
+    )
     assert gain is not None
-    assert (gain["gain"], gain["curves"], gain["tables"]) == (0.3, 2, 3)
+    assert (gain["bandit"], gain["uniform"], gain["gain"]) == (0.8, 0.5, 0.3)
+    assert (gain["run_seeds"], gain["tables"]) == (2, 4)
     assert gain["low"] == pytest.approx(0.3 - 1.2706, abs=1e-3)
     assert gain["high"] == pytest.approx(0.3 + 1.2706, abs=1e-3)
-    assert bandit_gain([]) is None
+    assert bandit_gain({}) is None
+
+
+def made(exact, every, seconds):
+    count = every * (len(exact) - 1)
+    return Curve(
+        iterations=list(range(0, count + 1, every)),
+        score=exact,
+        exact=exact,
+        rollout_s=[12.0],
+        score_s=[12.0],
+        train_s=[seconds],
+        explore_s=[24.0],
+        drafts=[128],
+        rollouts=[128],
+    )
+
+
+def test_the_summary_of_hand_made_curves():
+    slow = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]
+    curves = {("plain", seed): made([v + seed / 100 for v in slow], 4, 8.0) for seed in range(3)}
+    curves |= {("stale", seed): made([0.1, 0.3, 0.35, 0.4, 0.5], 4, 8.0) for seed in range(3)}
+    curves[("larger_batch", 0)] = made([0.1, 0.1, 0.1, 0.1], 4, 36.0)
+    figures = summarise("shapes", curves)
+    # Ends .30, .31, .32; the plain curve of the median reaches .31 at its last place, 28.
+    assert figures["target"] == pytest.approx(0.31)
+    assert figures["arms"]["plain"]["iterations_to_target"]["median"] == 28
+    # Running means .25 at 4 and .35 at 8: .31 lies at 6.4.
+    assert figures["arms"]["stale"]["iterations_to_target"]["all"] == [6.4] * 3
+    assert figures["speedup"] == pytest.approx(28 / 6.4, abs=0.01)
+    # Rollout 1, scoring 1, training 2; 12 s of drawing over 8 devices fit beside it.
+    assert figures["modelled_speedup"] == pytest.approx(28 / 6.4, abs=0.01)
+    assert figures["arms"]["larger_batch"]["iterations_to_target"] == {"median": None, "all": [None]}
+    assert figures["arms"]["larger_batch"]["seen_until"] == 8
+    assert figures["speedup_by"]["over_larger_batch"] == {"iterations": None, "modelled": None}
+    assert figures["speedup_by"]["objective"] == {"iterations": None, "modelled": None}
 
 
 def test_the_captured_share_by_hand():

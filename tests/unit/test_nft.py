@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
@@ -13,14 +15,19 @@ from gpu_runtime.learning.nft import nft_loss
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
 from storage.config import RunConfig
+from storage.errors import TrainingError
 from tests.tiny_run import TinyRun, shuffled, tiny_config
 
 BETA, TIMES = 0.25, 3
 
 
-def config(updates: int = 1, **algorithm: object) -> RunConfig:
+def config(
+    updates: int = 1, mode: str = "full", optimizer: dict[str, Any] | None = None, **algorithm: object
+) -> RunConfig:
     settings = {"objective": "nft", "nft_beta": BETA, "nft_times": TIMES, "updates_per_iteration": updates}
-    return tiny_config(adaptation={"mode": "full"}, algorithm={**settings, **algorithm})
+    return tiny_config(
+        adaptation={"mode": mode}, algorithm={**settings, **algorithm}, optimizer=optimizer or {}
+    )
 
 
 def scalar(value: float) -> torch.Tensor:
@@ -54,7 +61,7 @@ def test_the_minimum_lies_where_the_docstring_says() -> None:
 def test_uniform_draws_lie_inside_and_follow_from_their_identity() -> None:
     streams = [NoiseStream(1, 2, 3, seed) for seed in range(4096)]
     drawn = uniform(streams, Purpose.TRAIN_TIME, 2)
-    assert drawn.dtype == torch.float32
+    assert drawn.dtype == torch.float64
     assert float(drawn.min()) > 0
     assert float(drawn.max()) < 1
     # Mean and variance of 4096 draws: standard errors .0045 and .0012.
@@ -77,47 +84,91 @@ def caught_gradients(run: TinyRun, samples: list[TrainingSample]) -> list[dict[s
     return caught
 
 
-def row_loss(run: TinyRun, sample: TrainingSample, place: int, settings: RunConfig) -> torch.Tensor:
-    """One row alone, from the definition."""
+def row_loss(
+    run: TinyRun, sample: TrainingSample, place: int, settings: RunConfig, old: TinyRun | None = None
+) -> torch.Tensor:
+    """One row alone, from the definition; the old policy is `old`'s, or the policy itself."""
     model, stream = run.policy.model, [stream_of(sample.request)]
-    sigma = (place + uniform(stream, Purpose.TRAIN_TIME, place)) / TIMES
+    sigma = ((place + uniform(stream, Purpose.TRAIN_TIME, place)) / TIMES).float()
     noise = normal(stream, Purpose.TRAIN_NOISE, place, model.latent_shape)
     image = torch.from_numpy(sample.latents_SC)[None]
-    velocity = model.velocity(
-        (1 - sigma) * image + sigma * noise, sigma, model.encode_prompts([sample.request.prompt])
-    )
+    noised, prompt = (1 - sigma) * image + sigma * noise, model.encode_prompts([sample.request.prompt])
+    velocity = model.velocity(noised, sigma, prompt)
+    before = velocity.detach() if old is None else old.model.velocity(noised, sigma, prompt).detach()
     good = 0.5 + 0.5 * max(-1.0, min(1.0, sample.advantage / settings.algorithm.advantage_clip))
-    return nft_loss(velocity, velocity.detach(), noise - image, torch.tensor([good]), BETA)
+    return nft_loss(velocity, before, noise - image, torch.tensor([good]), BETA)
 
 
-@pytest.mark.parametrize("updates", [1, 2])
-def test_the_first_update_s_gradients_are_those_of_its_rows(updates: int) -> None:
-    settings = config(updates)
-    run = TinyRun(settings)
-    samples = run.rollout()
-    prompts = sorted({sample.request.prompt_id for sample in samples})
-    chosen = [sample for sample in samples if prompts.index(sample.request.prompt_id) % updates == 0]
+def gradients_row_by_row(
+    run: TinyRun, chosen: list[TrainingSample], settings: RunConfig, old: TinyRun | None = None
+) -> dict[str, torch.Tensor]:
     weights = list(run.policy.trained.values())
     sums = [torch.zeros_like(weight, dtype=torch.float64) for weight in weights]
     for sample in chosen:
         for place in range(TIMES):
-            loss = row_loss(run, sample, place, settings).sum()
+            loss = row_loss(run, sample, place, settings, old).sum()
             for total, grad in zip(sums, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
                 if grad is not None:
                     total += grad.double() / (len(chosen) * TIMES)
-    found = caught_gradients(run, samples)[0]
-    scale = math.sqrt(sum(float(total.norm()) ** 2 for total in sums))
+    return dict(zip(run.policy.trained, sums, strict=True))
+
+
+def assert_same_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    scale = math.sqrt(sum(float(total.norm()) ** 2 for total in expected.values()))
     assert scale > 0
-    for (name, _), total in zip(run.policy.trained.items(), sums, strict=True):
-        if name in found:
-            assert float((found[name] - total).norm()) < 1e-5 * scale, name
+    for name, grad in found.items():
+        assert float((grad - expected[name]).norm()) < 1e-5 * scale, name
 
 
-def test_several_updates_start_from_the_old_policy_and_leave_it() -> None:
+def of_update(samples: list[TrainingSample], place: int, updates: int) -> list[TrainingSample]:
+    prompts = sorted({sample.request.prompt_id for sample in samples})
+    return [sample for sample in samples if prompts.index(sample.request.prompt_id) % updates == place]
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("mode", ["full", "lora"])
+def test_the_first_update_s_gradients_are_those_of_its_rows(updates: int, mode: str) -> None:
+    settings = config(updates, mode)
+    run = TinyRun(settings)
+    samples = run.rollout()
+    expected = gradients_row_by_row(run, of_update(samples, 0, updates), settings)
+    assert_same_gradients(caught_gradients(run, samples)[0], expected)
+
+
+def test_the_second_update_is_measured_from_the_policy_before_the_first() -> None:
+    # A large step, so that the old policy's part of the second gradient is not small.
+    settings = config(updates=2, optimizer={"learning_rate": 1e-2})
+    first, run, untouched = TinyRun(settings), TinyRun(settings), TinyRun(settings)
+    samples = run.rollout()
+    half = config(updates=1, optimizer={"learning_rate": 1e-2})
+    first = TinyRun(half)
+    first.trainer.train(of_update(samples, 0, 2))
+    expected = gradients_row_by_row(first, of_update(samples, 1, 2), settings, untouched)
+    found = caught_gradients(run, samples)[1]
+    assert_same_gradients(found, expected)
+    forgotten = gradients_row_by_row(first, of_update(samples, 1, 2), settings)
+    with pytest.raises(AssertionError):
+        assert_same_gradients(found, forgotten)
+
+
+def test_weights_that_did_not_draw_the_images_are_refused() -> None:
     run = TinyRun(config(updates=2))
-    report = run.trainer.train(run.rollout())
-    assert report.training_steps == 2
-    assert report.ratio_deviation == 0
+    samples = run.rollout()
+    run.perturb()
+    before = weights_digest(run.policy.state())
+    with pytest.raises(TrainingError, match="ratio at the first update"):
+        run.trainer.train(samples)
+    assert weights_digest(run.policy.state()) == before
+
+
+def test_a_report_of_the_right_weights() -> None:
+    report = TinyRun(config(updates=2)).trainer.train(TinyRun(config(updates=2)).rollout())
+    assert (report.training_steps, report.ratio_deviation, report.clip_share) == (2, 0, 0)
+
+
+def test_a_baseline_that_is_no_contrast_is_refused() -> None:
+    with pytest.raises(ValidationError, match="baseline=group"):
+        tiny_config(algorithm={"objective": "nft"}, exploration={"baseline": "pool"})
 
 
 def test_the_order_of_samples_changes_no_bit() -> None:

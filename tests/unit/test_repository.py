@@ -103,7 +103,9 @@ def test_the_readmes_links_lead_somewhere():
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-@pytest.mark.parametrize("document", ["flow-grpo", "determinism", "storage", "spot"])
+@pytest.mark.parametrize(
+    "document", ["flow-grpo", "forward-process", "exploration", "determinism", "storage", "spot"]
+)
 def test_the_places_that_documents_name_exist(document: str):
     """`file.py::name` in a document: the file has that name in it."""
     text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")

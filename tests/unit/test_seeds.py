@@ -102,8 +102,8 @@ def test_thumbnails_of_the_best_and_the_worst():
     delivered, scores = [], []
     for place, ((prompt, seed), value) in enumerate(values.items()):
         image = np.full((300, 600, 3), place, np.uint8)
-        trajectory: Any = None
-        delivered.append(Delivered(GeneratedSample(request(prompt, seed), image, trajectory), "spot-0"))
+        untold: Any = None
+        delivered.append(Delivered(GeneratedSample(request(prompt, seed), image, untold, untold), "spot-0"))
         scores.append(Score(value, False, ""))
     rolled = Rollout(SeedPlan(1, {0: (0, 1, 2), 1: (0, 1, 2)}), 0, delivered)
     images = sample_images(session(), rolled, scores)

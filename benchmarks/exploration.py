@@ -211,6 +211,7 @@ def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]
         strategy = arm_config(task, arm, 0).exploration.strategy
         iteration_s = statistics.median(FLEET.critical_path_s(c, strategy) for c in members)
         arms[arm] = {
+            "run_seeds": len(members),
             "iterations_to_target": {
                 "median": None if median == float("inf") else round(median, 2),
                 "all": [None if r is None else round(r, 2) for r in reached],

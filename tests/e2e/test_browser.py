@@ -67,7 +67,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(url
         assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 11 iterations\)", text)
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
             "Same seed, older and newer weights", "Do stale ranks hold?",
-            "Variance before and after the choice", "Drafts against success", "Drafts by prompt",
+            "Spread before and after the choice", "Drafts against success", "Drafts by prompt",
         ]  # fmt: skip
         circles = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
         assert circles.count() > 10

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from storage.config_section import Section
 from storage.exploration_config import ExplorationConfig
+from storage.runtime_config import RuntimeConfig
 
 
 class ModelConfig(Section):
@@ -215,28 +216,6 @@ class EvaluationConfig(Section):
 
     gallery: int = Field(default=12, ge=0, le=256)
     """Evaluation images kept for the dashboard, the same prompts and seeds every time."""
-
-
-class RuntimeConfig(Section):
-    """Processes and where they run."""
-
-    ray_address: str = ""
-    """Address of a running Ray cluster; empty starts a local one."""
-
-    reserved_workers: int = Field(default=1, ge=1, le=64)
-    """Reserved devices. The first one trains; all of them generate."""
-
-    spot_workers: int = Field(default=2, ge=0, le=1024)
-    """Spot devices; they only generate."""
-
-    scorer_workers: int = Field(default=2, ge=1, le=256)
-    """Processes that score images."""
-
-    threads: int = Field(default=1, ge=1, le=256)
-    """Torch threads a worker. More than one is slower when workers share cores."""
-
-    start_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds that all workers together may take to start."""
 
 
 class PriceConfig(Section):

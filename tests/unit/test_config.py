@@ -36,6 +36,13 @@ def test_it_is_frozen():
             "the only device trains, so none could explore",
         ),
         ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
+        ({"runtime": {"notice_url": "http://10.0.0.1"}}, "notices=none asks no address"),
+        (
+            {"runtime": {"notice_url": "http://10.0.0.1", "notices": "kubernetes"}},
+            "set runtime.notices to aws, gcp, azure or alibaba",
+        ),
+        ({"runtime": {"notices": "oracle"}}, "notices"),
+        ({"runtime": {"lease_s": 0}}, "lease_s"),
         ({"name": "../elsewhere"}, "name"),
         ({"seed": 2**32}, "seed"),
         ({"no_such": 1}, "no_such"),

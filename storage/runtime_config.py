@@ -1,0 +1,56 @@
+"""The settings of the processes: how many, where, and what happens when one is lost."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from storage.config_section import Section
+
+
+class RuntimeConfig(Section):
+    """Processes and where they run."""
+
+    ray_address: str = ""
+    """Address of a running Ray cluster; empty starts a local one."""
+
+    reserved_workers: int = Field(default=1, ge=1, le=64)
+    """Reserved devices. The first one trains; all of them generate."""
+
+    spot_workers: int = Field(default=2, ge=0, le=1024)
+    """Spot devices; they only generate."""
+
+    scorer_workers: int = Field(default=2, ge=1, le=256)
+    """Processes that score images."""
+
+    threads: int = Field(default=1, ge=1, le=256)
+    """Torch threads a worker. More than one is slower when workers share cores."""
+
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds that all workers together may take to start."""
+
+    commit_steps: int = Field(default=4, ge=0, le=200)
+    """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
+    takes with it. 0 saves finished samples only."""
+
+    lease_s: float = Field(default=300.0, gt=0)
+    """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
+    samples. It must be longer than loading the weights takes, and `commit_steps` denoising steps of a batch
+    with its decoding (with 0: all steps)."""
+
+    notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
+    """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has
+    and gets nothing more."""
+
+    notice_url: str = ""
+    """Where the provider's metadata service answers, http://HOST[:PORT]; empty is the provider's own."""
+
+    @model_validator(mode="after")
+    def _the_url_has_a_use(self) -> Self:
+        if self.notice_url and self.notices in ("none", "kubernetes"):
+            raise ValueError(
+                f"runtime.notice_url is {self.notice_url!r}, but runtime.notices={self.notices} asks no "
+                "address; leave it empty, or set runtime.notices to aws, gcp, azure or alibaba"
+            )
+        return self

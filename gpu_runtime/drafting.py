@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Protocol
 
-from gpu_runtime.drafts_in_flight import DraftImage
+from gpu_runtime.devices import Device
+from gpu_runtime.drafts_in_flight import DraftChunk
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import Candidate
-from gpu_runtime.fleet import Device
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scoring_pool import Judging
+from gpu_runtime.spot.notice import Notice
 from gpu_runtime.training_window import TrainingWindow
 from storage.errors import WorkerLostError
 from storage.prompts import PromptRecord
@@ -55,6 +56,10 @@ class DraftingFleet(Protocol):
 
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """A device has died."""
+        ...
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """What a device's provider says now."""
         ...
 
 
@@ -107,7 +112,7 @@ class Drafted:
         candidates: judged drafts, in the order of their judgement.
         device_s: device time of the batches that were finished.
         full_drafts: what these batches have room for, in full drafts: a short one takes as long.
-        returned: drafts that a lost worker held and that went back to the queue.
+        returned: drafts that went back to the queue from workers that were lost or under notice.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -129,7 +134,7 @@ class DraftingLoop:
         self._source = source
         self._devices = list(bench.devices)
         self._queue: PullQueue[DraftTask] = PullQueue((), bench.batch_size, lambda task: task.fidelity)
-        self._busy: dict[Future[list[DraftImage] | None], tuple[Device, Lease[DraftTask]]] = {}
+        self._busy: dict[Future[DraftChunk], tuple[Device, Lease[DraftTask]]] = {}
         self._tasks: list[DraftTask] = []
         self._begun: dict[str, float] = {}
         # Calls that have ended, in that order; None is the window's word that it is over.
@@ -208,9 +213,7 @@ class DraftingLoop:
         """In full drafts; a short batch takes as long as a full one."""
         return self._bench.batch_size * self._bench.cost[task.fidelity]
 
-    def _wait_for(
-        self, call: Future[list[DraftImage] | None], device: Device, lease: Lease[DraftTask]
-    ) -> None:
+    def _wait_for(self, call: Future[DraftChunk], device: Device, lease: Lease[DraftTask]) -> None:
         self._busy[call] = (device, lease)
         call.add_done_callback(self._ended.put)
 
@@ -222,15 +225,21 @@ class DraftingLoop:
         else:
             self._collect(ended)
 
-    def _advance(self, call: Future[list[DraftImage] | None]) -> None:
+    def _advance(self, call: Future[DraftChunk]) -> None:
         """A device has done a chunk: the next one, or its images are on their way to the scorers."""
         device, lease = self._busy.pop(call)
         try:
-            images = call.result()
+            chunk = call.result()
         except WorkerLostError as error:
             self._queue.give_back(device.name)
             self._devices.remove(device)
             self._bench.fleet.lose(device, error)
+            return
+        if chunk.notice is not None:
+            self._retire(device, chunk.notice)
+        images = chunk.images
+        if images is None and chunk.notice is not None:
+            self._queue.give_back(device.name)
             return
         if images is None:
             self._wait_for(device.actor.call("advance_drafts", CHUNK_STEPS), device, lease)
@@ -242,6 +251,12 @@ class DraftingLoop:
             prompt = self._bench.prompts[task.request.prompt_id]
             self._bench.judging.add(len(self._tasks), image_of[task.request], prompt)
             self._tasks.append(task)
+
+    def _retire(self, device: Device, notice: Notice) -> None:
+        """A device will be taken: it drafts no more in this loop, even if the notice is withdrawn."""
+        self._devices.remove(device)
+        self._bench.fleet.heed(device, notice)
+        self._bench.fleet.enter(device.name, "idle")
 
     def _collect_what_is_done(self) -> None:
         """At the window's end judgements count that are there; nobody waits for others."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.spot.notice import Notice
 from storage.errors import RuntimeFailure
 
 
@@ -21,6 +22,19 @@ class DraftImage:
 
     request: SampleRequest
     image_HWC: np.ndarray
+
+
+@dataclass(frozen=True)
+class DraftChunk:
+    """What a call has done.
+
+    Attributes:
+        images: None while there are denoising steps left.
+        notice: the machine's preemption notice, where one stands: its drafts end.
+    """
+
+    images: list[DraftImage] | None
+    notice: Notice | None = None
 
 
 class DraftsInFlight:

@@ -1,62 +1,32 @@
-"""The devices of a run: starting them, giving them weights, letting them pull requests."""
+"""The devices of a run: started, given weights, replaced when they are lost or will be."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError
 from typing import Any
 
-from gpu_runtime.actors.cluster import Cluster, RemoteActor
-from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.devices import Device, Weights, slots
+from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 
 
-@dataclass
-class Device:
-    """A worker of the fleet and the name of the weights it holds."""
-
-    actor: RemoteActor
-    market: Market
-    holds: str = ""
-
-    @property
-    def name(self) -> str:
-        """The worker's name."""
-        return self.actor.name
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Published weights: their name, their digest and a reference to them in the object store."""
-
-    key: str
-    digest: str
-    reference: Any
-
-
-@dataclass(frozen=True)
-class Delivered:
-    """A finished sample and who finished it."""
-
-    sample: GeneratedSample
-    worker: str
-
-
 class Fleet:
-    """Reserved and spot workers behind one pull queue.
+    """Reserved and spot workers.
 
-    The first reserved worker is the trainer. When a spot or further reserved worker dies, the
-    requests it held go back to the queue, and a replacement starts with the next phase; it pulls
-    from the first phase that finds it loaded.
+    The first reserved worker is the trainer. When a spot or further reserved worker dies, hangs or is
+    under a preemption notice, the requests it held go on elsewhere, and a replacement starts with the
+    next phase; it pulls from the first phase that finds it loaded. A worker whose notice is withdrawn
+    pulls again, beside its replacement if that has been started.
 
     Beside training, a second thread drafts: the training thread then touches the trainer alone, the
     drafting one the other devices (`drafters`, `lose`). A lock guards what both write: the time
@@ -72,12 +42,14 @@ class Fleet:
         self.lost: list[str] = []
         """Names of workers that died, in order."""
         self.samples_returned = 0
-        """Samples that a lost worker held and another did again."""
+        """Samples that went back from a worker that was lost, hung or under notice."""
         self.samples_dropped = 0
         """Samples that arrived a second time."""
+        self.steps_redone = 0
+        """Denoising steps of samples that lost workers had done past the last commit, at most."""
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
-        self._starting = [self._start(market, index) for market, index in self._slots()]
+        self._starting = [self._start(market, index) for market, index in slots(config.runtime)]
         self.trainer = self._starting[0][0]
 
     def await_ready(self) -> None:
@@ -121,44 +93,53 @@ class Fleet:
         """All requests with these weights, each exactly once, in the order of `requests`.
 
         Raises:
-            RuntimeFailure: if the trainer died, or a worker holds other weights after loading them.
+            RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         self.prepare(weights)
-        queue: PullQueue[SampleRequest] = PullQueue(requests, self._config.sampling.batch_size)
-        results: dict[SampleRequest, Delivered] = {}
-        busy: dict[Future[list[GeneratedSample]], tuple[Device, Lease[SampleRequest]]] = {}
-        self._feed(queue, weights, busy)
-        while not queue.done:
-            for future in wait(busy, return_when=FIRST_COMPLETED).done:
-                device, lease = busy.pop(future)
-                try:
-                    samples = future.result()
-                except WorkerLostError as error:
-                    queue.give_back(device.name)
-                    self.lose(device, error)
-                    continue
-                accepted = set(queue.deliver(lease))
-                results |= {s.request: Delivered(s, device.name) for s in samples if s.request in accepted}
-            self._feed(queue, weights, busy)
-        self.samples_returned += queue.returned
-        self.samples_dropped += queue.duplicates
+        generation = Generation(self, requests, weights.key, self._config)
+        delivered = generation.run()
+        self.samples_returned += generation.counters.returned
+        self.samples_dropped += generation.counters.duplicates
+        self.steps_redone += generation.counters.redone_steps
         for device in self._devices:
             self.enter(device.name, "idle")
-        return [results[request] for request in requests]
+        return delivered
 
     def prepare(self, weights: Weights) -> None:
-        """Replace what is lost, and make every worker hold these weights."""
+        """Replace what is lost or will be, and make every worker hold these weights."""
+        self._ask_for_notices()
         self._replace_lost()
         self.hold(weights)
 
-    def drafters(self, key: str, with_trainer: bool) -> list[Device]:
-        """The devices that hold the weights called `key` now; the trainer only if it may draft."""
+    def workers(self, key: str) -> list[Device]:
+        """The devices that hold the weights called `key` now, those under notice too."""
         with self._lock:
-            return [
-                device
-                for device in self._devices
-                if device.holds == key and (with_trainer or device is not self.trainer)
-            ]
+            return [device for device in self._devices if device.holds == key]
+
+    def drafters(self, key: str, with_trainer: bool) -> list[Device]:
+        """The devices that hold the weights called `key` now and are not under notice, asked anew.
+
+        Args:
+            key: name of the weights.
+            with_trainer: whether the trainer may draft.
+        """
+        self._ask_for_notices()
+        return [
+            device
+            for device in self.workers(key)
+            if device.notice is None and (with_trainer or device is not self.trainer)
+        ]
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """What a device's provider says now; what is news is booked."""
+        known, device.notice = device.notice, notice
+        if (known is None) == (notice is None):
+            return
+        with self._lock:
+            if notice is None:
+                self._book(device, "withdrawn", time.time())
+            else:
+                self._book(device, "notice", notice.received_at, _in_words(notice))
 
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """A worker has died; its replacement starts with the next phase.
@@ -175,22 +156,26 @@ class Fleet:
             self._timeline.remove(device.name, now)
             self._book(device, "lost", now, str(error))
 
+    def give_up(self, device: Device, reason: str) -> None:
+        """A worker hangs: its process is ended, and it counts as lost.
+
+        Raises:
+            RuntimeFailure: if it is the trainer.
+        """
+        device.actor.kill()
+        self.lose(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
+
     def hold(self, weights: Weights) -> dict[str, str]:
         """Make every worker hold these weights; the digest each one loaded, by worker."""
         loading: dict[str, Future[str]] = {}
         for device in self._devices:
-            if device.holds != weights.key:
+            # Who will be taken gets nothing more to do, and needs no weights for it.
+            if device.holds != weights.key and device.notice is None:
                 self.enter(device.name, "load")
                 loading[device.name] = device.actor.call("load_weights", weights.key, weights.reference)
         digests: dict[str, str] = {}
-        for device in list(self._devices):
-            if device.name not in loading:
-                continue
-            try:
-                digests[device.name] = loading[device.name].result()
-            except WorkerLostError as error:
-                self.lose(device, error)
-                continue
+        for device, digest in self._answers(loading, "load its weights"):
+            digests[device.name] = digest
             device.holds = weights.key
             if digests[device.name] != weights.digest:
                 raise RuntimeFailure(
@@ -215,21 +200,30 @@ class Fleet:
         except WorkerLostError as error:
             raise _trainer_gone(error) from error
 
-    def _feed(
-        self,
-        queue: PullQueue[SampleRequest],
-        weights: Weights,
-        busy: dict[Future[list[GeneratedSample]], tuple[Device, Lease[SampleRequest]]],
-    ) -> None:
-        """Let every free worker pull."""
-        working = {device.name for device, _ in busy.values()}
-        for device in self._devices:
-            if device.name in working:
+    def _ask_for_notices(self) -> None:
+        """Ask the spot workers whether they will be taken, where anyone watches for it."""
+        if self._config.runtime.notices == "none":
+            return
+        with self._lock:
+            asked = {d.name: d.actor.call("notice") for d in self._devices if d.market == "spot"}
+        for device, notice in self._answers(asked, "say whether it is under notice"):
+            self.heed(device, notice)
+
+    def _answers(self, calls: Mapping[str, Future[Any]], what: str) -> Iterator[tuple[Device, Any]]:
+        """Workers and what they answer; those that are dead, or do not answer in time, are lost."""
+        limit_s = self._config.runtime.lease_s
+        deadline = time.monotonic() + limit_s
+        for device in list(self._devices):
+            if device.name not in calls:
                 continue
-            lease = queue.pull(device.name)
-            self.enter(device.name, "rollout" if lease else "idle")
-            if lease:
-                busy[device.actor.call("generate", weights.key, lease.requests)] = (device, lease)
+            try:
+                answer = calls[device.name].result(timeout=max(0.0, deadline - time.monotonic()))
+            except WorkerLostError as error:
+                self.lose(device, error)
+            except TimeoutError:
+                self.give_up(device, f"it did not {what} in runtime.lease_s={limit_s:g} s")
+            else:
+                yield device, answer
 
     def _start(self, market: Market, index: int) -> tuple[Device, Future[float]]:
         """Start a worker; the future says since when its process lives, once it has loaded."""
@@ -237,8 +231,9 @@ class Fleet:
         generation = self._generation[slot] = self._generation.get(slot, -1) + 1
         name = f"{slot}.{generation}" if generation else slot
         trains = market == "reserved" and index == 0
-        device = Device(self._cluster.start(name, DeviceWorker, self._config, trains, gpu=True), market)
-        return device, device.actor.call("ready")
+        watches = market == "spot"
+        actor = self._cluster.start(name, DeviceWorker, self._config, trains, watches, gpu=True)
+        return Device(actor, market), actor.call("ready")
 
     def _admit(self, device: Device, alive_since: float) -> None:
         """A worker has loaded: from now on it pulls, and its loading is on the bill."""
@@ -255,7 +250,7 @@ class Fleet:
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
 
     def _replace_lost(self) -> None:
-        """Start workers where some are missing, and take in those that have loaded meanwhile.
+        """Start workers where some are missing or will be, and take in those that have loaded meanwhile.
 
         Nobody waits for them: on a cluster without a free place a replacement loads when there is one.
         """
@@ -269,19 +264,17 @@ class Fleet:
                 self.lost.append(device.name)
                 with self._lock:
                     self._book(device, "lost", time.time(), f"while loading: {loaded.exception()}")
-        there = self._devices + [device for device, _ in waiting]
-        filled = {device.name.split(".")[0] for device in there}
-        missing = [slot for slot in self._slots() if f"{slot[0]}-{slot[1]}" not in filled]
+        there = [device for device in self._devices if device.notice is None]
+        filled = {device.slot for device in there + [device for device, _ in waiting]}
+        missing = [slot for slot in slots(self._config.runtime) if f"{slot[0]}-{slot[1]}" not in filled]
         self._starting = waiting + [self._start(market, index) for market, index in missing]
 
-    def _slots(self) -> list[tuple[Market, int]]:
-        """The places to fill: market and number within it, the trainer's first."""
-        runtime = self._config.runtime
-        counts: tuple[tuple[Market, int], ...] = (
-            ("reserved", runtime.reserved_workers),
-            ("spot", runtime.spot_workers),
-        )
-        return [(market, index) for market, count in counts for index in range(count)]
+
+def _in_words(notice: Notice) -> str:
+    """A notice for the record: who gave it, in how many seconds it is meant, and its own words."""
+    if notice.deadline is None:
+        return f"{notice.provider}, without a time: {notice.detail}"
+    return f"{notice.provider}, in {notice.deadline - notice.received_at:.0f} s: {notice.detail}"
 
 
 def _trainer_gone(error: WorkerLostError) -> RuntimeFailure:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.devices import Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.fleet import Delivered, Fleet, Weights
+from gpu_runtime.fleet import Fleet
+from gpu_runtime.generation import Delivered
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
@@ -112,13 +114,18 @@ class Runtime:
 
     @property
     def samples_returned(self) -> int:
-        """Samples that lost workers held and others did again, since the start."""
+        """Samples that went back from workers lost, hung or under notice, since the start."""
         return self._fleet.samples_returned
 
     @property
     def samples_dropped(self) -> int:
         """Samples that arrived a second time and were dropped, since the start."""
         return self._fleet.samples_dropped
+
+    @property
+    def steps_redone(self) -> int:
+        """Denoising steps of samples that lost workers took with them, since the start; at most."""
+        return self._fleet.steps_redone
 
     def explore(self, iteration: int) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy says.
@@ -248,7 +255,7 @@ class Runtime:
         return self._fleet.take_intervals()
 
     def take_device_events(self) -> list[DeviceEvent]:
-        """Which devices joined and which were lost since the last call."""
+        """Which devices joined, were under notice or were lost since the last call."""
         return self._fleet.take_device_events()
 
     def close(self) -> None:

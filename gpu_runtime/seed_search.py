@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from gpu_runtime.devices import Device, Weights
 from gpu_runtime.drafting import Bench, Drafted, DraftingLoop, DraftTask
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
@@ -20,7 +21,7 @@ from gpu_runtime.exploration.fidelity import FULL, evaluations_of
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
-from gpu_runtime.fleet import Device, Fleet, Weights
+from gpu_runtime.fleet import Fleet
 from gpu_runtime.planned_drafts import PlannedDrafts
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest

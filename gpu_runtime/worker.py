@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 import psutil
 import torch
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
-from gpu_runtime.drafts_in_flight import DraftImage, DraftsInFlight
+from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.drafts_in_flight import DraftChunk, DraftsInFlight
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import load_model
+from gpu_runtime.samples_in_flight import SampleChunk, SamplesInFlight
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.spot.notice import Notice
+from gpu_runtime.spot.notice_watch import NoticeWatch
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 
@@ -29,14 +32,19 @@ class DeviceWorker:
     Args:
         config: the run's configuration.
         trains: build optimiser and moving average too.
+        watches: watch for preemption notices, where `runtime.notices` names a provider.
     """
 
-    def __init__(self, config: RunConfig, trains: bool) -> None:
+    def __init__(self, config: RunConfig, trains: bool, watches: bool = False) -> None:
         torch.set_num_threads(config.runtime.threads)
+        watched = watches and config.runtime.notices != "none"
+        # Before the model, whose loading takes long: a machine may be taken while it starts.
+        self._watch = NoticeWatch(config.runtime.notices, config.runtime.notice_url) if watched else None
         model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._policy = Policy(model, config.adaptation, config.seed, keeps_reference)
         self._sampler = Sampler(model, config.sampling)
+        self._samples = SamplesInFlight(self._sampler, self.notice if watched else None)
         self._drafts = DraftsInFlight(self._sampler)
         self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
         self._holds = ""
@@ -46,6 +54,10 @@ class DeviceWorker:
         """When this process began (Unix seconds); answers once the model is loaded."""
         return psutil.Process().create_time()
 
+    def notice(self) -> Notice | None:
+        """The preemption notice that this machine is under; answers at once."""
+        return self._watch.notice if self._watch is not None else None
+
     def load_weights(self, key: str, state: WeightState) -> str:
         """Hold the weights called `key`; returns their digest as read back from the model.
 
@@ -54,7 +66,7 @@ class DeviceWorker:
         """
         if self._trainer is not None and self._set_aside is None:
             self._set_aside = self._policy.state()
-        self._drafts.drop()
+        self._drop_all()
         self._policy.load(state)
         self._holds = key
         return weights_digest(self._policy.state())
@@ -64,12 +76,12 @@ class DeviceWorker:
         if self._set_aside is not None:
             self._policy.load(self._set_aside)
             self._set_aside = None
-        self._drafts.drop()
+        self._drop_all()
         self._holds = key
         return weights_digest(self._policy.state())
 
     def generate(self, key: str, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
-        """Generate with the weights called `key`.
+        """Generate with the weights called `key`, in one go.
 
         Raises:
             RuntimeFailure: if the worker holds other weights.
@@ -77,9 +89,40 @@ class DeviceWorker:
         self._refuse_other_weights(key)
         return self._sampler.generate(requests)
 
+    def begin_samples(
+        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk:
+        """Begin a lease's samples with the weights called `key`, and do their first denoising steps.
+
+        Samples begun before are dropped, as they are when other weights are loaded.
+
+        Args:
+            key: weights to generate with, from the first step to the last.
+            lease: its number.
+            work: what to begin with its noise, or the state to go on from, each; all of one kind and step.
+            steps: most denoising steps of this call.
+
+        Returns:
+            The states reached: go on with `advance_samples`. Or the finished samples.
+
+        Raises:
+            RuntimeFailure: if the worker holds other weights.
+        """
+        self._refuse_other_weights(key)
+        self._samples.begin(lease, work)
+        return self._samples.advance(lease, steps)
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk:
+        """Go on with the samples of a lease, by at most so many denoising steps.
+
+        Raises:
+            RuntimeFailure: if they are not in flight, and were not given up at a notice.
+        """
+        return self._samples.advance(lease, steps)
+
     def begin_drafts(
         self, key: str, requests: Sequence[SampleRequest], preview_step: int | None, steps: int
-    ) -> list[DraftImage] | None:
+    ) -> DraftChunk:
         """Begin drafts with the weights called `key`, and do their first denoising steps.
 
         Drafts begun before are dropped, as they are when other weights are loaded.
@@ -92,22 +135,22 @@ class DeviceWorker:
             steps: most denoising steps of this call.
 
         Returns:
-            The images, or None while there are steps left: go on with `advance_drafts`.
+            The images, or none while there are steps left: go on with `advance_drafts`.
 
         Raises:
             RuntimeFailure: if the worker holds other weights.
         """
         self._refuse_other_weights(key)
         self._drafts.begin(requests, preview_step)
-        return self._drafts.advance(steps)
+        return self.advance_drafts(steps)
 
-    def advance_drafts(self, steps: int) -> list[DraftImage] | None:
+    def advance_drafts(self, steps: int) -> DraftChunk:
         """Go on with the drafts begun last, by at most so many denoising steps.
 
         Raises:
             RuntimeFailure: if there are none.
         """
-        return self._drafts.advance(steps)
+        return DraftChunk(self._drafts.advance(steps), self.notice())
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take an iteration's training steps on the trainer's own weights."""
@@ -131,6 +174,11 @@ class DeviceWorker:
         """Go on from a checkpoint's state."""
         self._set_aside = None
         restore_trainer(self._the_trainer(), blobs)
+
+    def _drop_all(self) -> None:
+        """Forget what is in flight: half a sample with other weights would be nobody's."""
+        self._samples.drop()
+        self._drafts.drop()
 
     def _refuse_other_weights(self, key: str) -> None:
         if self._holds != key:

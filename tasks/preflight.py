@@ -14,6 +14,7 @@ from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.seed_search import build_explorer
+from gpu_runtime.spot.metadata_service import checked_url
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts import PromptRecord
@@ -38,6 +39,7 @@ def check(config: RunConfig) -> list[str]:
     refuse_silent_address(config.runtime.ray_address)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
+    _check_notice_url(config.runtime.notice_url)
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
     model = load_model(config.model.model_copy(update={"device": "cpu"}))
@@ -54,6 +56,15 @@ def check(config: RunConfig) -> list[str]:
         f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
         "their images still differ by seed"
     ]
+
+
+def _check_notice_url(url: str) -> None:
+    """Nobody is asked: the address means the machine of each spot worker, not this one."""
+    try:
+        if url:
+            checked_url(url)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"runtime.notice_url: {error}") from error
 
 
 def _check_prompts(

@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.devices import Device
 from gpu_runtime.drafting import CHUNK_STEPS
-from gpu_runtime.drafts_in_flight import DraftImage
-from gpu_runtime.fleet import Device
+from gpu_runtime.drafts_in_flight import DraftChunk, DraftImage
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
+from gpu_runtime.spot.notice import Notice
 from storage.errors import WorkerLostError
 from storage.prompts import PromptRecord
 from storage.records import DeviceState
 
 STEPS = 4
 """Denoising steps of a full draft."""
+
+NOTICE = Notice("gcp", "terminate", 30.0, 0.0, "preempted is TRUE")
 
 Judge = Callable[[int, int], Score]
 """From prompt and seed to the score of its image."""
@@ -85,6 +88,7 @@ class FakeDrafter(RemoteActor):
         super().__init__(name, None)
         self.begun: list[list[SampleRequest]] = []
         self.chunks = 0
+        self.notice_from_chunk: int | None = None
         self._script = script
         self._left = 0
 
@@ -100,7 +104,8 @@ class FakeDrafter(RemoteActor):
             assert (method, args) == ("advance_drafts", (CHUNK_STEPS,))
             self._left -= CHUNK_STEPS
         images = [DraftImage(r, _picture(r)) for r in self.begun[-1]] if self._left <= 0 else None
-        return self._script.start(self.name, images)
+        warned = self.notice_from_chunk is not None and self.chunks >= self.notice_from_chunk
+        return self._script.start(self.name, DraftChunk(images, NOTICE if warned else None))
 
 
 class FakeScorer(RemoteActor):
@@ -147,6 +152,10 @@ class FakeFleet:
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self.lost.append(device.name)
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """As of the fleet."""
+        device.notice = notice
 
 
 def fake_devices(count: int, script: Script) -> list[Device]:

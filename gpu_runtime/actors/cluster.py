@@ -42,6 +42,10 @@ class RemoteActor:
         reference = getattr(self._handle, method).remote(*args)
         return _translated(reference.future(), self.name)
 
+    def kill(self) -> None:
+        """End its process, whatever it is doing; calls under way end with `WorkerLostError`."""
+        ray.kill(self._handle, no_restart=True)
+
 
 class Cluster:
     """A Ray cluster that this process started or joined.

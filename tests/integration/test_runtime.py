@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import time
+from contextlib import suppress
 
 import numpy as np
 import psutil
@@ -13,9 +15,11 @@ import pytest
 from safetensors.numpy import load
 
 from benchmarks.bare_loop import run
+from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.fleet import Fleet
+from gpu_runtime.generation import Generation
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
@@ -26,7 +30,7 @@ from storage.errors import ConfigurationError, RewardError, RuntimeFailure, Trai
 from storage.prompts import PromptRecord
 from storage.run_prompts import load_run_prompts
 
-SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2"]
+SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1"]
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +86,57 @@ def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
     assert len({delivered.worker for delivered in rolled.delivered}) > 1
 
 
-def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime, monkeypatch):
-    plan = plain_plan([0, 1, 2, 3], 32, 1)
+def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> int:
+    """Send a worker a signal when its first chunk of the next rollout has come in; its process."""
+    settle, victim = Generation._settle, worker_process(re.sub(r"\W", "_", name)).pid
+    struck: list[int] = []
+
+    def strike_and_settle(generation, call):
+        if not struck and generation._flight_of[call].device.name == name:
+            struck.append(victim)
+            os.kill(victim, number)
+        settle(generation, call)
+
+    monkeypatch.setattr(Generation, "_settle", strike_and_settle)
+    return victim
+
+
+def steps_gone_on_from(monkeypatch) -> list[int]:
+    """Committed steps of the samples that workers go on with from now on."""
+    call, steps = RemoteActor.call, []
+
+    def note(actor, method, *args):
+        if method == "begin_samples":
+            steps.extend(item.step for item in args[2] if isinstance(item, SampleState))
+        return call(actor, method, *args)
+
+    monkeypatch.setattr(RemoteActor, "call", note)
+    return steps
+
+
+def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
+    fresh, untrained, monkeypatch
+):
+    runtime, plan = fresh, fresh.explore(1)
     undisturbed = runtime.rollout(plan)
-    returned = runtime.samples_returned
+    scores = runtime.reward(undisturbed)
+    runtime.train(undisturbed, scores)
+    expected = runtime.blobs()
+    runtime.restore(untrained, 0)
+    returned, redone = runtime.samples_returned, runtime.steps_redone
     runtime.take_device_events()
-    feed, victim = Fleet._feed, worker_process("spot_0")
-
-    def feed_and_kill(fleet, queue, weights, busy):
-        feed(fleet, queue, weights, busy)
-        if victim.is_running() and any(device.name == "spot-0" for device, _ in busy.values()):
-            os.kill(victim.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(Fleet, "_feed", feed_and_kill)
-    assert same(undisturbed, runtime.rollout(plan))
+    with monkeypatch.context() as patched:
+        strike_at_first_commit(patched, "spot-0", signal.SIGKILL)
+        steps = steps_gone_on_from(patched)
+        disturbed = runtime.rollout(plan)
+    assert same(undisturbed, disturbed)
+    assert len(steps) == 4 and set(steps) <= {1, 2}
     assert runtime.samples_returned == returned + 4
+    assert runtime.steps_redone == redone + 4
+    assert runtime.reward(disturbed) == scores
+    runtime.train(disturbed, scores)
+    assert runtime.blobs() == expected
+    runtime.restore(untrained, 0)
     assert runtime.lost_workers == ["spot-0"]
     deadline = time.monotonic() + 120
     names: set[str] = set()
@@ -114,6 +154,25 @@ def test_a_killed_spot_worker_loses_no_sample_and_is_replaced(runtime, monkeypat
     assert max(i.ended_at for i in intervals if i.worker == "spot-0") == lost.at
     assert min(i.started_at for i in intervals if i.worker == "spot-0.1") == joined.at
     assert runtime.take_device_events() == []
+
+
+def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monkeypatch):
+    runtime, plan = fresh, fresh.explore(1)
+    undisturbed = runtime.rollout(plan)
+    name = [device.name for device in runtime._fleet.workers("v0") if device.market == "spot"][-1]
+    impatient = runtime.config.runtime.model_copy(update={"lease_s": 15.0})
+    config = runtime.config.model_copy(update={"runtime": impatient})
+    monkeypatch.setattr(runtime._fleet, "_config", config)
+    stopped = strike_at_first_commit(monkeypatch, name, signal.SIGSTOP)
+    steps = steps_gone_on_from(monkeypatch)
+    try:
+        assert same(undisturbed, runtime.rollout(plan))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGKILL)
+    assert runtime.lost_workers[-1] == name
+    assert len(steps) == 4 and set(steps) <= {1, 2}
+    assert "hung and was killed" in runtime.take_device_events()[-1].detail
 
 
 def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):

@@ -89,11 +89,11 @@ def test_a_full_draft_is_the_rollout_to_the_bit_under_equal_weights(fresh):
     (device, *_) = fresh._fleet.drafters(key, with_trainer=False)
     chosen = [delivered.sample for delivered in rolled.delivered[:4]]
     requests = [replace(sample.request, kind=RequestKind.EXPLORE) for sample in chosen]
-    images, chunks = device.actor.call("begin_drafts", key, requests, None, 1).result(), 1
-    while images is None:
-        images, chunks = device.actor.call("advance_drafts", 1).result(), chunks + 1
+    chunk, chunks = device.actor.call("begin_drafts", key, requests, None, 1).result(), 1
+    while chunk.images is None:
+        chunk, chunks = device.actor.call("advance_drafts", 1).result(), chunks + 1
     assert chunks == fresh.config.sampling.rollout_steps
-    for image, sample in zip(images, chosen, strict=True):
+    for image, sample in zip(chunk.images, chosen, strict=True):
         assert np.array_equal(image.image_HWC, sample.image_HWC)
 
 

@@ -188,6 +188,19 @@ def test_a_device_that_dies_is_reported_and_another_does_its_drafts():
     assert choice(stage) == choice(undisturbed())
 
 
+@pytest.mark.parametrize("chunk", [1, 2, 3, 4])
+def test_a_device_under_notice_drafts_no_more_and_another_does_its_drafts(chunk: int):
+    stage = Stage(Script())
+    stage.drafter(0).notice_from_chunk = chunk
+    made = stage.run()
+    # A draft takes two chunks: at an even one its images are there, and count.
+    assert made.returned == (BATCH if chunk % 2 else 0)
+    assert stage.drafter(0).chunks == chunk
+    assert stage.bench.devices[0].notice is not None and stage.fleet.lost == []
+    assert stage.fleet.states["spot-0"][-1] == "idle"
+    assert choice(stage) == choice(undisturbed())
+
+
 def test_when_all_devices_die_what_was_judged_counts():
     script = Script()
     stage = Stage(script, devices=1)

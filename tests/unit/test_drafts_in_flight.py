@@ -88,7 +88,8 @@ def test_a_worker_drafts_with_the_weights_it_is_asked_for_only():
     worker.own_weights("v0")
     with pytest.raises(RuntimeFailure, match="holds weights 'v0', but 'v1' are asked for"):
         worker.begin_drafts("v1", REQUESTS, None, 1)
-    assert worker.begin_drafts("v0", [request(0, 0, RequestKind.EXPLORE)], None, 1) is None
+    chunk = worker.begin_drafts("v0", [request(0, 0, RequestKind.EXPLORE)], None, 1)
+    assert chunk.images is None and chunk.notice is None
     # Half of a draft with other weights would be nobody's.
     worker.load_weights("v1", worker.weights())
     with pytest.raises(RuntimeFailure, match="no draft is in flight"):

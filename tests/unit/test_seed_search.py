@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from gpu_runtime.devices import Weights
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.fleet import Weights
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.seed_search import SeedSearch, build_explorer
 from storage.config import RunConfig

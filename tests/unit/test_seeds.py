@@ -15,7 +15,7 @@ from PIL import Image
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
-from gpu_runtime.fleet import Delivered
+from gpu_runtime.generation import Delivered
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
 from gpu_runtime.seed_search import SeedReview

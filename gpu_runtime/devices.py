@@ -1,0 +1,49 @@
+"""A device of the fleet as the driver sees it, and the weights that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.spot.notice import Notice
+from storage.records import Market
+from storage.runtime_config import RuntimeConfig
+
+
+@dataclass
+class Device:
+    """A worker of the fleet, the name of the weights it holds, and the notice that it is under."""
+
+    actor: RemoteActor
+    market: Market
+    holds: str = ""
+    notice: Notice | None = None
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self.actor.name
+
+    @property
+    def slot(self) -> str:
+        """The place it fills; its replacement fills the same."""
+        return self.name.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Published weights: their name, their digest and a reference to them in the object store."""
+
+    key: str
+    digest: str
+    reference: Any
+
+
+def slots(runtime: RuntimeConfig) -> list[tuple[Market, int]]:
+    """The places to fill: market and number within it, the trainer's first."""
+    counts: tuple[tuple[Market, int], ...] = (
+        ("reserved", runtime.reserved_workers),
+        ("spot", runtime.spot_workers),
+    )
+    return [(market, index) for market, count in counts for index in range(count)]

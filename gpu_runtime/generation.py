@@ -1,0 +1,249 @@
+"""The loop that generates: free devices pull, commit every few denoising steps, deliver.
+
+What a device loses goes on elsewhere from its last commit, to the same bits. The loop waits for one
+thing at a time: the next call that ends, or the moment when a lease expires.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from gpu_runtime.devices import Device
+from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState
+from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.scheduler_counters import Counters
+from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.spot.notice import Notice
+from storage.config import RunConfig
+from storage.errors import WorkerLostError
+from storage.records import DeviceState
+
+_CALLS_AHEAD = 2
+"""Calls that a device has at once: while one's commit travels and is booked, it works on the next."""
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A finished sample and who finished it."""
+
+    sample: GeneratedSample
+    worker: str
+
+
+class GeneratingFleet(Protocol):
+    """What the loop needs of the fleet."""
+
+    def workers(self, key: str) -> list[Device]:
+        """The devices that hold the weights called `key` now, those under notice too."""
+        ...
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a device does from now on."""
+        ...
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """What a device's provider says now."""
+        ...
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """A device has died."""
+        ...
+
+    def give_up(self, device: Device, reason: str) -> None:
+        """A device hangs: it is killed, and lost."""
+        ...
+
+
+@dataclass(eq=False)
+class _Flight:
+    """A lease on its device.
+
+    Attributes:
+        device: its holder.
+        lease: as it was granted.
+        step: denoising step that the last call started will end at.
+        calls: calls under way, each with the step that it will end at.
+        over: the device has nothing more to do with it; what still arrives is late.
+    """
+
+    device: Device
+    lease: Lease[SampleRequest]
+    step: int
+    calls: dict[Future[SampleChunk], int] = field(default_factory=dict)
+    over: bool = False
+
+    @property
+    def reached(self) -> dict[SampleRequest, int]:
+        """How far the samples may have got: the chunk under way counts in full, as nobody can tell."""
+        return dict.fromkeys(self.lease.requests, min(self.calls.values()))
+
+
+class Generation:
+    """One phase of generating: each request exactly once, all with the same weights.
+
+    Args:
+        fleet: the devices.
+        requests: distinct, of one policy version.
+        key: name of the weights that the devices hold.
+        config: the run's configuration.
+        clock: seconds, of a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        fleet: GeneratingFleet,
+        requests: Sequence[SampleRequest],
+        key: str,
+        config: RunConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        size = config.sampling.batch_size
+        self._fleet = fleet
+        self._requests = requests
+        self._key = key
+        self._commit_steps = config.runtime.commit_steps
+        self._lease_s = config.runtime.lease_s
+        self._clock = clock
+        self._batch_size = size
+        self._scheduler: PullScheduler[SampleRequest] = PullScheduler(size, self._lease_s, size)
+        steps = {kind: config.sampling.rollout_steps for kind in RequestKind}
+        steps[RequestKind.EVALUATE] = config.sampling.evaluate_steps
+        self._scheduler.add(
+            WorkItem(request, request.kind, steps[request.kind], request.prompt_id, request.policy_version)
+            for request in requests
+        )
+        self._flights: dict[str, _Flight] = {}
+        self._flight_of: dict[Future[SampleChunk], _Flight] = {}
+        # Calls that have ended, in the order in which they did.
+        self._ended: SimpleQueue[Future[SampleChunk]] = SimpleQueue()
+        self._delivered: dict[SampleRequest, Delivered] = {}
+
+    @property
+    def counters(self) -> Counters:
+        """What went otherwise than planned."""
+        return self._scheduler.counters
+
+    def run(self) -> list[Delivered]:
+        """Generate; the result has the order of the requests.
+
+        Raises:
+            RuntimeFailure: if the trainer died or hangs, or a worker holds other weights than it should.
+        """
+        self._feed()
+        while not self._scheduler.done():
+            for call in self._await():
+                self._settle(call)
+            self._give_up_what_hangs()
+            self._feed()
+        return [self._delivered[request] for request in self._requests]
+
+    def _feed(self) -> None:
+        """Let every free device pull that is not under notice."""
+        for device in self._fleet.workers(self._key):
+            if device.name in self._flights:
+                continue
+            lease = None if device.notice is not None else self._pull(device)
+            self._fleet.enter(device.name, "rollout" if lease else "idle")
+            if lease:
+                self._begin(device, lease)
+
+    def _pull(self, device: Device) -> Lease[SampleRequest] | None:
+        version = self._requests[0].policy_version if self._requests else 0
+        return self._scheduler.pull(device.name, self._clock(), version, self._batch_size)
+
+    def _begin(self, device: Device, lease: Lease[SampleRequest]) -> None:
+        work = [
+            state if isinstance(state, SampleState) else request
+            for request, state in zip(lease.requests, lease.states, strict=True)
+        ]
+        flight = self._flights[device.name] = _Flight(device, lease, lease.step)
+        steps = self._commit_steps or lease.steps
+        self._start(flight, "begin_samples", self._key, lease.number, work, steps)
+        self._go_on(flight)
+
+    def _go_on(self, flight: _Flight) -> None:
+        """Start the next chunks of a lease, ahead of the commits of those before."""
+        while len(flight.calls) < _CALLS_AHEAD and flight.step < flight.lease.steps:
+            self._start(flight, "advance_samples", flight.lease.number, self._commit_steps)
+
+    def _start(self, flight: _Flight, method: str, *args: object) -> None:
+        flight.step = min(flight.lease.steps, flight.step + (self._commit_steps or flight.lease.steps))
+        call = flight.device.actor.call(method, *args)
+        flight.calls[call] = flight.step
+        self._flight_of[call] = flight
+        call.add_done_callback(self._ended.put)
+
+    def _await(self) -> list[Future[SampleChunk]]:
+        """Wait for a call to end, or a lease to expire; all calls that have ended."""
+        expiry_s = self._scheduler.next_expiry_s
+        left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
+        ended: list[Future[SampleChunk]] = []
+        try:
+            ended.append(self._ended.get(timeout=left_s))
+            while True:
+                # What is there already must be booked before anyone is said to hang.
+                ended.append(self._ended.get_nowait())
+        except Empty:
+            return ended
+
+    def _settle(self, call: Future[SampleChunk]) -> None:
+        """A chunk has been done, or its device has died."""
+        flight = self._flight_of.pop(call)
+        try:
+            chunk = call.result()
+        except WorkerLostError as error:
+            if not flight.over:
+                self._end(flight)
+                self._scheduler.lose(flight.device.name, flight.reached)
+                self._fleet.lose(flight.device, error)
+            return
+        del flight.calls[call]
+        left = self._book(flight, chunk)
+        if flight.over:
+            return
+        self._fleet.heed(flight.device, chunk.notice)
+        if chunk.notice is not None:
+            self._scheduler.hand_back(flight.lease)
+        elif left:
+            self._go_on(flight)
+        if not flight.calls:
+            self._end(flight)
+            self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
+
+    def _book(self, flight: _Flight, chunk: SampleChunk) -> bool:
+        """Commit or deliver; whether the lease's samples are still its device's to do."""
+        now, lease, device = self._clock(), flight.lease, flight.device
+        reached = {state.request: (state.step, state) for state in chunk.states}
+        held = self._scheduler.commit(lease, reached, now)
+        accepted = set(self._scheduler.deliver(lease, [sample.request for sample in chunk.samples], now))
+        self._delivered |= {
+            sample.request: Delivered(sample, device.name)
+            for sample in chunk.samples
+            if sample.request in accepted
+        }
+        return bool(held) and not chunk.samples
+
+    def _give_up_what_hangs(self) -> None:
+        for lease in self._scheduler.expire(self._clock()):
+            flight = self._flights[lease.holder]
+            self._end(flight)
+            for request, step in flight.reached.items():
+                commit = self._scheduler.committed(request)
+                if commit is not None:
+                    self.counters.redone_steps += max(0, step - commit.step)
+            self._fleet.give_up(
+                flight.device,
+                f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
+            )
+
+    def _end(self, flight: _Flight) -> None:
+        """A device has nothing more to do with a lease; calls of it that still end are late."""
+        flight.over = True
+        del self._flights[flight.device.name]

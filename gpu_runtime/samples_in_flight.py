@@ -1,0 +1,97 @@
+"""Samples that one device has in flight: some denoising steps at a time, each time with their states.
+
+Plain Python without Ray, like the worker that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.spot.notice import Notice
+from storage.errors import RuntimeFailure
+
+
+@dataclass(frozen=True)
+class SampleChunk:
+    """What a call has done: states to commit, or finished samples.
+
+    Attributes:
+        states: the samples as far as they are; empty when they are finished, or not a step further.
+        samples: the finished ones, all at once.
+        notice: the machine's preemption notice, where one stands. The device has then given the lease up.
+    """
+
+    states: tuple[SampleState, ...] = ()
+    samples: tuple[GeneratedSample, ...] = ()
+    notice: Notice | None = None
+
+
+class SamplesInFlight:
+    """The samples of one lease at most.
+
+    A device gives a lease up when a preemption notice comes: it stops at the next denoising step, so
+    that its states are on their way while there is still somebody to send them. Calls that were queued
+    behind then do nothing, even if the notice is withdrawn before their turn: others have the samples.
+
+    Args:
+        sampler: cut anywhere, its samples are the same to the bit.
+        notice: the machine's notice, asked before each denoising step; None where nobody watches.
+    """
+
+    def __init__(self, sampler: Sampler, notice: Callable[[], Notice | None] | None = None) -> None:
+        self._sampler = sampler
+        self._notice = notice
+        self._lease: int | None = None
+        self._given_up: int | None = None
+        self._states: list[SampleState] = []
+
+    def begin(self, lease: int, work: Sequence[SampleRequest | SampleState]) -> None:
+        """Begin a lease's samples in place of those that are there.
+
+        Args:
+            lease: its number.
+            work: a request to begin with its noise, or the state to go on from, each; all of one kind and
+                at one denoising step.
+        """
+        self._lease, self._given_up = lease, None
+        self._states = [
+            item if isinstance(item, SampleState) else self._sampler.begin([item])[0] for item in work
+        ]
+
+    def advance(self, lease: int, steps: int) -> SampleChunk:
+        """Do at most `steps` denoising steps of a lease.
+
+        Raises:
+            RuntimeFailure: if the lease is not in flight here, and was not given up.
+        """
+        notice = self._notice_now()
+        if lease == self._given_up:
+            return SampleChunk(notice=notice)
+        if lease != self._lease:
+            raise RuntimeFailure(f"no samples of lease {lease} are in flight; begin_samples() first")
+        begun_at = self._states[0].step
+        total = self._sampler.total_steps(self._states[0].request)
+        until = min(begun_at + steps, total)
+        # A device that watches for notices looks up after each step; others do all of them at once.
+        stride = steps if self._notice is None else 1
+        while notice is None and self._states[0].step < until:
+            self._states = self._sampler.advance(self._states, min(stride, until - self._states[0].step))
+            notice = self._notice_now()
+        states = self._states
+        if states[0].step == total:
+            self.drop()
+            return SampleChunk(samples=tuple(self._sampler.finish(states)), notice=notice)
+        if notice is not None:
+            self.drop()
+            self._given_up = lease
+        return SampleChunk(tuple(states) if states[0].step > begun_at else (), notice=notice)
+
+    def drop(self) -> None:
+        """Forget what is in flight."""
+        self._lease, self._given_up, self._states = None, None, []
+
+    def _notice_now(self) -> Notice | None:
+        return None if self._notice is None else self._notice()

@@ -1,0 +1,67 @@
+"""A cluster whose workers answer at once, without processes and without models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.spot.notice import Notice
+from storage.errors import WorkerLostError
+
+
+class FakeWorker(RemoteActor):
+    """A worker that only holds names of weights.
+
+    Attributes:
+        notice: what it says when it is asked.
+        watches: whether it was told to watch for notices.
+        silent: methods that it never answers.
+        dead: all calls end with its loss.
+        called: methods called.
+    """
+
+    def __init__(self, name: str, watches: bool) -> None:
+        super().__init__(name, None)
+        self.notice: Notice | None = None
+        self.watches = watches
+        self.silent: set[str] = set()
+        self.dead = False
+        self.called: list[str] = []
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """As of an actor."""
+        self.called.append(method)
+        call: Future[Any] = Future()
+        if self.dead:
+            call.set_exception(WorkerLostError(f"worker {self.name!r} is gone"))
+        elif method not in self.silent:
+            answers: dict[str, Callable[[], Any]] = {
+                "ready": lambda: 100.0,
+                "notice": lambda: self.notice,
+                "load_weights": lambda: f"digest of {args[0]}",
+            }
+            call.set_result(answers[method]())
+        return call
+
+    def kill(self) -> None:
+        """As of an actor."""
+        self.dead = True
+
+
+class FakeCluster(Cluster):
+    """Starts fake workers; `workers` has all of them by name."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, FakeWorker] = {}
+
+    def start(self, name: str, actor: type, *args: Any, gpu: bool) -> RemoteActor:
+        """As of a cluster."""
+        _, _, watches = args
+        self.workers[name] = FakeWorker(name, watches)
+        return self.workers[name]
+
+    def describe(self) -> str:
+        """As of a cluster."""
+        return "nothing"

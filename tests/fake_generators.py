@@ -1,0 +1,183 @@
+"""Devices without processes that generate for real, one call after another, as a test's script says."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import Empty
+from typing import Any
+
+from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.devices import Device
+from gpu_runtime.diffusion.sampler import Sampler, SampleState
+from gpu_runtime.samples_in_flight import SamplesInFlight
+from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.spot.notice import Notice
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import DeviceState
+
+NOTICE = Notice("gcp", "terminate", 1030.0, 1000.0, "preempted is TRUE")
+
+
+class Script:
+    """In place of the loop's queue of calls that have ended: ends one whenever the loop waits.
+
+    Args:
+        choose: which of the devices that have a call under way ends its oldest; the first by default.
+        before: what happens before the loop's n-th wait, by n from 0.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[list[str]], str] = lambda names: names[0],
+        before: dict[int, Callable[[], object]] | None = None,
+    ) -> None:
+        self.now = 0.0
+        self.waits = 0
+        self.hung: set[str] = set()
+        self.before = before or {}
+        self.under_way: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        self._choose = choose
+        self._ended: deque[Future[Any]] = deque()
+
+    def clock(self) -> float:
+        """Seconds; they pass only when the loop waits for nothing else."""
+        return self.now
+
+    def start(self, name: str, work: Callable[[], Any]) -> Future[Any]:
+        """A call that does its work when it ends."""
+        call: Future[Any] = Future()
+        self.under_way.setdefault(name, deque()).append((call, work))
+        return call
+
+    def end(self, name: str) -> None:
+        """End a device's oldest call."""
+        call, work = self.under_way[name].popleft()
+        try:
+            call.set_result(work())
+        except (WorkerLostError, RuntimeFailure) as error:
+            call.set_exception(error)
+
+    def put(self, ended: Future[Any]) -> None:
+        """As of a queue."""
+        self._ended.append(ended)
+
+    def get(self, timeout: float | None) -> Future[Any]:
+        """As of a queue, but where nothing has ended yet, something does, or time passes."""
+        number, self.waits = self.waits, self.waits + 1
+        self.before.get(number, lambda: None)()
+        if not self._ended:
+            busy = [name for name, calls in self.under_way.items() if calls and name not in self.hung]
+            if not busy:
+                assert timeout is not None, "the loop waits for nothing"
+                self.now += timeout
+                raise Empty
+            self.end(self._choose(busy))
+        return self._ended.popleft()
+
+    def get_nowait(self) -> Future[Any]:
+        """As of a queue."""
+        if not self._ended:
+            raise Empty
+        return self._ended.popleft()
+
+
+class FakeGenerator(RemoteActor):
+    """A device's process.
+
+    Attributes:
+        begun: what each lease began with.
+        calls: calls made.
+        looks: how often it has looked for a notice; `notice_at` says what it sees then.
+        dead: its calls end with its loss from now on.
+        deaf: being killed does not stop it: what it sends afterwards is late.
+    """
+
+    def __init__(self, name: str, script: Script, sampler: Sampler) -> None:
+        super().__init__(name, None)
+        self.begun: list[list[SampleRequest | SampleState]] = []
+        self.calls = 0
+        self.looks = 0
+        self.notice_at: Callable[[int], Notice | None] = lambda look: None
+        self.dead = False
+        self.deaf = False
+        self._script = script
+        self._samples = SamplesInFlight(sampler, self._look)
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """`begin_samples` and `advance_samples`, as the worker has them."""
+        self.calls += 1
+        return self._script.start(self.name, lambda: self._do(method, *args))
+
+    def kill(self) -> None:
+        """As of an actor."""
+        self.dead = not self.deaf
+        self._script.hung.discard(self.name)
+
+    def _do(self, method: str, *args: Any) -> Any:
+        if self.dead:
+            raise WorkerLostError(f"{self.name} is gone")
+        if method == "begin_samples":
+            key, lease, work, steps = args
+            if key != "v1":
+                raise RuntimeFailure(f"worker holds weights 'v1', but {key!r} are asked for")
+            self.begun.append(list(work))
+            self._samples.begin(lease, work)
+            return self._samples.advance(lease, steps)
+        assert method == "advance_samples"
+        return self._samples.advance(*args)
+
+    def _look(self) -> Notice | None:
+        self.looks += 1
+        return self.notice_at(self.looks)
+
+
+class FakeGeneratorFleet:
+    """Devices that hold the weights `v1`; notes what is booked.
+
+    Args:
+        names: the first one is the trainer.
+        script: when their calls end.
+        sampler: what they generate with.
+    """
+
+    def __init__(self, names: Sequence[str], script: Script, sampler: Sampler) -> None:
+        self.actors = {name: FakeGenerator(name, script, sampler) for name in names}
+        self._trainer = names[0]
+        self._devices = [
+            Device(actor, "reserved" if name == self._trainer else "spot", "v1")
+            for name, actor in self.actors.items()
+        ]
+        self.states: dict[str, list[str]] = {}
+        self.events: list[tuple[str, str]] = []
+
+    def workers(self, key: str) -> list[Device]:
+        """As of the fleet."""
+        return list(self._devices)
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """As of the fleet."""
+        booked = self.states.setdefault(worker, [])
+        if not booked or booked[-1] != state:
+            booked.append(state)
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """As of the fleet."""
+        if (device.notice is None) != (notice is None):
+            self.events.append((device.name, "withdrawn" if notice is None else "notice"))
+        device.notice = notice
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """As of the fleet."""
+        self._devices.remove(device)
+        self.events.append((device.name, "lost"))
+        if device.name == self._trainer:
+            raise RuntimeFailure(f"the trainer's process is gone ({error})")
+
+    def give_up(self, device: Device, reason: str) -> None:
+        """As of the fleet."""
+        assert "runtime.lease_s=" in reason
+        device.actor.kill()
+        self.events.append((device.name, "hung"))
+        self.lose(device, WorkerLostError(reason))

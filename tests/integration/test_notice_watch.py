@@ -1,0 +1,105 @@
+"""What a worker's process knows of its own end, from a played metadata service."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gpu_runtime.spot import notice_watch
+from gpu_runtime.spot.notice import Notice, NoticeKind
+from gpu_runtime.spot.notice_watch import NoticeWatch
+from gpu_runtime.spot.notices import provider_named
+from gpu_runtime.worker import DeviceWorker
+from storage.config_loading import load_config
+from storage.errors import ConfigurationError
+from tests.fake_metadata_service import FakeMetadataService
+from tests.played_providers import GCP_FLAG, QUIET
+from tests.tiny_run import request
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Scripted:
+    """A watcher that sees what the test puts there, and counts its polls."""
+
+    provider = "gcp"
+
+    def __init__(self) -> None:
+        self.sees: Notice | None = None
+        self.polls = 0
+
+    def poll(self, now: float) -> Notice | None:
+        self.polls += 1
+        return self.sees
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_notice_is_known_until_it_is_withdrawn(service: FakeMetadataService):
+    service.answers.update(QUIET["gcp"])
+    watch = NoticeWatch("gcp", service.url)
+    try:
+        wait_until(lambda: bool(service.asked))
+        assert watch.notice is None
+        service.answers[GCP_FLAG] = "TRUE"
+        wait_until(lambda: watch.notice is not None)
+        assert watch.notice is not None and watch.notice.kind == "terminate"
+        service.answers[GCP_FLAG] = "FALSE"
+        wait_until(lambda: watch.notice is None)
+    finally:
+        watch.close()
+
+
+def test_advice_is_no_notice(monkeypatch: pytest.MonkeyPatch):
+    watcher = Scripted()
+    quick = replace(provider_named("gcp"), poll_interval_s=0.001)
+    monkeypatch.setattr(notice_watch, "provider_named", lambda name: quick)
+    monkeypatch.setattr(notice_watch, "watcher_for", lambda name: watcher)
+    watch = NoticeWatch("gcp")
+
+    def see(kind: NoticeKind) -> Notice | None:
+        """What the watch says once a poll that saw this has been told: the one after has begun."""
+        watcher.sees, seen = Notice("gcp", kind, None, 0.0, kind), watcher.polls
+        wait_until(lambda: watcher.polls >= seen + 3)
+        return watch.notice
+
+    try:
+        assert see("rebalance") is None
+        assert see("terminate") is not None
+        assert see("rebalance") is None
+    finally:
+        watch.close()
+
+
+def test_what_cannot_be_watched_is_refused():
+    with pytest.raises(ConfigurationError, match="no provider 'oracle'"):
+        NoticeWatch("oracle")
+    with pytest.raises(ConfigurationError, match=r"not of the form http://HOST:PORT"):
+        NoticeWatch("gcp", "ftp://somewhere")
+
+
+def test_a_spot_worker_under_notice_gives_its_samples_back(service: FakeMetadataService):
+    service.answers.update(QUIET["gcp"])
+    settings = ["sampling.batch_size=4", "runtime.notices=gcp", f"runtime.notice_url={service.url}"]
+    config = load_config("smoke", settings, {})
+    assert DeviceWorker(config, trains=False).notice() is None, "a reserved one does not watch"
+    assert service.asked == []
+    worker = DeviceWorker(config, trains=False, watches=True)
+    worker.own_weights("v0")
+    wanted = [request(0, seed) for seed in range(2)]
+    first = worker.begin_samples("v0", 0, wanted, 1)
+    assert [state.step for state in first.states] == [1, 1] and first.notice is None
+    service.answers[GCP_FLAG] = "TRUE"
+    wait_until(lambda: worker.notice() is not None)
+    chunk = worker.advance_samples(0, 2)
+    assert chunk.notice is not None and chunk.states == () and chunk.samples == ()
+    assert worker.begin_drafts("v0", wanted, None, 1).notice is not None

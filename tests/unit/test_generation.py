@@ -1,0 +1,277 @@
+"""The loop that generates, with devices whose calls end in an order of the test's choosing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from gpu_runtime.diffusion.sampler import Sampler, SampleState
+from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.spot.notice import Notice
+from storage.errors import RuntimeFailure
+from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script
+from tests.tiny_model import TinyModel
+from tests.tiny_run import request, tiny_config
+
+BATCH, STEPS, LEASE_S = 4, 4, 300.0
+SAMPLER = Sampler(TinyModel(), tiny_config().sampling)
+REQUESTS = [request(prompt, seed) for prompt in range(4) for seed in range(4)]
+EXPECTED = SAMPLER.generate(REQUESTS)
+TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
+
+
+class Stage:
+    """All that a phase needs."""
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        names: Sequence[str] = (TRAINER, ONE, TWO),
+        commit_steps: int = 1,
+        requests: Sequence[SampleRequest] = REQUESTS,
+        key: str = "v1",
+    ) -> None:
+        self.script = script or Script()
+        self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
+        config = tiny_config(runtime={"commit_steps": commit_steps, "lease_s": LEASE_S})
+        self.loop = Generation(self.fleet, requests, key, config, self.script.clock)
+        self.loop._ended = self.script  # type: ignore[assignment]
+
+    def run(self) -> list[Delivered]:
+        return self.loop.run()
+
+    def actor(self, name: str) -> FakeGenerator:
+        return self.fleet.actors[name]
+
+    def resumed_at(self) -> list[int]:
+        """The committed steps that leases began from, one a sample."""
+        begun = [item for actor in self.fleet.actors.values() for work in actor.begun for item in work]
+        return [item.step for item in begun if isinstance(item, SampleState)]
+
+
+def assert_all_there(delivered: list[Delivered], expected=EXPECTED) -> None:
+    assert [d.sample.request for d in delivered] == [sample.request for sample in expected]
+    for one, sample in zip(delivered, expected, strict=True):
+        assert np.array_equal(one.sample.image_HWC, sample.image_HWC)
+        assert np.array_equal(one.sample.trajectory.after_WSC, sample.trajectory.after_WSC)
+        assert np.array_equal(one.sample.trajectory.log_prob_W, sample.trajectory.log_prob_W)
+
+
+def first_but(last: str) -> Callable[[list[str]], str]:
+    """That device's calls end only when no other's can."""
+    return lambda names: next((name for name in names if name != last), last)
+
+
+@pytest.mark.parametrize("commit_steps", [0, 1, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_samples_have_the_order_of_the_requests_and_the_bits_of_one_go(seed: int, commit_steps: int):
+    stage = Stage(Script(random.Random(seed).choice), commit_steps=commit_steps)
+    assert_all_there(stage.run())
+    counters = stage.loop.counters
+    assert (counters.returned, counters.duplicates, counters.redone_steps) == (0, 0, 0)
+    assert stage.fleet.events == []
+    leases = sum(len(actor.begun) for actor in stage.fleet.actors.values())
+    calls = sum(actor.calls for actor in stage.fleet.actors.values())
+    assert (leases, calls) == (4, 4 * -(-STEPS // (commit_steps or STEPS)))
+
+
+def test_evaluation_has_its_own_number_of_steps():
+    wanted = [request(prompt, 0, RequestKind.EVALUATE) for prompt in range(3)]
+    stage = Stage(names=[TRAINER], requests=wanted)
+    assert_all_there(stage.run(), SAMPLER.generate(wanted))
+    assert stage.actor(TRAINER).calls == 3
+
+
+def test_nothing_to_generate():
+    stage = Stage(requests=[])
+    assert stage.run() == []
+    assert stage.fleet.states == {name: ["idle"] for name in (TRAINER, ONE, TWO)}
+
+
+def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
+    ahead: list[int] = []
+    script = Script()
+    stage = Stage(script, names=[TRAINER])
+    for wait in range(4 * STEPS):
+        script.before[wait] = lambda: ahead.append(len(script.under_way[TRAINER]))
+    stage.run()
+    # Of four chunks of a lease two are there at once, until one is left.
+    assert ahead == [2, 2, 2, 1] * 4
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2, 3])
+def test_what_a_lost_device_had_goes_on_elsewhere_from_its_last_commit(commits: int):
+    script = Script(lambda names: ONE if ONE in names else names[0])
+    stage = Stage(script)
+
+    def die() -> None:
+        stage.actor(ONE).dead = True
+
+    script.before[commits] = die
+    assert_all_there(stage.run())
+    assert stage.resumed_at() == ([commits] * BATCH if commits else [])
+    assert stage.fleet.events == [(ONE, "lost")]
+    assert stage.loop.counters.returned == BATCH
+    # The chunk under way went with it: a step of each sample.
+    assert stage.loop.counters.redone_steps == BATCH
+    assert stage.fleet.states[ONE] == ["rollout"]
+
+
+def test_without_commits_a_lost_device_s_samples_begin_anew():
+    stage = Stage(commit_steps=0)
+    stage.actor(ONE).dead = True
+    assert_all_there(stage.run())
+    assert stage.resumed_at() == []
+    assert stage.loop.counters.redone_steps == BATCH * STEPS
+
+
+def test_when_all_spot_is_gone_the_trainer_finishes_alone():
+    script = Script(first_but(TRAINER))
+    stage = Stage(script)
+
+    def die() -> None:
+        stage.actor(ONE).dead = stage.actor(TWO).dead = True
+
+    script.before[4] = die
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert stage.fleet.events == [(ONE, "lost"), (TWO, "lost")]
+    # One spot device had delivered a batch and begun another; the other one's was under way.
+    assert {d.worker for d in delivered} <= {TRAINER, ONE}
+    assert stage.loop.counters.returned == 2 * BATCH
+
+
+def test_the_trainer_s_death_ends_the_phase():
+    stage = Stage()
+    stage.actor(TRAINER).dead = True
+    with pytest.raises(RuntimeFailure, match="the trainer's process is gone"):
+        stage.run()
+
+
+def test_a_device_that_hangs_is_killed_when_its_lease_expires():
+    script = Script()
+    stage = Stage(script)
+    script.before[2] = lambda: script.hung.add(ONE)
+    script.before[0] = lambda: script.end(ONE)  # one commit
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert script.now == LEASE_S
+    assert stage.fleet.events == [(ONE, "hung"), (ONE, "lost")]
+    assert stage.actor(ONE).dead
+    assert ONE not in {d.worker for d in delivered}
+    assert stage.resumed_at() == [1] * BATCH
+    counters = stage.loop.counters
+    assert (counters.expired, counters.returned, counters.redone_steps) == (1, BATCH, BATCH)
+
+
+def test_a_device_that_is_slow_but_alive_keeps_its_lease():
+    script = Script()
+    stage = Stage(script, names=[TRAINER])
+    for wait in range(4 * STEPS):
+        script.before[wait] = lambda: setattr(script, "now", script.now + 0.9 * LEASE_S)
+    assert_all_there(stage.run())
+    assert stage.fleet.events == []
+
+
+def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_nobody_else_was_faster():
+    script = Script(lambda names: ONE if ONE in names else names[0])
+    stage = Stage(script, commit_steps=0)
+    script.hung.add(ONE)
+    stage.actor(ONE).deaf = True
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert [d.worker for d in delivered].count(ONE) == BATCH
+    assert stage.fleet.events == [(ONE, "hung"), (ONE, "lost")]
+    assert stage.loop.counters.duplicates == 0
+
+
+def test_late_samples_are_dropped_where_another_was_faster():
+    script = Script(lambda names: ONE if ONE in names and len(stage.loop._delivered) == 12 else names[0])
+    stage = Stage(script, names=[TRAINER, ONE], commit_steps=0)
+    script.hung.add(ONE)
+    stage.actor(ONE).deaf = True
+    # The trainer's leases are younger: only the other one expires.
+    script.before[0] = lambda: setattr(script, "now", 0.7 * LEASE_S)
+    script.before[1] = lambda: setattr(script, "now", 1.1 * LEASE_S)
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert {d.worker for d in delivered} == {TRAINER}
+    assert stage.loop.counters.duplicates == BATCH
+
+
+@pytest.mark.parametrize("looks", [1, 2, 3, 4])
+def test_a_notice_cuts_the_chunk_and_no_step_is_done_again(looks: int):
+    """A device looks before its first step and after each one."""
+    stage = Stage(commit_steps=STEPS)
+    stage.actor(ONE).notice_at = lambda look: NOTICE if look >= looks else None
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert stage.fleet.events == [(ONE, "notice")]
+    assert stage.resumed_at() == ([looks - 1] * BATCH if looks > 1 else [])
+    assert (stage.loop.counters.returned, stage.loop.counters.redone_steps) == (BATCH, 0)
+    assert ONE not in {d.worker for d in delivered}
+    assert len(stage.actor(ONE).begun) == 1, "it gets nothing more"
+    assert stage.fleet.states[ONE] == ["rollout", "idle"]
+
+
+def test_samples_that_are_finished_when_the_notice_comes_are_delivered():
+    stage = Stage(commit_steps=STEPS)
+    stage.actor(ONE).notice_at = lambda look: NOTICE if look > STEPS else None
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert [d.worker for d in delivered].count(ONE) == BATCH
+    assert (stage.fleet.events, stage.loop.counters.returned) == ([(ONE, "notice")], 0)
+
+
+def test_a_device_that_dies_under_notice_takes_nothing_with_it():
+    script = Script(lambda names: ONE if ONE in names else names[0])
+    stage = Stage(script)
+    stage.actor(ONE).notice_at = lambda look: NOTICE
+    script.before[1] = lambda: setattr(stage.actor(ONE), "dead", True)  # a second call is under way
+    assert_all_there(stage.run())
+    assert stage.fleet.events == [(ONE, "notice"), (ONE, "lost")]
+    assert (stage.loop.counters.returned, stage.loop.counters.redone_steps) == (BATCH, 0)
+
+
+def test_a_device_whose_notice_is_withdrawn_pulls_again():
+    def withdrawn(look: int) -> Notice | None:
+        return NOTICE if look == 2 else None
+
+    script = Script(lambda names: ONE if ONE in names else names[0])
+    stage = Stage(script)
+    stage.actor(ONE).notice_at = withdrawn
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert stage.fleet.events == [(ONE, "notice"), (ONE, "withdrawn")]
+    assert ONE in {d.worker for d in delivered}
+    assert stage.resumed_at() == [1] * BATCH
+
+
+def test_a_worker_that_holds_other_weights_ends_the_phase():
+    with pytest.raises(RuntimeFailure, match="holds weights 'v1', but 'v2' are asked for"):
+        Stage(key="v2").run()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_the_bits_are_the_same(seed: int):
+    """Deaths, notices and hung devices at random moments; the trainer stays."""
+    chance = random.Random(seed)
+    script = Script(chance.choice)
+    names = [TRAINER, *(f"spot-{number}" for number in range(4))]
+    stage = Stage(script, names, commit_steps=chance.choice([0, 1, 2]))
+    for name in names[1:]:
+        actor, wait = stage.actor(name), chance.randrange(12)
+        fate = chance.choice(["dies", "hangs", "deaf", "notice", "lives"])
+        actor.deaf = fate == "deaf"
+        if fate == "dies":
+            script.before[wait] = lambda actor=actor: setattr(actor, "dead", True)
+        elif fate in ("hangs", "deaf"):
+            script.before[wait] = lambda name=name: script.hung.add(name)
+        elif fate == "notice":
+            since, until = wait, wait + chance.randrange(12)
+            actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
+    assert_all_there(stage.run())

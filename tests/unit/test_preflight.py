@@ -92,6 +92,12 @@ def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, A
         preflight.check(config(tmp_path, exploration=exploration))
 
 
+def test_an_address_of_notices_that_is_none(tmp_path: Path):
+    runtime = {"notices": "gcp", "notice_url": "metadata.internal"}
+    with pytest.raises(ConfigurationError, match=r"runtime\.notice_url: base URL 'metadata.internal' is not"):
+        preflight.check(config(tmp_path, runtime=runtime))
+
+
 class Judged(Exception):
     """The model has been loaded."""
 

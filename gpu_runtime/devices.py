@@ -13,12 +13,21 @@ from storage.runtime_config import RuntimeConfig
 
 @dataclass
 class Device:
-    """A worker of the fleet, the name of the weights it holds, and the notice that it is under."""
+    """A worker of the fleet.
+
+    Attributes:
+        actor: its process.
+        market: how it is rented.
+        holds: name of the weights it holds.
+        notice: the preemption notice that it is under.
+        step_s: seconds that a denoising step of a batch last took it; None before it has done any.
+    """
 
     actor: RemoteActor
     market: Market
     holds: str = ""
     notice: Notice | None = None
+    step_s: float | None = None
 
     @property
     def name(self) -> str:

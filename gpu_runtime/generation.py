@@ -6,6 +6,7 @@ thing at a time: the next call that ends, or the moment when a lease expires.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -69,15 +70,22 @@ class _Flight:
         device: its holder.
         lease: as it was granted.
         step: denoising step that the last call started will end at.
+        since: when it began, or its last call ended.
         calls: calls under way, each with the step that it will end at.
         over: the device has nothing more to do with it; what still arrives is late.
+        timed_step: step that the last call to end was to end at.
     """
 
     device: Device
     lease: Lease[SampleRequest]
     step: int
+    since: float
     calls: dict[Future[SampleChunk], int] = field(default_factory=dict)
     over: bool = False
+    timed_step: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.timed_step = self.lease.step
 
     @property
     def reached(self) -> dict[SampleRequest, int]:
@@ -109,6 +117,7 @@ class Generation:
         self._requests = requests
         self._key = key
         self._commit_steps = config.runtime.commit_steps
+        self._commit_s = config.runtime.commit_s
         self._lease_s = config.runtime.lease_s
         self._clock = clock
         self._batch_size = size
@@ -163,22 +172,32 @@ class Generation:
             state if isinstance(state, SampleState) else request
             for request, state in zip(lease.requests, lease.states, strict=True)
         ]
-        flight = self._flights[device.name] = _Flight(device, lease, lease.step)
-        steps = self._commit_steps or lease.steps
-        self._start(flight, "begin_samples", self._key, lease.number, work, steps)
+        flight = self._flights[device.name] = _Flight(device, lease, lease.step, self._clock())
+        self._start(flight, "begin_samples", self._key, lease.number, work)
         self._go_on(flight)
 
     def _go_on(self, flight: _Flight) -> None:
         """Start the next chunks of a lease, ahead of the commits of those before."""
         while len(flight.calls) < _CALLS_AHEAD and flight.step < flight.lease.steps:
-            self._start(flight, "advance_samples", flight.lease.number, self._commit_steps)
+            self._start(flight, "advance_samples", flight.lease.number)
 
     def _start(self, flight: _Flight, method: str, *args: object) -> None:
-        flight.step = min(flight.lease.steps, flight.step + (self._commit_steps or flight.lease.steps))
-        call = flight.device.actor.call(method, *args)
+        steps = min(self._steps_to_commit(flight.device) or math.inf, flight.lease.steps - flight.step)
+        flight.step += int(steps)
+        call = flight.device.actor.call(method, *args, int(steps))
         flight.calls[call] = flight.step
         self._flight_of[call] = flight
         call.add_done_callback(self._ended.put)
+
+    def _steps_to_commit(self, device: Device) -> int:
+        """Denoising steps of a device's next chunk; 0 for all that are left.
+
+        A commit costs some milliseconds, whatever the model: it must save more than that.
+        """
+        least = self._commit_steps
+        if not (least and self._commit_s and device.step_s):
+            return least
+        return least * max(1, math.ceil(self._commit_s / (least * device.step_s)))
 
     def _await(self) -> list[Future[SampleChunk]]:
         """Wait for a call to end, or a lease to expire; all calls that have ended."""
@@ -204,7 +223,7 @@ class Generation:
                 self._scheduler.lose(flight.device.name, flight.reached)
                 self._fleet.lose(flight.device, error)
             return
-        del flight.calls[call]
+        self._time(flight, flight.calls.pop(call), chunk)
         left = self._book(flight, chunk)
         if flight.over:
             return
@@ -216,6 +235,14 @@ class Generation:
         if not flight.calls:
             self._end(flight)
             self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
+
+    def _time(self, flight: _Flight, step: int, chunk: SampleChunk) -> None:
+        """Learn from a call that ended at `step` how long a step takes its device."""
+        now, done = self._clock(), step - flight.timed_step
+        # What a notice has cut says nothing, nor do calls whose answers come in another order.
+        if done > 0 and chunk.notice is None and (chunk.states or chunk.samples):
+            flight.device.step_s = (now - flight.since) / done
+        flight.since, flight.timed_step = now, step
 
     def _book(self, flight: _Flight, chunk: SampleChunk) -> bool:
         """Commit or deliver; whether the lease's samples are still its device's to do."""

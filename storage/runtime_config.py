@@ -34,10 +34,14 @@ class RuntimeConfig(Section):
     """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
     takes with it. 0 saves finished samples only."""
 
+    commit_s: float = Field(default=1.0, ge=0)
+    """Seconds of work that such a save must be worth: where `commit_steps` take a device less, it does a
+    multiple of them first. 0 saves every `commit_steps`, however quick they are."""
+
     lease_s: float = Field(default=300.0, gt=0)
     """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
-    samples. It must be longer than loading the weights takes, and `commit_steps` denoising steps of a batch
-    with its decoding (with 0: all steps)."""
+    samples. It must be longer than loading the weights takes, and longer than what a device does between two
+    saves (see `commit_steps`), decoding included."""
 
     notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
     """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has

@@ -30,7 +30,7 @@ from storage.errors import ConfigurationError, RewardError, RuntimeFailure, Trai
 from storage.prompts import PromptRecord
 from storage.run_prompts import load_run_prompts
 
-SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1"]
+SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1", "runtime.commit_s=0"]
 
 
 @pytest.fixture(scope="module")

@@ -34,10 +34,12 @@ class Stage:
         commit_steps: int = 1,
         requests: Sequence[SampleRequest] = REQUESTS,
         key: str = "v1",
+        commit_s: float = 0.0,
     ) -> None:
         self.script = script or Script()
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
-        config = tiny_config(runtime={"commit_steps": commit_steps, "lease_s": LEASE_S})
+        settings = {"commit_steps": commit_steps, "commit_s": commit_s, "lease_s": LEASE_S}
+        config = tiny_config(runtime=settings)
         self.loop = Generation(self.fleet, requests, key, config, self.script.clock)
         self.loop._ended = self.script  # type: ignore[assignment]
 
@@ -101,6 +103,17 @@ def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
     stage.run()
     # Of four chunks of a lease two are there at once, until one is left.
     assert ahead == [2, 2, 2, 1] * 4
+
+
+def test_where_steps_are_quick_more_of_them_are_done_before_a_commit():
+    script = Script()
+    stage = Stage(script, names=[TRAINER], commit_s=2.0)
+    for wait in range(4 * STEPS):
+        script.before[wait] = lambda: setattr(script, "now", script.now + 1.0)
+    assert_all_there(stage.run())
+    # Every call takes a second. Two of one step, then one of two, as a step took a second; then calls of
+    # four, as it took half a second.
+    assert stage.actor(TRAINER).calls == 3 + 1 + 1 + 1
 
 
 @pytest.mark.parametrize("commits", [0, 1, 2, 3])

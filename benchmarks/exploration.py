@@ -1,4 +1,4 @@
-"""How many iterations, and how much modelled time, exploration saves: learning curves of six arms.
+"""How many iterations, and how much modelled time, exploration saves: learning curves of eight arms.
 
     python -m benchmarks.exploration --task shapes [--quick] [--keep]
 
@@ -19,28 +19,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-import scipy.stats
 import torch
 
 from benchmarks.curve_store import CurveStore
-from benchmarks.learning_curve import Curve, LearningCurve, ModelledFleet
+from benchmarks.exploration_summary import summarise
+from benchmarks.learning_curve import Curve, LearningCurve
 from benchmarks.report import add_keep_option, finish
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.environment import environment
-
-SMOOTH = 3
-"""Evaluations in a running mean."""
-
-FLEET = ModelledFleet()
 
 
 @dataclass(frozen=True)
@@ -92,17 +85,6 @@ ARMS = {
     ),
     "larger_batch": Arm(("exploration.strategy=plain",), 16),
 }
-
-
-PARTS = (
-    ("objective", "plain", "plain_nft"),
-    ("exploration_on_nft", "plain_nft", "stale"),
-    ("exploration_on_grpo", "plain", "stale_grpo"),
-    ("bandit", "stale_uniform", "stale"),
-    ("freshness", "stale", "fresh"),
-    ("over_larger_batch", "larger_batch", "stale"),
-)
-"""What is compared, the slower arm (one hopes) first."""
 
 
 def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
@@ -164,145 +146,6 @@ def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> di
     return curves
 
 
-def measure_of(curve: Curve, signal: str) -> list[float]:
-    """The evaluations that the target is of: what the run learns from."""
-    return curve.score if signal == "graded" else curve.exact
-
-
-def smooth_of(values: Sequence[float]) -> list[float]:
-    """Running means of three evaluations (of all, where there are fewer)."""
-    width = min(SMOOTH, len(values))
-    return [statistics.fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
-
-
-def end_of(values: list[float]) -> float:
-    """The last running mean, so that a curve that rises reaches its own end."""
-    return smooth_of(values)[-1]
-
-
-def reached_at(iterations: list[int], values: list[float], target: float) -> float | None:
-    """The iteration at which the running mean reaches the target, interpolated; None if it never does."""
-    smooth = smooth_of(values)
-    # A running mean stands for the middle of its evaluations.
-    places = smooth_of(iterations)
-    above = [index for index, value in enumerate(smooth) if value >= target]
-    if not above:
-        return None
-    first = above[0]
-    if first == 0:
-        return places[0]
-    share = (target - smooth[first - 1]) / (smooth[first] - smooth[first - 1])
-    return places[first - 1] + share * (places[first] - places[first - 1])
-
-
-def summarise(task: str, curves: dict[tuple[str, int], Curve]) -> dict[str, Any]:
-    """The figures of all arms."""
-    stale = load_config(PRESETS[task], [], {})
-    signal = stale.reward.signal
-    by_arm: dict[str, list[Curve]] = {}
-    for (arm, _), curve in sorted(curves.items()):
-        by_arm.setdefault(arm, []).append(curve)
-    target = statistics.median(end_of(measure_of(curve, signal)) for curve in by_arm["plain"])
-    arms = {}
-    for arm, members in by_arm.items():
-        reached = [reached_at(c.iterations, measure_of(c, signal), target) for c in members]
-        # One that never reaches it counts as slower than any that does.
-        median = statistics.median(float("inf") if r is None else r for r in reached)
-        strategy = arm_config(task, arm, 0).exploration.strategy
-        iteration_s = statistics.median(FLEET.critical_path_s(c, strategy) for c in members)
-        arms[arm] = {
-            "run_seeds": len(members),
-            "iterations_to_target": {
-                "median": None if median == float("inf") else round(median, 2),
-                "all": [None if r is None else round(r, 2) for r in reached],
-            },
-            "seen_until": min(smooth_of(c.iterations)[-1] for c in members),
-            "final_score": [round(end_of(measure_of(c, signal)), 4) for c in members],
-            "final_exact": [round(end_of(c.exact), 4) for c in members],
-            "iterations": [c.iterations[-1] for c in members],
-            "modelled_iteration_s": round(iteration_s, 4),
-            "modelled_time_to_target": None if median == float("inf") else round(median * iteration_s, 2),
-            "spearman_median": _median([value for c in members for value in c.spearman]),
-            "captured_variance": _mean([value for c in members for value in c.captured]),
-            "variance_rollout": _mean([value for c in members for value in c.variance_rollout]),
-            "curves": [
-                {"iterations": c.iterations, "score": _rounded(c.score), "exact": _rounded(c.exact)}
-                for c in members
-            ],
-        }
-    return {
-        "task": task,
-        "signal": signal,
-        "base_exact": round(by_arm["plain"][0].exact[0], 4),
-        "target": round(target, 4),
-        "plain_iterations": by_arm["plain"][0].iterations[-1],
-        "run_seeds": len(by_arm["plain"]),
-        "speedup": _ratio(arms, "iterations_to_target", "plain", "stale"),
-        "modelled_speedup": _ratio(arms, "modelled_time_to_target", "plain", "stale"),
-        "speedup_by": {
-            part: {
-                "iterations": _ratio(arms, "iterations_to_target", slow, fast),
-                "modelled": _ratio(arms, "modelled_time_to_target", slow, fast),
-            }
-            for part, slow, fast in PARTS
-        },
-        "allocation": bandit_gain(curves),
-        "fleet": {"reserved": FLEET.reserved, "spot": FLEET.spot, "rule": FLEET.critical_path_s.__doc__},
-        "arms": arms,
-    }
-
-
-def bandit_gain(curves: dict[tuple[str, int], Curve]) -> dict[str, Any] | None:
-    """What the bandit finds beyond an even division, as a share of the oracle's spread.
-
-    Both on the same tables of scores. The tables of a run seed have their prompts and noise in common, so a
-    run seed counts as one observation: the mean over its tables. The interval is Student's, 95 %.
-    """
-    tables: dict[int, list[tuple[float, float]]] = {}
-    for (_, run_seed), curve in sorted(curves.items()):
-        pairs = zip(curve.found_by_bandit, curve.found_by_uniform, strict=True)
-        tables.setdefault(run_seed, []).extend(pairs)
-    means = [
-        [statistics.fmean(column) for column in zip(*pairs, strict=True)]
-        for pairs in tables.values()
-        if pairs
-    ]
-    if not means:
-        return None
-    gains = [bandit - uniform for bandit, uniform in means]
-    figures: dict[str, Any] = {
-        "bandit": _mean([bandit for bandit, _ in means]),
-        "uniform": _mean([uniform for _, uniform in means]),
-        "gain": _mean(gains),
-        "run_seeds": len(gains),
-        "tables": sum(len(pairs) for pairs in tables.values()),
-    }
-    if len(gains) > 1:
-        half = float(scipy.stats.t.ppf(0.975, len(gains) - 1)) * statistics.stdev(gains) / len(gains) ** 0.5
-        figures["low"] = round(figures["gain"] - half, 4)
-        figures["high"] = round(figures["gain"] + half, 4)
-    return figures
-
-
-def _ratio(arms: dict[str, Any], key: str, slow: str, fast: str) -> float | None:
-    """One arm's value over another's; None where an arm was not run or never reached the target."""
-    values = [arms[arm][key] if arm in arms else None for arm in (slow, fast)]
-    one, other = (value["median"] if isinstance(value, dict) else value for value in values)
-    return round(one / other, 2) if one and other else None
-
-
-def _median(values: list[float]) -> float | None:
-    return round(statistics.median(values), 4) if values else None
-
-
-def _mean(values: list[float]) -> float | None:
-    return round(statistics.fmean(values), 4) if values else None
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in values]
-
-
 def main() -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(
@@ -332,7 +175,8 @@ def main() -> None:
             parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
     else:
         curves = run_arms(store, wanted, arguments.processes)
-    figures = {"curves_commit": store.commit, **summarise(arguments.task, curves)}
+    configs = {arm: arm_config(arguments.task, arm, 0) for arm, _ in curves}
+    figures = {"curves_commit": store.commit, **summarise(arguments.task, curves, configs)}
     name = f"exploration-{arguments.task}"
     finish(name, figures, arguments.keep, module="exploration", began_at=commit)
 

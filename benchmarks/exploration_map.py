@@ -21,16 +21,8 @@ from typing import Any
 import torch
 
 from benchmarks.curve_store import CurveStore
-from benchmarks.exploration import (
-    ARMS,
-    DRAFTS,
-    PRESETS,
-    CurveWanted,
-    end_of,
-    measure_of,
-    reached_at,
-    run_arms,
-)
+from benchmarks.exploration import ARMS, DRAFTS, PRESETS, CurveWanted, run_arms
+from benchmarks.exploration_summary import end_of, measure_of, reached_at
 from benchmarks.learning_curve import Curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler

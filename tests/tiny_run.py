@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objective import TrainingSample
@@ -82,3 +83,21 @@ def shuffled(samples: Sequence[TrainingSample], seed: int) -> list[TrainingSampl
     """The samples in another order."""
     order = np.random.default_rng(seed).permutation(len(samples))
     return [samples[place] for place in order]
+
+
+Gradients = dict[str, torch.Tensor]
+"""By the name of the weight."""
+
+
+def train_and_catch_gradients(run: TinyRun, samples: list[TrainingSample]) -> list[Gradients]:
+    """Gradients that each training step of one iteration handed to the optimiser."""
+    caught: list[Gradients] = []
+
+    def catch(*_: object) -> None:
+        grads = {name: weight.grad for name, weight in run.policy.trained.items()}
+        caught.append({name: grad.clone() for name, grad in grads.items() if grad is not None})
+
+    hook = run.trainer.optimizer.register_step_pre_hook(catch)
+    run.trainer.train(samples)
+    hook.remove()
+    return caught

@@ -7,7 +7,9 @@ import random
 import pytest
 
 from benchmarks.allocation_share import captured, captured_by
-from benchmarks.exploration import ARMS, PRESETS, arm_config, bandit_gain, end_of, reached_at, summarise
+from benchmarks.exploration import ARMS, PRESETS, arm_config
+from benchmarks.exploration_map import cell_of
+from benchmarks.exploration_summary import bandit_gain, end_of, reached_at, summarise
 from benchmarks.learning_curve import Curve, ModelledFleet
 from gpu_runtime.exploration.explorer import SeedExplorer
 
@@ -109,7 +111,7 @@ def test_the_summary_of_hand_made_curves():
     curves = {("plain", seed): made([v + seed / 100 for v in slow], 4, 8.0) for seed in range(3)}
     curves |= {("stale", seed): made([0.1, 0.3, 0.35, 0.4, 0.5], 4, 8.0) for seed in range(3)}
     curves[("larger_batch", 0)] = made([0.1, 0.1, 0.1, 0.1], 4, 36.0)
-    figures = summarise("shapes", curves)
+    figures = summarise("shapes", curves, {arm: arm_config("shapes", arm, 0) for arm, _ in curves})
     # Ends .30, .31, .32; the plain curve of the median reaches .31 at its last place, 28.
     assert figures["target"] == pytest.approx(0.31)
     assert figures["arms"]["plain"]["iterations_to_target"]["median"] == 28
@@ -122,6 +124,17 @@ def test_the_summary_of_hand_made_curves():
     assert figures["arms"]["larger_batch"]["seen_until"] == 8
     assert figures["speedup_by"]["over_larger_batch"] == {"iterations": None, "modelled": None}
     assert figures["speedup_by"]["objective"] == {"iterations": None, "modelled": None}
+
+
+def test_a_cell_of_the_map():
+    plain, stale = made([0.1, 0.1, 0.1, 0.2, 0.3], 4, 8.0), made([0.1, 0.2, 0.3, 0.4, 0.5], 4, 8.0)
+    for curve in (plain, stale):
+        curve.dropped = [1, 2]
+    cell = cell_of(0.15, "exact", plain, stale)
+    # plain ends at .2 at place 12; stale's first running mean, at place 4, is there already.
+    assert (cell["plain_end"], cell["stale_end"], cell["gain"]) == (0.2, 0.4, 0.2)
+    assert cell["speedup"] == 3
+    assert cell_of(0.15, "exact", stale, plain)["speedup"] is None, "plain's way never reaches it"
 
 
 def test_the_captured_share_by_hand():

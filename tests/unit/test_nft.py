@@ -16,7 +16,7 @@ from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
 from storage.config import RunConfig
 from storage.errors import TrainingError
-from tests.tiny_run import TinyRun, shuffled, tiny_config
+from tests.tiny_run import TinyRun, shuffled, tiny_config, train_and_catch_gradients
 
 BETA, TIMES = 0.25, 3
 
@@ -71,19 +71,6 @@ def test_uniform_draws_lie_inside_and_follow_from_their_identity() -> None:
     assert not torch.equal(uniform(streams, Purpose.TRAIN_TIME, 1), drawn)
 
 
-def caught_gradients(run: TinyRun, samples: list[TrainingSample]) -> list[dict[str, torch.Tensor]]:
-    caught: list[dict[str, torch.Tensor]] = []
-
-    def catch(*_: object) -> None:
-        named = {name: weight.grad for name, weight in run.policy.trained.items()}
-        caught.append({name: grad.clone() for name, grad in named.items() if grad is not None})
-
-    hook = run.trainer.optimizer.register_step_pre_hook(catch)
-    run.trainer.train(samples)
-    hook.remove()
-    return caught
-
-
 def row_loss(
     run: TinyRun, sample: TrainingSample, place: int, settings: RunConfig, old: TinyRun | None = None
 ) -> torch.Tensor:
@@ -132,7 +119,7 @@ def test_the_first_update_s_gradients_are_those_of_its_rows(updates: int, mode: 
     run = TinyRun(settings)
     samples = run.rollout()
     expected = gradients_row_by_row(run, of_update(samples, 0, updates), settings)
-    assert_same_gradients(caught_gradients(run, samples)[0], expected)
+    assert_same_gradients(train_and_catch_gradients(run, samples)[0], expected)
 
 
 def test_the_second_update_is_measured_from_the_policy_before_the_first() -> None:
@@ -144,7 +131,7 @@ def test_the_second_update_is_measured_from_the_policy_before_the_first() -> Non
     first = TinyRun(half)
     first.trainer.train(of_update(samples, 0, 2))
     expected = gradients_row_by_row(first, of_update(samples, 1, 2), settings, untouched)
-    found = caught_gradients(run, samples)[1]
+    found = train_and_catch_gradients(run, samples)[1]
     assert_same_gradients(found, expected)
     forgotten = gradients_row_by_row(first, of_update(samples, 1, 2), settings)
     with pytest.raises(AssertionError):
@@ -159,6 +146,20 @@ def test_weights_that_did_not_draw_the_images_are_refused() -> None:
     with pytest.raises(TrainingError, match="ratio at the first update"):
         run.trainer.train(samples)
     assert weights_digest(run.policy.state()) == before
+
+
+def test_an_iteration_that_was_refused_leaves_nothing_behind() -> None:
+    run, other = TinyRun(config(updates=2)), TinyRun(config(updates=2))
+    samples = run.rollout()
+    run.perturb()
+    with pytest.raises(TrainingError):
+        run.trainer.train(samples)
+    run.policy.load(other.policy.state())
+    # One prompt makes one update: the policy itself is the old one.
+    last = [sample for sample in samples if sample.request.prompt_id == 2]
+    for each in (run, other):
+        assert each.trainer.train(last).training_steps == 1
+    assert weights_digest(run.policy.state()) == weights_digest(other.policy.state())
 
 
 def test_a_report_of_the_right_weights() -> None:

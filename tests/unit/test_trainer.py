@@ -18,10 +18,9 @@ from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from storage.config import RunConfig
 from storage.errors import TrainingError
 from tests.tiny_model import TinyModel
-from tests.tiny_run import TinyRun, shuffled, tiny_config
+from tests.tiny_run import Gradients, TinyRun, shuffled, tiny_config, train_and_catch_gradients
 
 MODES = ["lora", "full"]
-Gradients = dict[str, torch.Tensor]
 
 
 def config(mode: str = "full", **sections: dict[str, Any]) -> RunConfig:
@@ -30,20 +29,6 @@ def config(mode: str = "full", **sections: dict[str, Any]) -> RunConfig:
 
 def digest_of(run: TinyRun) -> str:
     return weights_digest(run.policy.state())
-
-
-def train_and_catch_gradients(run: TinyRun, samples: list[TrainingSample]) -> list[Gradients]:
-    """Gradients that each training step of one iteration handed to the optimiser."""
-    caught: list[Gradients] = []
-
-    def catch(*_: object) -> None:
-        grads = {name: weight.grad for name, weight in run.policy.trained.items()}
-        caught.append({name: grad.clone() for name, grad in grads.items() if grad is not None})
-
-    hook = run.trainer.optimizer.register_step_pre_hook(catch)
-    run.trainer.train(samples)
-    hook.remove()
-    return caught
 
 
 def row_policy(model: TinyModel, sample: TrainingSample, place: int, settings: RunConfig) -> Transition:

@@ -20,6 +20,9 @@ from storage.config import RunConfig
 Table = Mapping[tuple[int, int], float]
 """What is learned from, of every candidate (prompt, seed index)."""
 
+BUDGETS = (0.125, 0.25, 0.5)
+"""Drafts as shares of all candidates at which allocations are compared."""
+
 
 def spread_of(pool: np.ndarray, chosen: Sequence[int], criterion: str) -> float:
     """The spread of the chosen entries of a prompt's pool, by the run's criterion."""
@@ -56,6 +59,7 @@ def captured_by(
     iteration: int,
     allocation: Literal["bandit", "uniform"],
     table: Table,
+    budget: int | None = None,
 ) -> float | None:
     """The share that an allocation finds on a table of scores.
 
@@ -66,12 +70,13 @@ def captured_by(
         iteration: whose prompts the table holds.
         allocation: to be tried.
         table: every candidate's score.
+        budget: drafts, in place of the configuration's.
     """
     exploration = config.exploration.model_copy(update={"allocation": allocation})
     tried = config.model_copy(update={"exploration": exploration})
     explorer = SeedExplorer(tried, prompt_ids)
     explorer.restore(state)
-    planner = explorer.begin(iteration, config.exploration.drafts or None)
+    planner = explorer.begin(iteration, budget or config.exploration.drafts or None)
     made: list[Candidate] = []
     while drafts := planner.next_round():
         for draft in drafts:
@@ -91,3 +96,22 @@ def captured_by(
                 )
             )
     return captured(config, table, explorer.finish(iteration, planner, made).seeds)
+
+
+def found_by_budget(
+    config: RunConfig, prompt_ids: Sequence[int], state: Mapping[str, Any], iteration: int, table: Table
+) -> dict[str, tuple[float, float]]:
+    """What the bandit and an even division find with several budgets; arguments as of `captured_by`.
+
+    Returns:
+        By budget, as a share of all candidates: the shares of the oracle's spread.
+    """
+    found = {}
+    for share in BUDGETS:
+        drafts = round(share * len(table))
+        by_bandit, by_uniform = (
+            captured_by(config, prompt_ids, state, iteration, allocation, table, drafts) or 0.0
+            for allocation in ("bandit", "uniform")
+        )
+        found[f"{share:g}"] = by_bandit, by_uniform
+    return found

@@ -122,30 +122,30 @@ def summarise(
     }
 
 
-def bandit_gain(curves: dict[tuple[str, int], Curve]) -> dict[str, Any] | None:
-    """What the bandit finds beyond an even division, as a share of the oracle's spread.
+def bandit_gain(curves: dict[tuple[str, int], Curve]) -> dict[str, dict[str, Any]]:
+    """What the bandit finds beyond an even division, as a share of the oracle's spread, by budget.
 
     Both on the same tables of scores. The tables of a run seed have their prompts and noise in common, so a
     run seed counts as one observation: the mean over its tables. The interval is Student's, 95 %.
     """
-    tables: dict[int, list[tuple[float, float]]] = {}
+    pairs: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for (_, run_seed), curve in sorted(curves.items()):
-        pairs = zip(curve.found_by_bandit, curve.found_by_uniform, strict=True)
-        tables.setdefault(run_seed, []).extend(pairs)
-    means = [
-        [statistics.fmean(column) for column in zip(*pairs, strict=True)]
-        for pairs in tables.values()
-        if pairs
-    ]
-    if not means:
-        return None
+        for table in curve.found:
+            for budget, (bandit, uniform) in table.items():
+                pairs.setdefault(budget, {}).setdefault(run_seed, []).append((bandit, uniform))
+    return {budget: _gain_of(list(by_seed.values())) for budget, by_seed in sorted(pairs.items())}
+
+
+def _gain_of(seeds: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    """The gain at one budget, from each run seed's pairs of (bandit, uniform)."""
+    means = [[statistics.fmean(column) for column in zip(*pairs, strict=True)] for pairs in seeds]
     gains = [bandit - uniform for bandit, uniform in means]
     figures: dict[str, Any] = {
         "bandit": _mean([bandit for bandit, _ in means]),
         "uniform": _mean([uniform for _, uniform in means]),
         "gain": _mean(gains),
         "run_seeds": len(gains),
-        "tables": sum(len(pairs) for pairs in tables.values()),
+        "tables": sum(len(pairs) for pairs in seeds),
     }
     if len(gains) > 1:
         half = float(scipy.stats.t.ppf(0.975, len(gains) - 1)) * statistics.stdev(gains) / len(gains) ** 0.5

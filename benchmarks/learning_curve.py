@@ -11,12 +11,11 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.allocation_share import captured, captured_by
+from benchmarks.allocation_share import captured, found_by_budget
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
@@ -40,8 +39,8 @@ class Curve:
     Attributes:
         iterations, score, exact: held-out evaluations and the iterations that they follow.
         spearman, kept_overlap, captured: where the whole pool was judged with fresh weights too.
-        found_by_bandit, found_by_uniform: share of the oracle's spread that each allocation finds on that
-            table of fresh scores, with the same drafts and history.
+        found: there too, by budget as a share of all candidates: what share of the oracle's spread the bandit
+            and an even division find on that table of fresh scores, with the same drafts and history.
         rollout_s, score_s, explore_s, train_s: CPU seconds of one core, one entry an iteration; other work on
             the machine does not count.
         drafts, rollouts: how many, one entry an iteration.
@@ -56,8 +55,7 @@ class Curve:
     spearman: list[float] = field(default_factory=list)
     kept_overlap: list[float] = field(default_factory=list)
     captured: list[float] = field(default_factory=list)
-    found_by_bandit: list[float] = field(default_factory=list)
-    found_by_uniform: list[float] = field(default_factory=list)
+    found: list[dict[str, tuple[float, float]]] = field(default_factory=list)
     rollout_s: list[float] = field(default_factory=list)
     score_s: list[float] = field(default_factory=list)
     explore_s: list[float] = field(default_factory=list)
@@ -221,11 +219,8 @@ class LearningCurve:
         share = captured(self.config, fresh, plan.seeds)
         if share is not None:
             self.curve.captured.append(share)
-            found = partial(
-                captured_by, self.config, list(self._by_id), self._before, plan.iteration, table=fresh
-            )
-            self.curve.found_by_bandit.append(found("bandit") or 0.0)
-            self.curve.found_by_uniform.append(found("uniform") or 0.0)
+            known = list(self._by_id), self._before, plan.iteration
+            self.curve.found.append(found_by_budget(self.config, *known, table=fresh))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from gpu_runtime.exploration.expected_gain import FARTHEST, Futures
 from gpu_runtime.exploration.score_history import Prediction
 from gpu_runtime.exploration.selection import Criterion, random_spread, select
 
+_BITE = 2
+"""Drafts of a prompt that a round asks for at first, beyond those that make a group."""
+
 _WORTHLESS = 2e-4
 """Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
 
@@ -254,13 +257,20 @@ class DraftPlanner:
             drafts.append(self._issue(min(open_prompts, key=lambda p: self._issued[p])))
 
     def _by_gain(self, budget: float) -> list[Draft]:
-        """Drafts where they raise the kept spread most, until the budget is spent."""
+        """Drafts where they raise the kept spread most, until the budget is spent.
+
+        A prompt gets a bite a round, as long as others are worth theirs: the first drafts of many tell
+        whether it wants them.
+        """
         rates = {prompt: self._rates(prompt, bar) for prompt, bar in self._bars().items()}
+        bites = {p: self._issued[p] + max(_BITE, self.settings.group_size - self._issued[p]) for p in rates}
         limit, drafts = self.spent + budget, []
         while self.spent + self._arm.cost <= limit + _ROUNDING:
-            prompt = max(self.prompts, key=lambda prompt: rates[prompt][0] if rates[prompt] else 0.0)
-            if not rates[prompt] or rates[prompt][0] < _WORTHLESS:
+            worth = [p for p in self.prompts if rates[p] and rates[p][0] >= _WORTHLESS]
+            if not worth:
                 break
+            hungry = [p for p in worth if self._issued[p] < bites[p]] or worth
+            prompt = max(hungry, key=lambda p: rates[p][0])
             rates[prompt].pop(0)
             drafts.append(self._issue(prompt))
         return drafts
@@ -272,7 +282,7 @@ class DraftPlanner:
             self._predictions[prompt],
             self.settings.group_size,
             self.settings.criterion,
-            (*self._key, rounds, prompt),
+            (*self._key, rounds),
             most,
         )
 

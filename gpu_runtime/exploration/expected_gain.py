@@ -19,7 +19,7 @@ _LOOK_AHEAD = (2, 4, 8, 16)
 FARTHEST = _LOOK_AHEAD[-1]
 """Most further drafts whose gain can be asked for."""
 
-_FUTURES = 64
+_FUTURES = 128
 """Random futures that a gain is averaged over."""
 
 
@@ -31,7 +31,8 @@ class Futures:
         prediction: what earlier iterations say of its next score.
         group_size: seeds to keep, G.
         criterion: what makes a group good.
-        key: numbers that make the draws these futures' own.
+        key: numbers that make the draws; prompts that are compared share them, so that none is preferred
+            for its luck.
         most: further drafts that will be asked about.
     """
 
@@ -49,16 +50,20 @@ class Futures:
         self._criterion: Criterion = criterion
         values = np.concatenate([prediction.values, self._judged])
         weights = np.concatenate([prediction.weights, np.ones(len(self._judged))])
-        generator = np.random.Generator(np.random.Philox(list(key)))
-        self._draws = generator.choice(values, (_FUTURES, max(most, group_size)), p=weights / weights.sum())
+        self._draws = _drawn(values, weights, _luck(key, max(most, group_size)))
 
     def spread(self, further: int, bar: float = 0.0) -> float:
-        """Mean of the best group's spread, or of `bar` where that is more, after so many further drafts."""
-        # Where there are fewer than a group, seeds that nobody tried fill it up.
-        drawn = max(further, self._group - len(self._judged))
+        """What to expect of the prompt after so many further drafts: its best group's spread, or `bar`.
+
+        The better of the two is taken once the drafts have shown which it is. Where there are fewer than a
+        group even then, seeds that nobody tried fill it up, and the choice is made without having seen them.
+        """
         have = np.broadcast_to(self._judged, (_FUTURES, len(self._judged)))
+        blind = len(self._judged) + further < self._group
+        drawn = self._group - len(self._judged) if blind else further
         future = np.concatenate([have, self._draws[:, :drawn]], axis=1)
-        return float(np.maximum(max_spread(future, self._group, self._criterion), bar).mean())
+        found = max_spread(future, self._group, self._criterion)
+        return max(float(found.mean()), bar) if blind else float(np.maximum(found, bar).mean())
 
     def rates(self, pending: int, most: int, bar: float) -> list[float]:
         """Expected gain in spread of each further draft, by draft, falling.
@@ -68,8 +73,45 @@ class Futures:
             most: further drafts, at most FARTHEST.
             bar: the spread that has to be exceeded to count.
         """
-        ahead = [further for further in _LOOK_AHEAD if further <= most] or [most]
-        return falling_rates({further: self.spread(pending + further, bar) for further in (0, *ahead)})
+        # The drafts that make a group of what is there show for the first time what the prompt is worth.
+        ahead = {*_LOOK_AHEAD, self._group - len(self._judged) - pending}
+        within = [further for further in sorted(ahead) if 0 < further <= most] or [most]
+        return falling_rates({further: self.spread(pending + further, bar) for further in (0, *within)})
+
+
+def _drawn(values: np.ndarray, weights: np.ndarray, luck: np.ndarray) -> np.ndarray:
+    """Drafts to come, shape of `luck`: each follows from what is known and from those drawn before it.
+
+    Pólya's urn: a value drawn counts as one more draft of that value. So a future in which the first drafts fail
+    expects less of the next ones, as the planner itself will; draws that did not would promise that
+    patience is always rewarded.
+
+    Args:
+        values, weights: what is known, in drafts.
+        luck: numbers in [0, 1), one row a future.
+    """
+    order = np.argsort(values, kind="stable")
+    values, heights = values[order], np.cumsum(weights[order])
+    drawn = np.empty(luck.shape)
+    for place in range(luck.shape[1]):
+        height = luck[:, place] * (heights[-1] + place)
+        known = values[np.minimum(np.searchsorted(heights, height, side="right"), len(values) - 1)]
+        earlier = np.clip((height - heights[-1]).astype(int), 0, max(0, place - 1))
+        again = height >= heights[-1]
+        drawn[:, place] = np.where(again, drawn[np.arange(len(drawn)), earlier], known) if place else known
+    return drawn
+
+
+def _luck(key: tuple[int, ...], drafts: int) -> np.ndarray:
+    """Numbers in [0, 1) that stand for the futures' luck, shape (_FUTURES, drafts).
+
+    Each draft's numbers are one from each of _FUTURES equal strata, in random order: how often it succeeds is
+    then hardly left to chance. The first drafts' are the same however many there are.
+    """
+    generator = np.random.Generator(np.random.Philox(list(key)))
+    strata = np.tile(np.arange(_FUTURES), (drafts, 1))
+    luck = [(generator.permutation(row) + generator.random(_FUTURES)) / _FUTURES for row in strata]
+    return np.stack(luck, axis=1)
 
 
 def falling_rates(curve: Mapping[int, float]) -> list[float]:

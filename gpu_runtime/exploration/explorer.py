@@ -22,7 +22,7 @@ from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config import RunConfig
 
-_MOST_ROUNDS = 8
+_MOST_ROUNDS = 16
 """Rounds that an iteration's drafts are planned in; more learn little more."""
 
 

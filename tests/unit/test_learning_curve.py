@@ -68,27 +68,28 @@ def test_a_rising_curve_reaches_its_own_end():
         assert reached_at(iterations, values, end_of(values)) == pytest.approx(20)
 
 
-def tables(bandit, uniform):
-    return Curve(found_by_bandit=bandit, found_by_uniform=uniform)
+def tables(*pairs):
+    return Curve(found=[{"0.25": pair, "0.5": (1.0, 1.0)} for pair in pairs])
 
 
 def test_the_bandit_s_gain_counts_a_run_seed_as_one_observation():
     # Of run seed 0 (.9 + .7 + .8) / 3 - (.6 + .6 + .6) / 3 = .2, of 1 .4: mean .3, standard error .1, and
     # Student's t of one degree of freedom is 12.706.
-    gain = bandit_gain(
+    gains = bandit_gain(
         {
-            ("stale", 0): tables([0.9, 0.7], [0.6, 0.6]),
-            ("stale_grpo", 0): tables([0.8], [0.6]),
-            ("stale", 1): tables([0.8], [0.4]),
-            ("plain", 2): tables([], []),
+            ("stale", 0): tables((0.9, 0.6), (0.7, 0.6)),
+            ("stale_grpo", 0): tables((0.8, 0.6)),
+            ("stale", 1): tables((0.8, 0.4)),
+            ("plain", 2): tables(),
         }
     )
-    assert gain is not None
+    gain = gains["0.25"]
     assert (gain["bandit"], gain["uniform"], gain["gain"]) == (0.8, 0.5, 0.3)
     assert (gain["run_seeds"], gain["tables"]) == (2, 4)
     assert gain["low"] == pytest.approx(0.3 - 1.2706, abs=1e-3)
     assert gain["high"] == pytest.approx(0.3 + 1.2706, abs=1e-3)
-    assert bandit_gain({}) is None
+    assert gains["0.5"]["gain"] == gains["0.5"]["low"] == 0
+    assert bandit_gain({}) == {}
 
 
 def made(exact, every, seconds):

@@ -82,8 +82,8 @@ class Futures:
 def _drawn(values: np.ndarray, weights: np.ndarray, luck: np.ndarray) -> np.ndarray:
     """Drafts to come, shape of `luck`: each follows from what is known and from those drawn before it.
 
-    Pólya's urn: a value drawn counts as one more draft of that value. So a future in which the first drafts fail
-    expects less of the next ones, as the planner itself will; draws that did not would promise that
+    Pólya's urn: a value drawn counts as one more draft of that value. So a future in which the first drafts
+    fail expects less of the next ones, as the planner itself will; draws that did not would promise that
     patience is always rewarded.
 
     Args:

@@ -65,7 +65,7 @@ def test_what_cannot_gain_is_left_alone():
     longer = replace(SETTINGS, candidates=48, budget=72, rounds=12)
     made = run(make(settings=longer, predict=lambda prompt: history.predict(prompt, 2)), score)
     counts = [sum(d.prompt_id == p for d in made) for p in range(3)]
-    # Prompt 0 has got what a group holds after its first drafts and those of the round that was planned meanwhile.
+    # Prompt 0 has what a group holds after its first drafts; a round was planned before that was known.
     assert counts[0] <= 8
     assert counts[1] > counts[2]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ class Device:
         actor: its process.
         market: how it is rented.
         holds: name of the weights it holds.
+        coming: weights that it is loading, and the call that does.
         notice: the preemption notice that it is under.
         step_s: seconds that a denoising step of a batch last took it; None before it has done any.
     """
@@ -26,6 +28,7 @@ class Device:
     actor: RemoteActor
     market: Market
     holds: str = ""
+    coming: tuple[Weights, Future[str]] | None = None
     notice: Notice | None = None
     step_s: float | None = None
 

@@ -1,4 +1,4 @@
-"""The devices of a run: started, given weights, replaced when they are lost or will be."""
+"""The devices of a run: taken in, given weights, replaced when they are lost or will be."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from concurrent.futures import Future, TimeoutError
 from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
-from gpu_runtime.devices import Device, Weights, slots
+from gpu_runtime.arrivals import Arrivals
+from gpu_runtime.devices import Device, Weights
 from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
-from storage.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
+from storage.records import DeviceEvent, DeviceEventKind, DeviceState, StateInterval
 
 
 class Fleet:
     """Reserved and spot workers.
 
-    The first reserved worker is the trainer. When a spot or further reserved worker dies, hangs or is
-    under a preemption notice, the requests it held go on elsewhere, and a replacement starts with the
-    next phase; it pulls from the first phase that finds it loaded. A worker whose notice is withdrawn
-    pulls again, beside its replacement if that has been started.
+    The first reserved worker is the trainer. When another one dies, hangs or is under a preemption notice,
+    the requests it held go on elsewhere, and a replacement is started: at once where devices generate,
+    else with the next phase. Who has loaded is taken in then, and pulls once it holds the phase's
+    weights. A worker whose notice is withdrawn pulls again, beside its replacement if there is one.
 
-    Beside training, a second thread drafts: the training thread then touches the trainer alone, the
-    drafting one the other devices (`drafters`, `lose`). A lock guards what both write: the time
-    line, the events and the list of devices.
+    Beside training, a second thread drafts: the training thread then touches the trainer alone, the drafting
+    one the other devices (`drafters`, `lose`). A lock guards what both write.
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig) -> None:
@@ -38,7 +37,6 @@ class Fleet:
         self._config = config
         self._timeline = Timeline()
         self._lock = threading.Lock()
-        self._generation: dict[str, int] = {}
         self.lost: list[str] = []
         """Names of workers that died, in order."""
         self.samples_returned = 0
@@ -49,29 +47,18 @@ class Fleet:
         """Denoising steps of samples that lost workers had done past the last commit, at most."""
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
-        self._starting = [self._start(market, index) for market, index in slots(config.runtime)]
-        self.trainer = self._starting[0][0]
+        self._weights: Weights | None = None
+        self._arrivals = Arrivals(cluster, config)
+        self.trainer = self._arrivals.fill(())[0]
 
     def await_ready(self) -> None:
-        """Wait until every worker has loaded its model.
+        """Wait until the workers that a run needs to begin have loaded their models.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
         """
-        limit = self._config.runtime.start_timeout_s
-        deadline = time.monotonic() + limit
-        for device, loaded in self._starting:
-            try:
-                self._admit(device, loaded.result(timeout=max(0.0, deadline - time.monotonic())))
-            except TimeoutError as error:
-                raise RuntimeFailure(
-                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster "
-                    f"has {self._cluster.describe()} for {len(self._starting)} workers and "
-                    f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
-                ) from error
-            except WorkerLostError as error:
-                raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
-        self._starting = []
+        for device, loaded in self._arrivals.await_first():
+            self._admit(device, loaded.result())
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""
@@ -102,17 +89,38 @@ class Fleet:
         self.samples_dropped += generation.counters.duplicates
         self.steps_redone += generation.counters.redone_steps
         for device in self._devices:
-            self.enter(device.name, "idle")
+            if device.coming is None:
+                self.enter(device.name, "idle")
         return delivered
 
     def prepare(self, weights: Weights) -> None:
         """Replace what is lost or will be, and make every worker hold these weights."""
+        self._weights = weights
         self._ask_for_notices()
-        self._replace_lost()
+        self._take_in()
+        self._arrivals.fill(self._filled)
         self.hold(weights)
+
+    def welcome(self) -> list[Future[Any]]:
+        """In the midst of a phase: take in who has loaded, give out its weights, fill free places.
+
+        Returns:
+            The calls of those on their way; when one ends, welcome again.
+        """
+        assert self._weights is not None, "a phase begins with prepare"
+        self._settle_weights()
+        self._take_in()
+        self._arrivals.fill(self._filled, again=False)
+        given = [
+            self._give(device, self._weights)
+            for device in self._devices
+            if device.holds != self._weights.key and device.notice is None
+        ]
+        return [*self._arrivals.calls, *given]
 
     def workers(self, key: str) -> list[Device]:
         """The devices that hold the weights called `key` now, those under notice too."""
+        self._settle_weights()
         with self._lock:
             return [device for device in self._devices if device.holds == key]
 
@@ -131,7 +139,7 @@ class Fleet:
         ]
 
     def heed(self, device: Device, notice: Notice | None) -> None:
-        """What a device's provider says now; what is news is booked."""
+        """What a device's provider says now; news is booked."""
         known, device.notice = device.notice, notice
         if (known is None) == (notice is None):
             return
@@ -139,10 +147,10 @@ class Fleet:
             if notice is None:
                 self._book(device, "withdrawn", time.time())
             else:
-                self._book(device, "notice", notice.received_at, _in_words(notice))
+                self._book(device, "notice", notice.received_at, notice.in_words)
 
     def lose(self, device: Device, error: WorkerLostError) -> None:
-        """A worker has died; its replacement starts with the next phase.
+        """A worker has died.
 
         Raises:
             RuntimeFailure: if it is the trainer.
@@ -167,27 +175,42 @@ class Fleet:
 
     def hold(self, weights: Weights) -> dict[str, str]:
         """Make every worker hold these weights; the digest each one loaded, by worker."""
-        loading: dict[str, Future[str]] = {}
-        for device in self._devices:
-            # Who will be taken gets nothing more to do, and needs no weights for it.
-            if device.holds != weights.key and device.notice is None:
-                self.enter(device.name, "load")
-                loading[device.name] = device.actor.call("load_weights", weights.key, weights.reference)
+        # Who will be taken gets nothing more to do, and needs no weights for it.
+        loading = {
+            device.name: self._give(device, weights)
+            for device in self._devices
+            if device.holds != weights.key and device.notice is None
+        }
         digests: dict[str, str] = {}
         for device, digest in self._answers(loading, "load its weights"):
             digests[device.name] = digest
-            device.holds = weights.key
-            if digests[device.name] != weights.digest:
-                raise RuntimeFailure(
-                    f"worker {device.name} holds weights with checksum {digests[device.name]} after loading "
-                    f"{weights.key!r}, whose checksum is {weights.digest}; resume the run"
-                )
+            _take_weights(device, weights, digest)
         return digests
+
+    def _give(self, device: Device, weights: Weights) -> Future[str]:
+        """Let a device load weights, unless it does already."""
+        if device.coming is None or device.coming[0].key != weights.key:
+            self.enter(device.name, "load")
+            device.coming = weights, device.actor.call("load_weights", weights.key, weights.reference)
+        return device.coming[1]
+
+    def _settle_weights(self) -> None:
+        """Devices that nobody waited for hold what they have loaded meanwhile."""
+        for device in list(self._devices):
+            if device.coming is None or not device.coming[1].done():
+                continue
+            weights, loaded = device.coming
+            try:
+                _take_weights(device, weights, loaded.result())
+            except WorkerLostError as error:
+                self.lose(device, error)
+            else:
+                self.enter(device.name, "idle")
 
     def forget_weights(self) -> None:
         """The names of weights have a new meaning: workers load them again."""
         for device in self._devices:
-            device.holds = ""
+            device.holds, device.coming = "", None
 
     def ask_trainer(self, method: str, *args: Any) -> Any:
         """Call the trainer and wait.
@@ -225,16 +248,6 @@ class Fleet:
             else:
                 yield device, answer
 
-    def _start(self, market: Market, index: int) -> tuple[Device, Future[float]]:
-        """Start a worker; the future says since when its process lives, once it has loaded."""
-        slot = f"{market}-{index}"
-        generation = self._generation[slot] = self._generation.get(slot, -1) + 1
-        name = f"{slot}.{generation}" if generation else slot
-        trains = market == "reserved" and index == 0
-        watches = market == "spot"
-        actor = self._cluster.start(name, DeviceWorker, self._config, trains, watches, gpu=True)
-        return Device(actor, market), actor.call("ready")
-
     def _admit(self, device: Device, alive_since: float) -> None:
         """A worker has loaded: from now on it pulls, and its loading is on the bill."""
         price = self._config.price
@@ -249,32 +262,35 @@ class Fleet:
         """Note what happened to a device; the caller holds the lock."""
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
 
-    def _replace_lost(self) -> None:
-        """Start workers where some are missing or will be, and take in those that have loaded meanwhile.
+    @property
+    def _filled(self) -> set[str]:
+        """The places of the workers that stay, as far as anyone knows."""
+        return {device.slot for device in self._devices if device.notice is None}
 
-        Nobody waits for them: on a cluster without a free place a replacement loads when there is one.
-        """
-        waiting: list[tuple[Device, Future[float]]] = []
-        for device, loaded in self._starting:
-            if not loaded.done():
-                waiting.append((device, loaded))
-            elif loaded.exception() is None:
+    def _take_in(self) -> None:
+        """Admit who has loaded meanwhile."""
+        for device, loaded in self._arrivals.take():
+            if loaded.exception() is None:
                 self._admit(device, loaded.result())
-            else:
-                self.lost.append(device.name)
-                with self._lock:
-                    self._book(device, "lost", time.time(), f"while loading: {loaded.exception()}")
-        there = [device for device in self._devices if device.notice is None]
-        filled = {device.slot for device in there + [device for device, _ in waiting]}
-        missing = [slot for slot in slots(self._config.runtime) if f"{slot[0]}-{slot[1]}" not in filled]
-        self._starting = waiting + [self._start(market, index) for market, index in missing]
+                continue
+            self.lost.append(device.name)
+            with self._lock:
+                self._book(device, "lost", time.time(), f"while loading: {loaded.exception()}")
 
 
-def _in_words(notice: Notice) -> str:
-    """A notice for the record: who gave it, in how many seconds it is meant, and its own words."""
-    if notice.deadline is None:
-        return f"{notice.provider}, without a time: {notice.detail}"
-    return f"{notice.provider}, in {notice.deadline - notice.received_at:.0f} s: {notice.detail}"
+def _take_weights(device: Device, weights: Weights, digest: str) -> None:
+    """A device has loaded weights, and read them back.
+
+    Raises:
+        RuntimeFailure: if they are others.
+    """
+    device.coming = None
+    if digest != weights.digest:
+        raise RuntimeFailure(
+            f"worker {device.name} holds weights with checksum {digest} after loading "
+            f"{weights.key!r}, whose checksum is {weights.digest}; resume the run"
+        )
+    device.holds = weights.key
 
 
 def _trainer_gone(error: WorkerLostError) -> RuntimeFailure:

@@ -1,7 +1,8 @@
 """The loop that generates: free devices pull, commit every few denoising steps, deliver.
 
-What a device loses goes on elsewhere from its last commit, to the same bits. The loop waits for one
-thing at a time: the next call that ends, or the moment when a lease expires.
+What a device loses goes on elsewhere from its last commit, to the same bits. Devices that come in the
+midst of a phase pull once they hold its weights. The loop waits for one thing at a time: the next call
+that ends, or the moment when a lease expires.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState
@@ -43,6 +44,10 @@ class GeneratingFleet(Protocol):
 
     def workers(self, key: str) -> list[Device]:
         """The devices that hold the weights called `key` now, those under notice too."""
+        ...
+
+    def welcome(self) -> list[Future[Any]]:
+        """Take in newcomers; the calls of those on their way: when one ends, welcome again."""
         ...
 
     def enter(self, worker: str, state: DeviceState) -> None:
@@ -102,6 +107,7 @@ class Generation:
         key: name of the weights that the devices hold.
         config: the run's configuration.
         clock: seconds, of a clock that never goes back.
+        scheduler: who gets what; a pull scheduler by default.
     """
 
     def __init__(
@@ -111,6 +117,7 @@ class Generation:
         key: str,
         config: RunConfig,
         clock: Callable[[], float] = time.monotonic,
+        scheduler: PullScheduler[SampleRequest] | None = None,
     ) -> None:
         size = config.sampling.batch_size
         self._fleet = fleet
@@ -121,7 +128,7 @@ class Generation:
         self._lease_s = config.runtime.lease_s
         self._clock = clock
         self._batch_size = size
-        self._scheduler: PullScheduler[SampleRequest] = PullScheduler(size, self._lease_s, size)
+        self._scheduler = scheduler or PullScheduler[SampleRequest](size, self._lease_s, size)
         steps = {kind: config.sampling.rollout_steps for kind in RequestKind}
         steps[RequestKind.EVALUATE] = config.sampling.evaluate_steps
         self._scheduler.add(
@@ -131,7 +138,9 @@ class Generation:
         self._flights: dict[str, _Flight] = {}
         self._flight_of: dict[Future[SampleChunk], _Flight] = {}
         # Calls that have ended, in the order in which they did.
-        self._ended: SimpleQueue[Future[SampleChunk]] = SimpleQueue()
+        self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
+        # Calls of devices on their way into the phase.
+        self._coming: set[Future[Any]] = set()
         self._delivered: dict[SampleRequest, Delivered] = {}
 
     @property
@@ -145,6 +154,7 @@ class Generation:
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights than it should.
         """
+        self._welcome()
         self._feed()
         while not self._scheduler.done():
             for call in self._await():
@@ -152,6 +162,13 @@ class Generation:
             self._give_up_what_hangs()
             self._feed()
         return [self._delivered[request] for request in self._requests]
+
+    def _welcome(self) -> None:
+        """Places are free, or devices have loaded: the loop is told when there is more of it."""
+        for call in self._fleet.welcome():
+            if call not in self._coming:
+                self._coming.add(call)
+                call.add_done_callback(self._ended.put)
 
     def _feed(self) -> None:
         """Let every free device pull that is not under notice."""
@@ -199,11 +216,11 @@ class Generation:
             return least
         return least * max(1, math.ceil(self._commit_s / (least * device.step_s)))
 
-    def _await(self) -> list[Future[SampleChunk]]:
+    def _await(self) -> list[Future[Any]]:
         """Wait for a call to end, or a lease to expire; all calls that have ended."""
         expiry_s = self._scheduler.next_expiry_s
         left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
-        ended: list[Future[SampleChunk]] = []
+        ended: list[Future[Any]] = []
         try:
             ended.append(self._ended.get(timeout=left_s))
             while True:
@@ -212,8 +229,12 @@ class Generation:
         except Empty:
             return ended
 
-    def _settle(self, call: Future[SampleChunk]) -> None:
-        """A chunk has been done, or its device has died."""
+    def _settle(self, call: Future[Any]) -> None:
+        """A chunk has been done, or its device has died; or a device has come nearer."""
+        if call in self._coming:
+            self._coming.remove(call)
+            self._welcome()
+            return
         flight = self._flight_of.pop(call)
         try:
             chunk = call.result()
@@ -222,6 +243,7 @@ class Generation:
                 self._end(flight)
                 self._scheduler.lose(flight.device.name, flight.reached)
                 self._fleet.lose(flight.device, error)
+                self._welcome()
             return
         self._time(flight, flight.calls.pop(call), chunk)
         left = self._book(flight, chunk)
@@ -230,6 +252,7 @@ class Generation:
         self._fleet.heed(flight.device, chunk.notice)
         if chunk.notice is not None:
             self._scheduler.hand_back(flight.lease)
+            self._welcome()
         elif left:
             self._go_on(flight)
         if not flight.calls:
@@ -269,6 +292,7 @@ class Generation:
                 flight.device,
                 f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
             )
+            self._welcome()
 
     def _end(self, flight: _Flight) -> None:
         """A device has nothing more to do with a lease; calls of it that still end are late."""

@@ -9,6 +9,7 @@ from typing import Any
 from gpu_runtime.actors.cluster import Cluster, RemoteActor
 from gpu_runtime.spot.notice import Notice
 from storage.errors import WorkerLostError
+from storage.records import Market
 
 
 class FakeWorker(RemoteActor):
@@ -17,7 +18,8 @@ class FakeWorker(RemoteActor):
     Attributes:
         notice: what it says when it is asked.
         watches: whether it was told to watch for notices.
-        silent: methods that it never answers.
+        silent: methods that it does not answer, unless the test does: see `unanswered`.
+        unanswered: the calls of those, by method.
         dead: all calls end with its loss.
         called: methods called.
     """
@@ -27,6 +29,7 @@ class FakeWorker(RemoteActor):
         self.notice: Notice | None = None
         self.watches = watches
         self.silent: set[str] = set()
+        self.unanswered: dict[str, Future[Any]] = {}
         self.dead = False
         self.called: list[str] = []
 
@@ -36,7 +39,9 @@ class FakeWorker(RemoteActor):
         call: Future[Any] = Future()
         if self.dead:
             call.set_exception(WorkerLostError(f"worker {self.name!r} is gone"))
-        elif method not in self.silent:
+        elif method in self.silent:
+            self.unanswered[method] = call
+        else:
             answers: dict[str, Callable[[], Any]] = {
                 "ready": lambda: 100.0,
                 "notice": lambda: self.notice,
@@ -51,15 +56,23 @@ class FakeWorker(RemoteActor):
 
 
 class FakeCluster(Cluster):
-    """Starts fake workers; `workers` has all of them by name."""
+    """Starts fake workers; `workers` has all of them by name, those of `slow` names load until told."""
 
     def __init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
+        self.tells_markets_apart = False
+        self.slow: set[str] = set()
+        self.markets: dict[str, Market] = {}
 
-    def start(self, name: str, actor: type, *args: Any, gpu: bool) -> RemoteActor:
+    def start(
+        self, name: str, actor: type, *args: Any, gpu: bool, market: Market = "reserved"
+    ) -> RemoteActor:
         """As of a cluster."""
         _, _, watches = args
         self.workers[name] = FakeWorker(name, watches)
+        self.markets[name] = market
+        if name in self.slow:
+            self.workers[name].silent.add("ready")
         return self.workers[name]
 
     def describe(self) -> str:

@@ -38,7 +38,7 @@ class Script:
         self.hung: set[str] = set()
         self.before = before or {}
         self.under_way: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
-        self._choose = choose
+        self.choose = choose
         self._ended: deque[Future[Any]] = deque()
 
     def clock(self) -> float:
@@ -73,7 +73,7 @@ class Script:
                 assert timeout is not None, "the loop waits for nothing"
                 self.now += timeout
                 raise Empty
-            self.end(self._choose(busy))
+            self.end(self.choose(busy))
         return self._ended.popleft()
 
     def get_nowait(self) -> Future[Any]:
@@ -149,12 +149,27 @@ class FakeGeneratorFleet:
             Device(actor, "reserved" if name == self._trainer else "spot", "v1")
             for name, actor in self.actors.items()
         ]
+        self.newcomers: Callable[[], list[Future[Any]]] = lambda: []
         self.states: dict[str, list[str]] = {}
         self.events: list[tuple[str, str]] = []
 
     def workers(self, key: str) -> list[Device]:
         """As of the fleet."""
         return list(self._devices)
+
+    def withdraw(self, name: str) -> Device:
+        """Take a device out, so that it can come later."""
+        (device,) = [device for device in self._devices if device.name == name]
+        self._devices.remove(device)
+        return device
+
+    def admit(self, device: Device) -> None:
+        """A device holds the weights from now on."""
+        self._devices.append(device)
+
+    def welcome(self) -> list[Future[Any]]:
+        """As of the fleet."""
+        return self.newcomers()
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """As of the fleet."""

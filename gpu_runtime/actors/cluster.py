@@ -24,6 +24,10 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
+from storage.records import Market
+
+MARKET_LABEL = "ray.io/market-type"
+"""Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""
 
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
 _CONNECT_LIMIT_S = 5.0
@@ -58,11 +62,18 @@ class Cluster:
         self._config = config
         self._local = not config.runtime.ray_address
         self._devices = config.runtime.reserved_workers + config.runtime.spot_workers
-        with _kept_signal_handlers():
+        with kept_signal_handlers():
             self._connect()
         gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
-        # With fewer GPUs than workers, they share: as many on each as it takes, none split.
-        self._gpu_share = 1 / math.ceil(self._devices / gpus) if gpus else 0.0
+        self.tells_markets_apart = not self._local and any(
+            MARKET_LABEL in node["Labels"] for node in ray.nodes()
+        )
+        """Whether its instances say how they are rented: workers are then placed by that, and spot
+        instances may come and go."""
+        # With fewer GPUs than workers, they share: as many on each as it takes, none split. Where spot
+        # instances come and go, those of now say nothing of how many there will be.
+        workers = 1 if self.tells_markets_apart else self._devices
+        self._gpu_share = 1 / math.ceil(workers / gpus) if gpus else 0.0
 
     def _connect(self) -> None:
         if not self._local:
@@ -87,17 +98,23 @@ class Cluster:
             logging_level=logging.ERROR,
         )
 
-    def start(self, name: str, actor: type, *args: Any, gpu: bool) -> RemoteActor:
+    def start(
+        self, name: str, actor: type, *args: Any, gpu: bool, market: Market = "reserved"
+    ) -> RemoteActor:
         """Start an actor of a plain class; it loads in the background.
 
         Args:
             name: shown in messages and records.
             actor: the class; `args` go to its constructor.
             gpu: whether it needs the device.
+            market: of the instance that it is to be placed on, where instances say theirs; its start is
+                pending until one has room.
         """
         options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
         if gpu and self._gpu_share:
             options["num_gpus"] = self._gpu_share
+        if self.tells_markets_apart:
+            options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
         # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
         named = type(re.sub(r"\W", "_", name), (actor,), {})
         return RemoteActor(name, ray.remote(named).options(**options).remote(*args))
@@ -113,7 +130,7 @@ class Cluster:
 
     def shutdown(self) -> None:
         """Leave the cluster; a local one ends with all its processes."""
-        with _kept_signal_handlers():
+        with kept_signal_handlers():
             ray.shutdown()
 
 
@@ -168,7 +185,7 @@ def _reason(error: RayError) -> str:
 
 
 @contextmanager
-def _kept_signal_handlers() -> Iterator[None]:
+def kept_signal_handlers() -> Iterator[None]:
     """Ray replaces the SIGTERM handler, which would turn a cancelled flow into a crashed one."""
     if threading.current_thread() is not threading.main_thread():
         yield

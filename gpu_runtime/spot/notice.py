@@ -34,6 +34,13 @@ class Notice:
     received_at: float = field(compare=False)
     detail: str
 
+    @property
+    def in_words(self) -> str:
+        """Who gave it, in how many seconds it is meant, and its own words."""
+        if self.deadline is None:
+            return f"{self.provider}, without a time: {self.detail}"
+        return f"{self.provider}, in {self.deadline - self.received_at:.0f} s: {self.detail}"
+
 
 class NoticeWatcher(Protocol):
     """One provider's way to warn."""

@@ -6,7 +6,7 @@ import pytest
 
 from gpu_runtime.devices import Weights
 from gpu_runtime.fleet import Fleet
-from storage.errors import RuntimeFailure
+from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
 from tests.tiny_run import tiny_config
@@ -115,3 +115,109 @@ def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
     stage.cluster.workers[TRAINER].silent.add("load_weights")
     with pytest.raises(RuntimeFailure, match=r"hung and was killed.*spotlight resume"):
         stage.fleet.prepare(SECOND)
+
+
+def lose(stage: Stage, name: str) -> None:
+    (device,) = [device for device in stage.fleet.workers("v1") if device.name == name]
+    stage.fleet.lose(device, WorkerLostError(f"{name} is gone"))
+
+
+def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_phase_s_weights():
+    stage = Stage()
+    stage.cluster.slow.add("spot-0.1")
+    lose(stage, ONE)
+    (loaded,) = stage.fleet.welcome()
+    newcomer = stage.cluster.workers["spot-0.1"]
+    assert stage.holders("v1") == [TRAINER, TWO], "nobody waits for it"
+    assert stage.fleet.welcome() == [loaded], "it is started once"
+
+    newcomer.silent.add("load_weights")
+    newcomer.unanswered["ready"].set_result(500.0)
+    (given,) = stage.fleet.welcome()
+    assert stage.holders("v1") == [TRAINER, TWO], "it does not pull before it holds the weights"
+    assert stage.fleet.welcome() == [given], "it is given them once"
+    given.set_result("digest of v1")
+    assert stage.holders("v1") == [TRAINER, TWO, "spot-0.1"]
+    assert stage.fleet.welcome() == []
+    assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined")]
+
+
+def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twice():
+    stage = Stage()
+    lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
+    stage.fleet.welcome()
+    newcomer = stage.cluster.workers["spot-0.1"]
+    newcomer.silent.add("load_weights")
+    newcomer.unanswered["ready"].set_result(500.0)
+    (given,) = stage.fleet.welcome()
+    newcomer.silent.clear()
+    given.set_result("digest of v1")
+    stage.fleet.prepare(FIRST)
+    assert newcomer.called.count("load_weights") == 1
+    stage.fleet.prepare(SECOND)
+    assert newcomer.called.count("load_weights") == 2
+    assert stage.holders("v2") == [TRAINER, TWO, "spot-0.1"]
+
+
+def test_other_weights_than_sent_end_the_run_in_the_midst_of_a_phase_too():
+    stage = Stage()
+    lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
+    stage.fleet.welcome()
+    newcomer = stage.cluster.workers["spot-0.1"]
+    newcomer.silent.add("load_weights")
+    newcomer.unanswered["ready"].set_result(500.0)
+    (given,) = stage.fleet.welcome()
+    given.set_result("something else")
+    with pytest.raises(RuntimeFailure, match="holds weights with checksum something else"):
+        stage.fleet.welcome()
+
+
+def test_a_newcomer_that_dies_while_it_takes_the_weights_is_lost_and_replaced():
+    stage = Stage()
+    lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
+    stage.fleet.welcome()
+    newcomer = stage.cluster.workers["spot-0.1"]
+    newcomer.silent.add("load_weights")
+    newcomer.unanswered["ready"].set_result(500.0)
+    (given,) = stage.fleet.welcome()
+    given.set_exception(WorkerLostError("gone"))
+    stage.fleet.welcome()
+    assert "spot-0.2" in stage.cluster.workers
+    assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined"), ("spot-0.1", "lost")]
+
+
+def test_what_dies_while_it_loads_is_started_again_with_the_next_phase_only():
+    """What kills one may kill the next: a phase is not spent on starting workers."""
+    stage = Stage()
+    lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
+    stage.fleet.welcome()
+    stage.cluster.workers["spot-0.1"].unanswered["ready"].set_exception(WorkerLostError("no memory"))
+    assert stage.fleet.welcome() == []
+    assert "spot-0.2" not in stage.cluster.workers
+    stage.fleet.prepare(FIRST)
+    stage.fleet.prepare(FIRST)
+    assert stage.holders("v1") == [TRAINER, TWO, "spot-0.2"]
+    assert [kind for worker, kind in stage.events() if worker == "spot-0.1"] == ["lost"]
+
+
+@pytest.mark.parametrize("comes_and_goes", [True, False])
+def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go(comes_and_goes: bool):
+    cluster = FakeCluster()
+    cluster.slow.add(ONE)
+    cluster.tells_markets_apart = comes_and_goes
+    fleet = Fleet(cluster, tiny_config(runtime={"spot_workers": 1, "start_timeout_s": 0.05}))
+    if not comes_and_goes:
+        with pytest.raises(RuntimeFailure, match=r"worker spot-0 did not start in runtime.start_timeout_s"):
+            fleet.await_ready()
+        return
+    fleet.await_ready()
+    fleet.prepare(FIRST)
+    assert [device.name for device in fleet.workers("v1")] == [TRAINER]
+    cluster.workers[ONE].unanswered["ready"].set_result(500.0)
+    fleet.welcome()
+    assert [device.name for device in fleet.workers("v1")] == [TRAINER, ONE]
+    assert cluster.markets == {TRAINER: "reserved", ONE: "spot"}

@@ -269,6 +269,37 @@ def test_a_worker_that_holds_other_weights_ends_the_phase():
         Stage(key="v2").run()
 
 
+def test_a_device_that_comes_in_the_midst_of_a_phase_pulls_and_no_bit_changes():
+    script = Script(lambda names: TRAINER if TRAINER in names else names[0])
+    stage = Stage(script, names=[TRAINER, ONE])
+    newcomer = stage.fleet.withdraw(ONE)
+    loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
+    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    # After two of the trainer's calls the newcomer holds the weights; then it is the faster one.
+    script.before[2] = lambda: script.end("its weights")
+    script.before[3] = lambda: setattr(script, "choose", lambda names: ONE if ONE in names else names[0])
+    script.hung.add("its weights")
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert [d.worker for d in delivered].count(ONE) == 3 * BATCH
+    assert stage.loop.counters.returned == 0
+
+
+def test_a_newcomer_ends_the_wait_for_a_device_that_hangs():
+    """Nobody else has work under way: the loop wakes for the newcomer, before the lease expires."""
+    script = Script()
+    stage = Stage(script, names=[TRAINER, ONE])
+    newcomer = stage.fleet.withdraw(ONE)
+    loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
+    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    script.hung.add(TRAINER)
+    seen: list[float] = []
+    script.before[3] = lambda: (seen.append(script.now), script.hung.discard(TRAINER))
+    assert_all_there(stage.run())
+    assert seen == [0.0]
+    assert ONE in {one.worker for one in stage.loop._delivered.values()}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_happens_the_bits_are_the_same(seed: int):
     """Deaths, notices and hung devices at random moments; the trainer stays."""

@@ -1,0 +1,179 @@
+"""Uneven workers on real Ray, and one phase of generating on them, pulled or pushed; for push_or_pull.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.devices import Device
+from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.generation import Generation
+from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.simulator.push_dispatch import PushDispatch
+from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.config_loading import load_config
+from storage.errors import WorkerLostError
+from storage.records import DeviceState
+from storage.run_prompts import load_run_prompts
+
+STEP_S = (0.4, 0.4, 0.8, 1.2)
+"""Seconds of a denoising step of a batch, a worker each: far more than the model takes for it."""
+
+_VICTIM = 1
+
+_PROMPTS, _GROUP = 12, 16
+_KEY = "v0"
+_SETTINGS = ("runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.commit_s=0")
+
+
+class UnevenWorker(DeviceWorker):
+    """A worker whose steps take at least so long: it sleeps for what is left.
+
+    Args:
+        config: the run's configuration.
+        step_s: seconds of a denoising step of a batch.
+    """
+
+    def __init__(self, config: RunConfig, step_s: float) -> None:
+        super().__init__(config, trains=False)
+        self._step_s = step_s
+        self.own_weights(_KEY)
+
+    def begin_samples(
+        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk:
+        """As of a worker."""
+        return self._slowly(steps, lambda: super(UnevenWorker, self).begin_samples(key, lease, work, steps))
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk:
+        """As of a worker."""
+        return self._slowly(steps, lambda: super(UnevenWorker, self).advance_samples(lease, steps))
+
+    def _slowly(self, steps: int, work: Any) -> SampleChunk:
+        began = time.monotonic()
+        chunk = work()
+        time.sleep(max(0.0, steps * self._step_s - (time.monotonic() - began)))
+        return chunk
+
+
+class UnevenFleet:
+    """What the loop needs of a fleet, with a victim that is killed in the midst of a phase.
+
+    Args:
+        devices: the first one stays.
+    """
+
+    def __init__(self, devices: list[Device]) -> None:
+        self.devices = devices
+        self.lost: list[str] = []
+
+    def workers(self, key: str) -> list[Device]:
+        """As of the fleet."""
+        return [device for device in self.devices if device.holds == key]
+
+    def welcome(self) -> list[Future[Any]]:
+        """Nobody comes."""
+        return []
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """States are not booked here."""
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """Nobody gives notice here."""
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """As of the fleet."""
+        self.devices.remove(device)
+        self.lost.append(device.name)
+
+    def give_up(self, device: Device, reason: str) -> None:
+        """As of the fleet."""
+        device.actor.kill()
+        self.lose(device, WorkerLostError(reason))
+
+
+class _KillingPhase(Generation):
+    """A phase that kills a worker when a quarter of its samples is there."""
+
+    victim: Device | None = None
+
+    def _settle(self, call: Future[Any]) -> None:
+        super()._settle(call)
+        if self.victim is not None and 4 * len(self._delivered) >= len(self._requests):
+            self.victim.actor.kill()
+            self.victim = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One phase each way; seconds on the wall."""
+
+    pulled_s: float
+    pushed_s: float
+    samples: int
+    step_s: tuple[float, ...]
+    killed: tuple[str, ...]
+    same_samples: bool
+
+
+def measured() -> Measured:
+    """Run the phase both ways on one cluster, each with workers of its own."""
+    config = load_config("glyphs", _SETTINGS, {})
+    prompts = load_run_prompts(config)[0][:_PROMPTS]
+    requests = [
+        SampleRequest(RequestKind.ROLLOUT, config.seed, 1, prompt.prompt_id, seed, 0, prompt.text)
+        for prompt in prompts
+        for seed in range(_GROUP)
+    ]
+    cluster = Cluster(config)
+    try:
+        devices = _started(cluster, config, range(len(STEP_S)))
+        pulled_s, pulled, lost = _phase(devices, config, requests, pushes=False)
+        devices[_VICTIM : _VICTIM + 1] = _started(cluster, config, [_VICTIM])
+        pushed_s, pushed, lost_too = _phase(devices, config, requests, pushes=True)
+    finally:
+        cluster.shutdown()
+    same = all((pulled[request] == pushed[request]).all() for request in requests)
+    return Measured(pulled_s, pushed_s, len(requests), STEP_S, (*lost, *lost_too), same)
+
+
+def _started(cluster: Cluster, config: RunConfig, places: Iterable[int]) -> list[Device]:
+    """Workers with their speeds, loaded; each has done some steps, since a process's first are slow."""
+    devices = [
+        Device(cluster.start(f"uneven-{place}", UnevenWorker, config, STEP_S[place], gpu=True), "spot", _KEY)
+        for place in places
+    ]
+    prompt = load_run_prompts(config)[0][0]
+    warm = [
+        SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
+        for seed in range(16)
+    ]
+    for call in [device.actor.call("begin_samples", _KEY, -1, warm, 2) for device in devices]:
+        call.result()
+    return devices
+
+
+def _phase(
+    devices: list[Device], config: RunConfig, requests: list[SampleRequest], pushes: bool
+) -> tuple[float, dict[SampleRequest, Any], list[str]]:
+    """Seconds, images and who was lost."""
+    size, lease_s = config.sampling.batch_size, config.runtime.lease_s
+    names = [device.name for device in devices]
+    fleet = UnevenFleet(list(devices))
+    scheduler: PullScheduler[SampleRequest] = PullScheduler(size, lease_s, size)
+    if pushes:
+        scheduler = PushDispatch(size, lease_s, size, names, 0)
+    phase = _KillingPhase(fleet, requests, _KEY, config, scheduler=scheduler)
+    phase.victim = devices[_VICTIM]
+    began = time.monotonic()
+    delivered = phase.run()
+    took_s = time.monotonic() - began
+    return took_s, {one.sample.request: one.sample.image_HWC for one in delivered}, fleet.lost

@@ -1,0 +1,142 @@
+"""Real Ray instances on this machine that come and go: a reserved one, and spot ones.
+
+The only place that uses `ray.cluster_utils`, and private parts of Ray with it. Each instance has its own
+raylet, and all its processes are one process group: to lose it is one SIGKILL for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+from ray._private import services
+from ray._private.node import Node
+from ray.cluster_utils import Cluster as RayCluster
+
+from gpu_runtime.actors.cluster import MARKET_LABEL, kept_signal_handlers
+from storage.errors import RuntimeFailure
+
+_STORE_BYTES = 128 * 1024**2
+_SETTINGS = {
+    # A lost instance is known in about two seconds, not in fourteen.
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 2000,
+    "health_check_failure_threshold": 3,
+    # Workers stay in the group of their raylet.
+    "process_group_cleanup_enabled": False,
+}
+
+
+class LocalInstances:
+    """A Ray cluster of this machine alone. A run joins it by `runtime.ray_address`.
+
+    All instances say how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and other
+    reserved workers are placed on the reserved one, and each spot instance has one spot worker.
+
+    Args:
+        reserved_cpus: processes that the reserved instance holds: reserved workers and scorers.
+    """
+
+    def __init__(self, reserved_cpus: int) -> None:
+        with kept_signal_handlers():
+            self._cluster = RayCluster(
+                initialize_head=True,
+                head_node_args=_arguments(reserved_cpus, "on-demand")
+                | {"include_dashboard": False, "_system_config": _SETTINGS},
+            )
+        self._nodes: dict[str, Node] = {}
+
+    @property
+    def address(self) -> str:
+        """For `runtime.ray_address`."""
+        return str(self._cluster.address)
+
+    @property
+    def names(self) -> list[str]:
+        """The spot instances that are there, in the order in which they came."""
+        return list(self._nodes)
+
+    def add(self, name: str) -> None:
+        """Start a spot instance; returns when the cluster knows it.
+
+        Raises:
+            RuntimeFailure: if there is one of that name.
+        """
+        if name in self._nodes:
+            raise RuntimeFailure(f"instance {name!r} is there already; remove it first")
+        with _own_process_group():
+            self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"))
+
+    def warn(self, name: str) -> None:
+        """Give the instance's workers their notice as Kubernetes does: SIGTERM.
+
+        They stop at the next denoising step where `runtime.notices` is `kubernetes`; else they end.
+
+        Raises:
+            RuntimeFailure: if there is none of that name.
+        """
+        raylet = psutil.Process(self._process_group(name))
+        for process in raylet.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                # The agents of the raylet are no workers, and it ends itself when they do.
+                if _is_worker(" ".join(process.cmdline())):
+                    process.terminate()
+
+    def remove(self, name: str) -> None:
+        """Take the instance away: SIGKILL for all its processes at once.
+
+        Raises:
+            RuntimeFailure: if there is none of that name.
+        """
+        group = self._process_group(name)
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        # Ray's own bookkeeping: it waits for the raylet's end, and deletes what it left in memory.
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def close(self) -> None:
+        """End all instances."""
+        for name in self.names:
+            self.remove(name)
+        self._cluster.shutdown()
+
+    def _process_group(self, name: str) -> int:
+        if name not in self._nodes:
+            raise RuntimeFailure(f"no instance {name!r}; there are: {', '.join(self.names) or 'none'}")
+        (raylet,) = self._nodes[name].all_processes["raylet"]
+        return int(raylet.process.pid)
+
+
+def _arguments(cpus: int, market: str) -> dict[str, Any]:
+    return {
+        "num_cpus": cpus,
+        "num_gpus": 0,
+        "object_store_memory": _STORE_BYTES,
+        "labels": {MARKET_LABEL: market},
+    }
+
+
+def _is_worker(command: str) -> bool:
+    """Whether a child of a raylet is a worker, by its title."""
+    return command.startswith("ray::") and "Agent" not in command
+
+
+@contextmanager
+def _own_process_group() -> Iterator[None]:
+    """Processes that Ray starts lead a process group each; it has no setting for that."""
+    plain = services.ConsolePopen
+
+    class _Leading(plain):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, process_group=0, **kwargs)
+
+    services.ConsolePopen = _Leading
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain

@@ -1,0 +1,106 @@
+"""Workers on their way into the fleet: started for every place that is free, until they have loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from concurrent.futures import Future, TimeoutError
+
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.devices import Device, slots
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import Market
+
+Arrival = tuple[Device, "Future[float]"]
+"""A worker, and since when its process lives (Unix seconds), once it has loaded."""
+
+
+class Arrivals:
+    """At most one worker a place. Nobody waits for one: without an instance for it, its start is pending.
+
+    Args:
+        cluster: where they are started.
+        config: the run's configuration; it says which places there are.
+    """
+
+    def __init__(self, cluster: Cluster, config: RunConfig) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._generation: dict[str, int] = {}
+        self._coming: list[Arrival] = []
+        self._failed: set[str] = set()
+
+    @property
+    def calls(self) -> list[Future[float]]:
+        """One for every worker on its way, which ends when it has loaded or died."""
+        return [loaded for _, loaded in self._coming]
+
+    def fill(self, filled: Collection[str], again: bool = True) -> list[Device]:
+        """Start a worker for every place that is neither filled nor has one on its way.
+
+        Args:
+            filled: places with a worker that stays.
+            again: also where the last one died while it loaded; what kills one may kill the next.
+
+        Returns:
+            The workers started.
+        """
+        if again:
+            self._failed.clear()
+        taken = {*filled, *self._failed, *(device.slot for device, _ in self._coming)}
+        started = [
+            self._start(market, index)
+            for market, index in slots(self._config.runtime)
+            if f"{market}-{index}" not in taken
+        ]
+        self._coming += started
+        return [device for device, _ in started]
+
+    def take(self) -> list[Arrival]:
+        """Those that have loaded, or died while they did; they are on their way no more."""
+        ended = [arrival for arrival in self._coming if arrival[1].done()]
+        self._coming = [arrival for arrival in self._coming if not arrival[1].done()]
+        self._failed |= {device.slot for device, loaded in ended if loaded.exception() is not None}
+        return ended
+
+    def await_first(self) -> list[Arrival]:
+        """Wait for the workers that a run needs to begin.
+
+        These are the reserved ones and, where spot instances do not come and go by themselves, all others.
+
+        Raises:
+            RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
+        """
+        limit = self._config.runtime.start_timeout_s
+        deadline = time.monotonic() + limit
+        needed = [
+            arrival
+            for arrival in self._coming
+            if arrival[0].market == "reserved" or not self._cluster.tells_markets_apart
+        ]
+        for device, loaded in needed:
+            try:
+                loaded.result(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise RuntimeFailure(
+                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster "
+                    f"has {self._cluster.describe()} for {len(needed)} workers and "
+                    f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
+                ) from error
+            except WorkerLostError as error:
+                raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
+        self._coming = [arrival for arrival in self._coming if arrival not in needed]
+        return needed
+
+    def _start(self, market: Market, index: int) -> Arrival:
+        slot = f"{market}-{index}"
+        generation = self._generation[slot] = self._generation.get(slot, -1) + 1
+        name = f"{slot}.{generation}" if generation else slot
+        trains = market == "reserved" and index == 0
+        watches = market == "spot"
+        actor = self._cluster.start(
+            name, DeviceWorker, self._config, trains, watches, gpu=True, market=market
+        )
+        return Device(actor, market), actor.call("ready")

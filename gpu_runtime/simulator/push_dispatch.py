@@ -1,0 +1,112 @@
+"""Dispatch by shares dealt beforehand: what pulling is compared with. Pure.
+
+Leases, commits and deliveries are the pull scheduler's own. What differs is who gets what: every worker
+has its share from the beginning, and nobody takes from another's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import cycle
+from typing import Generic
+
+from gpu_runtime.scheduling.progress import Progress
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.waiting_requests import WaitingRequests
+from gpu_runtime.scheduling.work_items import RequestT, WorkItem
+
+
+class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
+    """Waiting requests by the worker that they are dealt to; those dealt to nobody lie in a pool."""
+
+    def __init__(self, workers: Iterable[str]) -> None:
+        super().__init__()
+        self.of: dict[str, WaitingRequests[RequestT]] = {worker: WaitingRequests() for worker in workers}
+        self.turn = ""
+        self._pool: WaitingRequests[RequestT] = WaitingRequests()
+        self._owner: dict[Progress[RequestT], str] = {}
+
+    def add(self, progress: Progress[RequestT], first: bool = False) -> None:
+        self._share(progress).add(progress, first)
+        self.count[progress.item.kind] += 1
+
+    def remove(self, progress: Progress[RequestT]) -> None:
+        self._share(progress).remove(progress)
+        self.count[progress.item.kind] -= 1
+
+    def take(self, version: int, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
+        taken = self.of[self.turn].take(version, kinds, count)
+        for progress in taken:
+            self.count[progress.item.kind] -= 1
+        return taken
+
+    def deal(self, version: int, batch_size: int) -> None:
+        """Deal the pool out, a batch to each worker in turn."""
+        for worker in cycle(tuple(self.of)):
+            batch = self._pool.take(version, tuple(RequestKind), batch_size)
+            if not batch:
+                return
+            for progress in batch:
+                self._owner[progress] = worker
+                self.of[worker].add(progress)
+
+    def drop(self, worker: str, version: int) -> None:
+        """A worker is gone: its share goes to the pool."""
+        share = self.of.pop(worker, None)
+        while share is not None and (left := share.take(version, tuple(RequestKind), 1)):
+            del self._owner[left[0]]
+            self._pool.add(left[0])
+
+    def _share(self, progress: Progress[RequestT]) -> WaitingRequests[RequestT]:
+        return self.of.get(self._owner.get(progress, ""), self._pool)
+
+
+class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
+    """Deals requests of one policy version round-robin, in batches, to the workers that are there at first.
+
+    A lost worker's share is dealt again over those left, from its commits. A worker that comes later has
+    nothing until then, unless it is alone. Notices are not provided for.
+
+    Args:
+        batch_size, lease_s, max_held: as of the pull scheduler.
+        workers: those that are there.
+        version: the policy version of all requests.
+    """
+
+    def __init__(
+        self, batch_size: int, lease_s: float, max_held: int, workers: Sequence[str], version: int
+    ) -> None:
+        super().__init__(batch_size, lease_s, max_held)
+        self._shares: _Shares[RequestT] = _Shares(workers)
+        self._waiting = self._shares
+        self._version = version
+
+    def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
+        """See `PullScheduler.add`; they are dealt at once."""
+        super().add(items)
+        self._shares.deal(self._version, self._batch_size)
+
+    def pull(
+        self,
+        worker: str,
+        now: float,
+        holds: int,
+        room: int,
+        kinds: Collection[RequestKind] = tuple(RequestKind),
+    ):
+        """The next batch of the worker's own share."""
+        if worker not in self._shares.of:
+            alone = not self._shares.of
+            self._shares.of[worker] = WaitingRequests()
+            if alone:
+                self._shares.deal(self._version, self._batch_size)
+        self._shares.turn = worker
+        return super().pull(worker, now, holds, room, kinds)
+
+    def lose(self, worker: str, reached: Mapping[RequestT, int] | None = None) -> tuple[RequestT, ...]:
+        """See `PullScheduler.lose`; what the worker had not done is dealt over those left."""
+        back = super().lose(worker, reached)
+        self._shares.drop(worker, self._version)
+        self._shares.deal(self._version, self._batch_size)
+        return back

@@ -1,0 +1,133 @@
+"""Which instances are to come and to go when a trace is replayed; values worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_runtime.spot.replay import Replay, ReplayStep, busiest_part, thinned
+from gpu_runtime.spot.trace import EventKind, Trace, TraceEvent
+from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
+from gpu_runtime.spot.trace_summary import summarise
+from storage.errors import TraceError
+
+
+def trace(*events: tuple[float, EventKind, str], length_s: float | None = None) -> Trace:
+    return Trace.of((TraceEvent(*event) for event in events), length_s)
+
+
+def done(replay: Replay, now_s: float) -> list[tuple[str, str]]:
+    return [(step.kind, step.instance) for step in replay.due(now_s)]
+
+
+FOUR = trace(
+    (0, "add", "a"), (0, "add", "b"), (1, "add", "c"), (2, "add", "d"),
+    (5, "remove", "a"), (5, "remove", "c"), (6, "remove", "b"), (8, "add", "a"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("most", "names"),
+    [
+        (4, ["a", "b", "c", "d", "a", "c", "b", "a"]),
+        (3, ["a", "c", "a", "c", "a"]),  # every 2nd: a, c, and a when it comes again (the 5th)
+        (2, ["a", "c", "a", "c", "a"]),
+        (1, ["a", "a", "a"]),  # every 3rd are a and d, there together; every 4th: a, then a once more
+    ],
+)
+def test_a_thinned_trace_has_every_n_th_instance_and_no_more_at_once_than_asked(most: int, names: list[str]):
+    kept = thinned(FOUR, most)
+    assert [event.instance for event in kept.events] == names
+    assert summarise(kept).peak <= most
+    assert kept.length_s == FOUR.length_s
+
+
+def test_what_was_lost_together_stays_together():
+    assert [event for event in thinned(FOUR, 2).events if event.kind == "remove"] == [
+        TraceEvent(5, "remove", "a"),
+        TraceEvent(5, "remove", "c"),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_generated_trace_can_be_thinned(seed: int):
+    whole = generate_trace(TraceShape(capacity=24, length_s=40_000), seed)
+    kept = thinned(whole, 3)
+    assert 1 <= summarise(kept).peak <= 3
+    assert set(kept.events) <= set(whole.events)
+
+
+def test_thinning_an_empty_trace_leaves_it():
+    assert thinned(trace(), 1) == trace()
+
+
+def test_the_busiest_part_is_where_most_instances_come():
+    whole = trace((0, "add", "a"), (10, "add", "b"), (40, "add", "c"), (44, "add", "d"), (47, "add", "e"))
+    part = busiest_part(whole, 7)
+    # From 40 on: c is there then, d and e come.
+    assert [(event.at_s, event.instance) for event in part.events] == [
+        (0, "a"),
+        (0, "b"),
+        (0, "c"),
+        (4, "d"),
+        (7, "e"),
+    ]
+    assert busiest_part(whole, 60) is whole
+
+
+def test_steps_are_handed_out_once_when_they_are_due():
+    replay = Replay(FOUR)
+    assert replay.next_s == 0
+    assert done(replay, 0.0) == [("add", "a"), ("add", "b")]
+    assert done(replay, 0.5) == []
+    assert replay.next_s == 1
+    assert done(replay, 2.0) == [("add", "c"), ("add", "d")]
+    assert done(replay, 5.5) == [("remove", "a"), ("remove", "c")]
+    assert done(replay, 100.0) == [("remove", "b"), ("add", "a")]
+    assert (replay.next_s, replay.skipped, done(replay, 200.0)) == (None, 0, [])
+
+
+def test_an_instance_that_is_over_before_it_was_begun_is_skipped():
+    replay = Replay(FOUR)
+    assert done(replay, 7.0) == [("add", "d")]
+    assert replay.skipped == 3
+    assert done(replay, 8.0) == [("add", "a")]
+
+
+def test_an_instance_that_goes_and_comes_again_at_once_is_done_anew():
+    replay = Replay(trace((0, "add", "a"), (2, "remove", "a"), (3, "add", "a"), (4, "remove", "a")))
+    assert done(replay, 1.0) == [("add", "a")]
+    assert done(replay, 3.5) == [("remove", "a"), ("add", "a")]
+    assert done(replay, 4.0) == [("remove", "a")]
+
+
+def test_two_lives_that_were_missed_are_both_skipped():
+    replay = Replay(trace((0, "add", "a"), (2, "remove", "a"), (3, "add", "a"), (4, "remove", "a")))
+    assert done(replay, 9.0) == []
+    assert replay.skipped == 2
+
+
+def test_a_notice_comes_before_the_removal_but_not_before_the_instance():
+    replay = Replay(FOUR, notice_s=4.5)
+    assert replay.due(4.0) == [
+        ReplayStep(0, "add", "a"),
+        ReplayStep(0, "add", "b"),
+        ReplayStep(0.5, "notice", "a"),
+        ReplayStep(1, "add", "c"),
+        ReplayStep(1, "notice", "c"),
+        ReplayStep(1.5, "notice", "b"),
+        ReplayStep(2, "add", "d"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: thinned(FOUR, 0), "at most 0 instances"),
+        (lambda: busiest_part(FOUR, 0.0), "give a length above 0"),
+        (lambda: Replay(FOUR, -1.0), "a notice of -1.0 s"),
+        (lambda: Replay(FOUR, float("nan")), "a notice of nan s"),
+    ],
+)
+def test_wrong_wishes_are_refused(wrong, words: str):
+    with pytest.raises(TraceError, match=words):
+        wrong()

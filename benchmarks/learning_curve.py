@@ -84,7 +84,7 @@ class LearningCurve:
         train, self._held_out = load_run_prompts(config)
         self._by_id = {prompt.prompt_id: prompt for prompt in train}
         self._explorer = SeedExplorer(config, list(self._by_id))
-        self._scorer = build_scorer(config.reward.scorer)
+        self._scorer = build_scorer(config.reward.scorer, config.reward)
         self._worker = DeviceWorker(config, trains=True)
         self._worker.own_weights("own")
         self._before = self._explorer.state()

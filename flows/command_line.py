@@ -217,7 +217,8 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
         update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
     )
     model = config.model.model_copy(update={"path": _absolute(config.model.path)})
-    return config.model_copy(update={"prompts": prompts, "model": model})
+    reward = config.reward.with_absolute_folders()
+    return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward})
 
 
 def _absolute(path: str) -> str:

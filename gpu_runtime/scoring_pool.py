@@ -79,7 +79,7 @@ class ScoringPool:
     def _start(self) -> RemoteActor:
         name = f"scorer-{self._started}"
         self._started += 1
-        return self._cluster.start(name, ScoringWorker, self._config.reward.scorer, gpu=False)
+        return self._cluster.start(name, ScoringWorker, self._config.reward, gpu=False)
 
 
 class Judging:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from storage.config_section import Section
 from storage.exploration_config import ExplorationConfig
+from storage.reward_config import RewardConfig
 from storage.runtime_config import RuntimeConfig
 
 
@@ -28,7 +29,7 @@ class ModelConfig(Section):
 
 
 class PromptsConfig(Section):
-    """Prompt files: one prompt a line (.txt) or GenEval rows (.jsonl)."""
+    """Prompt files: one prompt a line (.txt), GenEval rows (.jsonl), or a Hugging Face dataset on disk."""
 
     train: str = "builtin:glyphs-train"
     """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries."""
@@ -190,16 +191,6 @@ class OptimizerConfig(Section):
 
     ema_interval: int = Field(default=1, ge=1)
     """Training steps between two updates of the moving average."""
-
-
-class RewardConfig(Section):
-    """Who judges the images."""
-
-    scorer: Literal["ocr", "shapes"] = "ocr"
-    """`ocr` reads the quoted text (RapidOCR); `shapes` checks GenEval rows on the shapes task."""
-
-    signal: Literal["graded", "exact"] = "graded"
-    """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""
 
 
 class EvaluationConfig(Section):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_runtime.models.loading import model_files
 from storage.config import RunConfig
 from storage.errors import ConfigurationError
-from storage.prompts import resolve_prompt_path
+from storage.prompts import prompt_files
 
 _SHOWN = 12
 """Digits of a digest in a message."""
@@ -19,18 +19,17 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     """SHA-256 (hexadecimal) of the prompt files and of the model's files, to be stored with the run.
 
     Returns:
-        `digest prompts.train` and `digest prompts.evaluate`, of the files' bytes; `digest model`, of
-        the list of digests and names that `sha256sum` prints of the model's files.
+        `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of
+        the list of digests and names that `sha256sum` prints of the model's files, as of the files of a
+        dataset that has several.
 
     Raises:
         PromptFileError, ModelError: if a file is missing.
     """
-    files = model_files(config.model)
-    listed = "".join(f"{_digest(file)}  {file.name}\n" for file in files)
     return {
-        "digest prompts.train": _digest(resolve_prompt_path(config.prompts.train)),
-        "digest prompts.evaluate": _digest(resolve_prompt_path(config.prompts.evaluate)),
-        "digest model": hashlib.sha256(listed.encode()).hexdigest(),
+        "digest prompts.train": _digest_prompts(config.prompts.train),
+        "digest prompts.evaluate": _digest_prompts(config.prompts.evaluate),
+        "digest model": _digest_list(model_files(config.model)),
     }
 
 
@@ -61,6 +60,16 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
             f"files have changed since the run began: {'; '.join(changed)}. Put the old ones back, or start "
             "a new run with `spotlight train`"
         )
+
+
+def _digest_prompts(path: str) -> str:
+    files = prompt_files(path)
+    return _digest(files[0]) if len(files) == 1 else _digest_list(files)
+
+
+def _digest_list(files: Sequence[Path]) -> str:
+    listed = "".join(f"{_digest(file)}  {file.name}\n" for file in files)
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
 def _digest(path: Path) -> str:

@@ -43,7 +43,7 @@ def check(config: RunConfig) -> list[str]:
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
     model = load_model(config.model.model_copy(update={"device": "cpu"}))
-    scorer = build_scorer(config.reward.scorer)
+    scorer = build_scorer(config.reward.scorer, config.reward)
     _check_prompts(f"prompts.train = {config.prompts.train!r}", train, model, scorer)
     _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, model, scorer)
     _judge_blank(model, scorer, train[0])
@@ -91,7 +91,9 @@ def _naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[No
     try:
         yield
     except (PromptFileError, ConfigurationError) as error:
-        raise type(error)(f"{setting}, prompt number {prompt.prompt_id + 1}: {error}{advice}") from error
+        number = prompt.prompt_id + 1
+        place = f" (line {prompt.line})" if prompt.line not in (0, number) else ""
+        raise type(error)(f"{setting}, prompt number {number}{place}: {error}{advice}") from error
 
 
 def _judge_blank(model: DiffusionModel, scorer: Scorer, prompt: PromptRecord) -> None:

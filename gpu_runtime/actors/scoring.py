@@ -10,17 +10,18 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer
 from storage.prompts import PromptRecord
+from storage.reward_config import RewardConfig
 
 
 class ScoringWorker:
     """Holds one scorer.
 
     Args:
-        scorer: its name in the registry.
+        reward: says which one, and what it needs.
     """
 
-    def __init__(self, scorer: str) -> None:
-        self._scorer = build_scorer(scorer)
+    def __init__(self, reward: RewardConfig) -> None:
+        self._scorer = build_scorer(reward.scorer, reward)
 
     def ready(self) -> str:
         """The scorer's name, once it is loaded."""

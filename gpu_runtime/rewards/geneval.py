@@ -8,31 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from gpu_runtime.prompt_sets.geneval_words import RELATIONS
+from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
 from storage.prompts import PromptRecord
-
-RELATIONS = ("left of", "right of", "above", "below")
-"""What `position` may say."""
 
 DEAD_ZONE = 0.1
 """Part of the two boxes' summed size that an offset must exceed before it counts."""
 
 RELATION_THRESHOLD = 0.5
 """Least component of the offset, relative to its length, for a relation to hold."""
-
-
-@dataclass(frozen=True)
-class Detection:
-    """One object: its class, colour, box (left, top, right, bottom) in pixels, and confidence."""
-
-    class_name: str
-    colour: str
-    box: tuple[float, float, float, float]
-    confidence: float
 
 
 def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:
@@ -138,7 +126,7 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
             exact &= holds
     for item in prompt.metadata.get("exclude", []):
         exact &= sum(found.class_name == item["class"] for found in ranked) < item["count"]
-    detail = ", ".join(f"{found.colour} {found.class_name}" for found in ranked)
+    detail = ", ".join(f"{found.colour} {found.class_name}".strip() for found in ranked)
     return Score(sum(components) / len(components), exact, detail or "nothing")
 
 

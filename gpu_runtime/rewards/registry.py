@@ -6,29 +6,47 @@ from collections.abc import Callable
 
 from gpu_runtime.rewards.protocol import Scorer
 from storage.errors import ConfigurationError
+from storage.reward_config import RewardConfig
 
 
-def _ocr() -> Scorer:
+def _ocr(settings: RewardConfig) -> Scorer:
     from gpu_runtime.rewards.ocr import OcrScorer
 
     return OcrScorer()
 
 
-def _shapes() -> Scorer:
+def _shapes(settings: RewardConfig) -> Scorer:
     from gpu_runtime.rewards.shapes import ShapesScorer
 
     return ShapesScorer()
 
 
-SCORERS: dict[str, Callable[[], Scorer]] = {"ocr": _ocr, "shapes": _shapes}
+def _geneval(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.clip_colours import ClipColours
+    from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
+    from gpu_runtime.rewards.mask2former import Mask2FormerDetector
+
+    return GenEvalScorer(Mask2FormerDetector.load(settings.detector), ClipColours.load(settings.clip))
 
 
-def build_scorer(name: str) -> Scorer:
+SCORERS: dict[str, Callable[[RewardConfig], Scorer]] = {
+    "ocr": _ocr,
+    "shapes": _shapes,
+    "geneval": _geneval,
+}
+
+
+def build_scorer(name: str, settings: RewardConfig | None = None) -> Scorer:
     """Construct the scorer called `name`.
 
+    Args:
+        name: one of `SCORERS`.
+        settings: what scorers are told besides, as where their weights lie; None for the defaults.
+
     Raises:
-        ConfigurationError: no scorer has that name.
+        ConfigurationError: no scorer has that name, or a setting of it is wrong.
+        ModelError: weights that it needs are missing or do not fit.
     """
     if name not in SCORERS:
         raise ConfigurationError(f"unknown reward {name!r}; choose one of: {', '.join(sorted(SCORERS))}")
-    return SCORERS[name]()
+    return SCORERS[name](settings or RewardConfig())

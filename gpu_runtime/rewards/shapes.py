@@ -8,7 +8,8 @@ import cv2
 import numpy as np
 
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, MOST_OBJECTS, coverage
-from gpu_runtime.rewards.geneval import Detection, check_row, judge
+from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval import check_row, judge
 from gpu_runtime.rewards.protocol import Score
 from storage.prompts import PromptRecord
 

@@ -36,6 +36,19 @@ def test_digests_are_those_of_the_content(config: RunConfig):
     assert input_digests(carried)["digest model"] == digests["digest model"], "the same files elsewhere"
 
 
+def test_a_dataset_of_several_files_is_known_by_all_of_them(config: RunConfig, tmp_path: Path):
+    folder = tmp_path / "dataset"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.parquet").write_bytes(name.encode())
+    prompts = config.prompts.model_copy(update={"train": str(folder)})
+    several = config.model_copy(update={"prompts": prompts})
+    environment = input_digests(several)
+    (folder / "b.parquet").write_bytes(b"c")
+    with pytest.raises(ConfigurationError, match=r"prompts\.train = .*dataset"):
+        refuse_changed_inputs(environment, several)
+
+
 def test_what_has_changed_is_named(config: RunConfig, tmp_path: Path):
     environment = {"torch": "2.13.0", **input_digests(config)}
     refuse_changed_inputs(environment, config)

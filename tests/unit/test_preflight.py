@@ -128,6 +128,6 @@ def test_a_scorer_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def score(self, image_HWC: object, prompt: object) -> None:
             raise ImportError("no engine")
 
-    monkeypatch.setattr(preflight, "build_scorer", lambda name: Broken())
+    monkeypatch.setattr(preflight, "build_scorer", lambda name, settings: Broken())
     with pytest.raises(ConfigurationError, match=r"reward\.scorer = 'ocr' fails.*ImportError: no engine"):
         preflight.check(config(tmp_path))

@@ -48,6 +48,7 @@ POSITION = {"class": "dog", "count": 1, "position": ["left of", 0]}
         ([1], "JSON object"),
         ({"include": ROW["include"]}, "`prompt`"),
         ({"prompt": "  "}, "`prompt`"),
+        (ROW | {"tag": 7}, "`tag` must be a string, got 7"),
         (ROW | {"include": []}, "`include`"),
         (ROW | {"include": ["cow"]}, r"`include\[0\]`"),
         (ROW | {"include": [{"count": 1}]}, r"`include\[0\].class`"),
@@ -63,6 +64,11 @@ def test_a_malformed_row_names_file_and_line(tmp_path: Path, row: object, messag
     path = write(tmp_path / "p.jsonl", ROW, "", row)
     with pytest.raises(PromptFileError, match=rf"p\.jsonl:3: .*{message}"):
         load_prompts(path)
+
+
+def test_lines_are_remembered(tmp_path: Path) -> None:
+    records = load_prompts(write(tmp_path / "p.jsonl", ROW, "", ROW))
+    assert [(record.prompt_id, record.line) for record in records] == [(0, 1), (1, 3)]
 
 
 def test_missing_empty_and_unknown(tmp_path: Path) -> None:
@@ -86,8 +92,11 @@ def test_not_utf8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("glyphs-train", 1000), ("glyphs-evaluate", 128), ("shapes-train", 128), ("shapes-evaluate", 128)],
-)
+    [
+        ("glyphs-train", 1000), ("glyphs-evaluate", 128), ("shapes-train", 128), ("shapes-evaluate", 128),
+        ("geneval-train", 1700), ("geneval-evaluate", 553), ("signs-train", 1000), ("signs-evaluate", 128),
+    ],
+)  # fmt: skip
 def test_built_in_sets(name: str, least: int) -> None:
     records = load_prompts(f"builtin:{name}")
     assert len(records) >= least

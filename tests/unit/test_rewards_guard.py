@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import typing
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts import PromptRecord
+from storage.reward_config import SingleScorer
 
 PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
 IMAGES = [np.zeros((8, 8, 3), np.uint8)] * 3
@@ -70,6 +72,9 @@ def test_lengths_must_agree() -> None:
 
 def test_registry() -> None:
     assert build_scorer("shapes").name == "shapes"
-    assert set(SCORERS) == {"ocr", "shapes"}
-    with pytest.raises(ConfigurationError, match="'clip'; choose one of: ocr, shapes"):
+    with pytest.raises(ConfigurationError, match=r"'clip'; choose one of: .*geneval, .*ocr, .*shapes"):
         build_scorer("clip")
+
+
+def test_every_scorer_that_can_be_named_is_registered() -> None:
+    assert set(SCORERS) == set(typing.get_args(SingleScorer)) | {"sum"}

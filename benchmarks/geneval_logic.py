@@ -1,0 +1,209 @@
+"""GenEval's rules on hand-made detections: all 553 official rows, perfect and with one fault of each kind.
+
+No detector and no picture: what a perfect detector would find in a perfect picture is made from the row,
+and goes through the scorer `geneval` as a detector's own findings do. Then one thing is made wrong.
+`official_passes` counts the rows that GenEval's official verdict lets pass all the same: it forgives a
+second object where the row excludes none. `metadata_equal` compares the generated rows with the official
+file, and is null where that file is not at hand.
+
+    python -m benchmarks.geneval_logic [--metadata evaluation_metadata.jsonl]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.prompt_sets.geneval import Row, as_lines, meaning, official_rows, training_rows
+from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
+from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
+from gpu_runtime.rewards.protocol import Score
+from storage.prompts import PromptRecord
+
+METADATA = Path(__file__).resolve().parents[2] / "shared/benchmarks/geneval/evaluation_metadata.jsonl"
+_SIDE, _GAP = 40.0, 100.0
+_AWAY = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
+_BLANK_HWC = np.zeros((8, 8, 3), np.uint8)
+_TRAINING_ROWS = 1700
+
+Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
+"""From a row and its perfect findings to findings with that one fault; none where it has no room for it."""
+
+
+class PlayedFindings:
+    """A detector and a classifier that find what they are told: both protocols of GenEval's logic."""
+
+    class_names = frozenset(CLASSES)
+
+    def __init__(self, findings: Sequence[Detection]) -> None:
+        self._findings = findings
+
+    def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
+        """The findings without their colours, as a detector gives them."""
+        return [replace(item, colour="") for item in self._findings]
+
+    def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
+        """The colours of those findings, known again by their boxes."""
+        colours = {item.box: item.colour for item in self._findings}
+        return [colours[item.box] for item in found]
+
+
+def judged(row: Row, findings: Sequence[Detection]) -> Score:
+    """What the scorer says of these findings."""
+    played = PlayedFindings(findings)
+    prompt = PromptRecord(0, row["prompt"], row)
+    scorer = GenEvalScorer(played, played)
+    scorer.check(prompt)
+    return scorer.score(_BLANK_HWC, prompt)
+
+
+def perfect(row: Row) -> list[Detection]:
+    """What a perfect detector finds in a picture that fulfils the row."""
+    placed: list[tuple[float, float]] = []
+    findings: list[Detection] = []
+    for place, item in enumerate(row["include"]):
+        left, top = 10 * _GAP * place, 10 * _GAP * place
+        if item.get("position") is not None:
+            relation, index = item["position"]
+            right, down = _AWAY[relation]
+            left, top = placed[index][0] + right * _GAP, placed[index][1] + down * _GAP
+        placed.append((left, top))
+        for number in range(item["count"]):
+            findings.append(_object(item["class"], item.get("color", ""), left + number * _GAP, top))
+    return findings
+
+
+def _object(name: str, colour: str, left: float, top: float) -> Detection:
+    return Detection(name, colour, (left, top, left + _SIDE, top + _SIDE), 0.95)
+
+
+def missing_object(row: Row, findings: list[Detection]) -> list[list[Detection]]:
+    """One object is not there; each in turn."""
+    return [findings[:place] + findings[place + 1 :] for place in range(len(findings))]
+
+
+def one_too_many(row: Row, findings: list[Detection]) -> list[list[Detection]]:
+    """One more object of a class, like one that is asked for and beside it; of each class in turn."""
+    faulty = []
+    for item in row["include"]:
+        like = next(found for found in findings if found.class_name == item["class"])
+        other = _object(like.class_name, like.colour, like.box[0] + 7 * _SIDE, like.box[1] + 7 * _SIDE)
+        faulty.append([*findings, replace(other, confidence=0.92)])
+    return faulty
+
+
+def wrong_colour(row: Row, findings: list[Detection]) -> list[list[Detection]]:
+    """One object has another colour than asked: every other one in turn."""
+    return [
+        [*findings[:place], replace(found, colour=colour), *findings[place + 1 :]]
+        for place, found in enumerate(findings)
+        if found.colour
+        for colour in COLOURS
+        if colour != found.colour
+    ]
+
+
+def wrong_position(row: Row, findings: list[Detection]) -> list[list[Detection]]:
+    """The object that should stand somewhere stands opposite, beside, or on the other."""
+    faulty = []
+    for place, item in enumerate(row["include"]):
+        if item.get("position") is None:
+            continue
+        relation, index = item["position"]
+        left, top = findings[index].box[:2]
+        for other, (right, down) in [*_AWAY.items(), (OPPOSITE[relation], (0, 0))]:
+            if other != relation:
+                moved = _object(item["class"], findings[place].colour, left + right * _GAP, top + down * _GAP)
+                faulty.append([*findings[:place], moved, *findings[place + 1 :]])
+    return faulty
+
+
+def wrong_count(row: Row, findings: list[Detection]) -> list[list[Detection]]:
+    """Another number of objects, up to the most that are looked at, where a number is asked for."""
+    if row["tag"] != "counting":
+        return []
+    asked, first = len(findings), findings[0]
+    numbers = [number for number in range(17) if number != asked]
+    return [
+        [_object(first.class_name, "", place * _GAP, 0.0) for place in range(number)] for number in numbers
+    ]
+
+
+FAULTS: dict[str, Fault] = {
+    "missing_object": missing_object,
+    "one_too_many": one_too_many,
+    "wrong_colour": wrong_colour,
+    "wrong_position": wrong_position,
+    "wrong_count": wrong_count,
+}
+
+
+def _fault_figures(rows: Sequence[Row], fault: Fault) -> dict[str, Any]:
+    """Scores of all findings with one kind of fault."""
+    scores = [[judged(row, findings) for findings in fault(row, perfect(row))] for row in rows]
+    values = [score.value for of_row in scores for score in of_row]
+    return {
+        "rows": sum(bool(of_row) for of_row in scores),
+        "cases": len(values),
+        "highest": round(max(values), 6),
+        "lowest": round(min(values), 6),
+        "mean": round(statistics.fmean(values), 6),
+        "official_passes": sum(score.exact for of_row in scores for score in of_row),
+    }
+
+
+def _training_figures(rows: Sequence[Row]) -> dict[str, Any]:
+    """Tags of a training set, and whether a test row is among it."""
+    test = {meaning(row) for row in rows}
+    drawn = training_rows(_TRAINING_ROWS, seed=0)
+    return {
+        "rows": len(drawn),
+        "tags": dict(Counter(row["tag"] for row in drawn)),
+        "of_the_test": sum(meaning(row) in test for row in drawn),
+    }
+
+
+def figures(metadata: Path) -> dict[str, Any]:
+    """All that the benchmark prints."""
+    rows = official_rows()
+    scores = [judged(row, perfect(row)) for row in rows]
+    faults = {name: _fault_figures(rows, fault) for name, fault in FAULTS.items()}
+    equal = None
+    if metadata.is_file():
+        lines = metadata.read_text(encoding="utf-8").splitlines()
+        equal = rows == [json.loads(line) for line in lines] and as_lines(rows).splitlines() == lines
+    return {
+        "rows": len(rows),
+        "perfect": min(score.value for score in scores),
+        "perfect_official": min(float(score.exact) for score in scores),
+        "metadata_equal": equal,
+        "one_fault_below_1": all(fault["highest"] < 1 for fault in faults.values()),
+        "faults": faults,
+        "tags": dict(Counter(row["tag"] for row in rows)),
+        "training": _training_figures(rows),
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--metadata", type=Path, default=METADATA, help="the official file to compare with")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    finish("geneval_logic", figures(arguments.metadata), arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

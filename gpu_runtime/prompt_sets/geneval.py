@@ -1,0 +1,205 @@
+"""GenEval's prompts: the 553 official ones, drawn again as they were drawn, and others to train on.
+
+The official file is one draw from a seeded generator. The same draws give the same file to the byte, so
+that the project needs no copy of it and can draw more of the same kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.prompt_sets.geneval_words import (
+    CLASSES,
+    COLOURS,
+    NUMBERS,
+    OPPOSITE,
+    RELATIONS,
+    TAGS,
+    plural,
+    with_article,
+)
+from storage.errors import PromptFileError
+
+Row = dict[str, Any]
+
+OFFICIAL_SEED = 43
+_OFFICIAL_DRAWS = 100
+"""Of each tag but `single_object`, which names each class once; repeated rows are dropped then."""
+
+OFFICIAL_SHA256 = "5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13"
+"""Of the official file's bytes."""
+
+TRAINING_WEIGHTS: Mapping[str, int] = {
+    "position": 7, "counting": 5, "color_attr": 3, "colors": 1, "two_object": 1, "single_object": 0,
+}  # fmt: skip
+"""How often each tag comes in training (Flow-GRPO, arXiv 2505.05470, section 5.1): what a base model fails
+comes most, and single objects, which it knows, never."""
+
+_PEOPLE = 1
+"""Classes that no colour is asked of: `person`, the first."""
+
+
+def official_rows() -> list[Row]:
+    """The 553 official rows, in the official order.
+
+    Raises:
+        PromptFileError: this numpy draws other numbers from a seed than the official file came from.
+    """
+    rng = np.random.default_rng(OFFICIAL_SEED)
+    rows = [_single_object(int(index)) for index in rng.choice(len(CLASSES), len(CLASSES), replace=False)]
+    for tag in TAGS[1:]:
+        rows += [draw_row(tag, rng) for _ in range(_OFFICIAL_DRAWS)]
+    distinct = list({json.dumps(row): row for row in rows}.values())
+    digest = hashlib.sha256(as_lines(distinct).encode()).hexdigest()
+    if digest != OFFICIAL_SHA256:
+        raise PromptFileError(
+            f"numpy {np.__version__} draws other GenEval rows (SHA-256 {digest[:12]}) than the official ones "
+            f"({OFFICIAL_SHA256[:12]}): use the committed file, builtin:geneval-evaluate"
+        )
+    return distinct
+
+
+def draw_row(tag: str, rng: np.random.Generator) -> Row:
+    """Draw a row of one tag, with the official draws in the official order."""
+    return _DRAWS[tag](rng)
+
+
+def training_rows(count: int, seed: int) -> list[Row]:
+    """Draw rows to train on: the tags by `TRAINING_WEIGHTS`, mixed, and no row of the test.
+
+    A row that means what a test row means in other words (two objects the other way round) is left out
+    too. Counting has so few rows that they come again and again; each time has a prompt id, and so noise,
+    of its own.
+
+    Args:
+        count: of rows, at least one.
+        seed: what the rows are a function of.
+
+    Raises:
+        PromptFileError: `count` is below 1.
+    """
+    if count < 1:
+        raise PromptFileError(f"{count} GenEval rows are asked for; ask for at least 1")
+    rng = np.random.default_rng(seed)
+    test = {meaning(row) for row in official_rows()}
+    total = sum(TRAINING_WEIGHTS.values())
+    rows: list[Row] = []
+    for tag, weight in TRAINING_WEIGHTS.items():
+        wanted = count * weight // total
+        rows += _drawn_outside(test, partial(draw_row, tag), wanted, rng)
+    heaviest = max(TRAINING_WEIGHTS, key=lambda tag: TRAINING_WEIGHTS[tag])
+    rows += _drawn_outside(test, partial(draw_row, heaviest), count - len(rows), rng)
+    return [rows[index] for index in rng.permutation(len(rows))]
+
+
+def meaning(row: Row) -> tuple[object, ...]:
+    """What a row asks for, the same for two rows that the same pictures fulfil."""
+    include = row["include"]
+    objects = sorted((item["class"], item["count"], item.get("color", "")) for item in include)
+    relations = set()
+    for item in include:
+        if item.get("position") is not None:
+            relation, index = item["position"]
+            pair = (item["class"], relation, include[index]["class"])
+            relations.add(min(pair, (pair[2], OPPOSITE[relation], pair[0])))
+    return tuple(objects), tuple(sorted(relations))
+
+
+def as_lines(rows: list[Row]) -> str:
+    """The rows as the content of a .jsonl file."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _drawn_outside(
+    test: set[tuple[object, ...]],
+    draw: Callable[[np.random.Generator], Row],
+    count: int,
+    rng: np.random.Generator,
+) -> list[Row]:
+    rows: list[Row] = []
+    while len(rows) < count:
+        row = draw(rng)
+        if meaning(row) not in test:
+            rows.append(row)
+    return rows
+
+
+def _single_object(index: int) -> Row:
+    name = CLASSES[index]
+    include = [{"class": name, "count": 1}]
+    return {"tag": "single_object", "include": include, "prompt": f"a photo of {with_article(name)}"}
+
+
+def _draw_single_object(rng: np.random.Generator) -> Row:
+    return _single_object(int(rng.choice(len(CLASSES))))
+
+
+def _two_classes(rng: np.random.Generator, without: int = 0) -> tuple[str, str]:
+    first, second = rng.choice(len(CLASSES) - without, size=2, replace=False) + without
+    return CLASSES[first], CLASSES[second]
+
+
+def _draw_two_object(rng: np.random.Generator) -> Row:
+    names = _two_classes(rng)
+    prompt = f"a photo of {with_article(names[0])} and {with_article(names[1])}"
+    return {"tag": "two_object", "include": [{"class": name, "count": 1} for name in names], "prompt": prompt}
+
+
+def _draw_counting(rng: np.random.Generator) -> Row:
+    name = CLASSES[rng.choice(len(CLASSES))]
+    count = int(rng.integers(min(NUMBERS), max(NUMBERS), endpoint=True))
+    return {
+        "tag": "counting",
+        "include": [{"class": name, "count": count}],
+        "exclude": [{"class": name, "count": count + 1}],
+        "prompt": f"a photo of {NUMBERS[count]} {plural(name)}",
+    }
+
+
+def _draw_colors(rng: np.random.Generator) -> Row:
+    name = CLASSES[rng.choice(len(CLASSES) - _PEOPLE) + _PEOPLE]
+    colour = COLOURS[rng.choice(len(COLOURS))]
+    include = [{"class": name, "count": 1, "color": colour}]
+    return {"tag": "colors", "include": include, "prompt": f"a photo of {with_article(colour)} {name}"}
+
+
+def _draw_position(rng: np.random.Generator) -> Row:
+    name, other = _two_classes(rng)
+    relation = RELATIONS[rng.choice(len(RELATIONS))]
+    return {
+        "tag": "position",
+        "include": [
+            {"class": other, "count": 1},
+            {"class": name, "count": 1, "position": [relation, 0]},
+        ],
+        "prompt": f"a photo of {with_article(name)} {relation} {with_article(other)}",
+    }
+
+
+def _draw_color_attr(rng: np.random.Generator) -> Row:
+    names = _two_classes(rng, without=_PEOPLE)
+    colours = [COLOURS[index] for index in rng.choice(len(COLOURS), size=2, replace=False)]
+    described = [f"{with_article(colour)} {name}" for name, colour in zip(names, colours, strict=True)]
+    return {
+        "tag": "color_attr",
+        "include": [
+            {"class": name, "count": 1, "color": colour} for name, colour in zip(names, colours, strict=True)
+        ],
+        "prompt": f"a photo of {' and '.join(described)}",
+    }
+
+
+_DRAWS: Mapping[str, Callable[[np.random.Generator], Row]] = {
+    "single_object": _draw_single_object,
+    "two_object": _draw_two_object,
+    "counting": _draw_counting,
+    "colors": _draw_colors,
+    "position": _draw_position,
+    "color_attr": _draw_color_attr,
+}

@@ -1,0 +1,123 @@
+"""Prompts from Hugging Face datasets on disk: what `save_to_disk` wrote, or single .parquet and .arrow files.
+
+Read by pyarrow: the package `datasets` is not needed. A column `prompt`, `text` or `caption` holds the
+prompts; with a column `include`, its rows are GenEval rows. Arrow knows no list of a text and a number, as a
+`position` is: `include` and `exclude` may be JSON text instead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from storage.errors import PromptFileError
+
+DATA_SUFFIXES = (".parquet", ".arrow")
+"""Of single files."""
+
+PROMPT_COLUMNS = ("prompt", "text", "caption")
+"""Where the prompt may stand; the first that is there is taken."""
+
+_STATE_FILE = "state.json"
+_SPLITS_FILE = "dataset_dict.json"
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files that hold the rows, in their order.
+
+    Args:
+        path: a .parquet or .arrow file, or the folder of a dataset or of one split.
+
+    Raises:
+        PromptFileError: the folder is no dataset, has several splits, or lacks files.
+    """
+    if path.is_file():
+        return [path]
+    if (path / _SPLITS_FILE).is_file():
+        splits = _read_json(path / _SPLITS_FILE).get("splits", [])
+        raise PromptFileError(
+            f"{path} has the splits {', '.join(map(str, splits))}; name the folder of one, as in "
+            f"{path / str(next(iter(splits), 'train'))}"
+        )
+    if (path / _STATE_FILE).is_file():
+        listed = _read_json(path / _STATE_FILE).get("_data_files", [])
+        files = [path / str(entry["filename"]) for entry in listed]
+    else:
+        files = sorted(found for suffix in DATA_SUFFIXES for found in path.glob(f"*{suffix}"))
+    missing = [file for file in files if not file.is_file()]
+    if not files or missing:
+        lacks = missing[0].name if missing else f"{_STATE_FILE}, nor {' or '.join(DATA_SUFFIXES)} files"
+        raise PromptFileError(
+            f"{path} is no dataset that can be read: it has no {lacks}; save it with "
+            "`dataset.save_to_disk(...)`"
+        )
+    return files
+
+
+def dataset_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a dataset, each with where it stands (file and row, counted from 1).
+
+    A row has its prompt under `prompt`, and nothing where the dataset has nothing: GenEval's `color` and
+    `position` are absent rather than None.
+
+    Raises:
+        PromptFileError: a file is damaged, or has no column of prompts.
+    """
+    for file in data_files(path):
+        table = _read_table(file)
+        column = next((name for name in PROMPT_COLUMNS if name in table.column_names), None)
+        if column is None:
+            raise PromptFileError(
+                f"{file}: no column {', '.join(PROMPT_COLUMNS)}; it has {', '.join(table.column_names)}: "
+                "rename the one that holds the prompts"
+            )
+        for number, row in enumerate(table.to_pylist(), start=1):
+            where, found = f"{file}:row {number}", _without_nothing(row)
+            objects = {
+                key: _from_json(found[key], f"{where}: `{key}`")
+                for key in ("include", "exclude")
+                if isinstance(found.get(key), str)
+            }
+            yield where, found | objects | {"prompt": found.get(column)}
+
+
+def _from_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise PromptFileError(f"{where}: not JSON ({error}): {text[:80]!r}") from error
+
+
+def _without_nothing(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nothing(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _read_table(file: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        if file.suffix == ".parquet":
+            return pyarrow.parquet.read_table(file)
+        with pyarrow.memory_map(str(file)) as source:
+            try:
+                return pyarrow.ipc.open_stream(source).read_all()  # what `datasets` writes
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                return pyarrow.ipc.open_file(source).read_all()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise PromptFileError(f"{file}: not a file that pyarrow can read: {error}; save it again") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PromptFileError(f"{file}: not JSON ({error}); save the dataset again") from error
+    if not isinstance(values, dict):
+        raise PromptFileError(f"{file}: expected a JSON object; save the dataset again")
+    return values

@@ -1,0 +1,70 @@
+"""Judges of the real classes with tiny random weights, saved to disk in the hub's own layout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPTokenizer,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+    Mask2FormerImageProcessorPil,
+    SwinConfig,
+)
+
+from gpu_runtime.prompt_sets.geneval_words import CLASSES
+
+COCO_NAMES = {"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": "keyboard"}
+
+
+def save_detector(folder: Path, labels: tuple[str, ...] = CLASSES, seed: int = 0) -> Path:
+    """A Mask2Former of ten queries; labels as COCO calls them."""
+    torch.manual_seed(seed)
+    backbone = SwinConfig(
+        image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=2,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=backbone, feature_size=32, mask_feature_size=32, hidden_dim=32,
+        encoder_feedforward_dim=32, encoder_layers=1, decoder_layers=2, num_attention_heads=2,
+        dim_feedforward=32, num_queries=10,
+        id2label={index: COCO_NAMES.get(name, name) for index, name in enumerate(labels)},
+    )  # fmt: skip
+    model = Mask2FormerForUniversalSegmentation(config)
+    model.save_pretrained(folder)
+    Mask2FormerImageProcessorPil(
+        size={"shortest_edge": 64, "longest_edge": 96}, size_divisor=32
+    ).save_pretrained(folder)
+    return folder
+
+
+def save_clip(folder: Path, seed: int = 0) -> Path:
+    """A CLIP of pictures of 32x32 and of texts letter by letter."""
+    torch.manual_seed(seed)
+    letters = sorted(ByteLevel.alphabet())
+    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    tokenizer = CLIPTokenizer(
+        vocab={word: index for index, word in enumerate(words)}, merges=[], model_max_length=32
+    )
+    tower = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = tower | {
+        "vocab_size": len(words), "max_position_embeddings": 32, "bos_token_id": len(words) - 2,
+        "eos_token_id": len(words) - 1, "pad_token_id": len(words) - 1,
+    }  # fmt: skip
+    vision = tower | {"image_size": 32, "patch_size": 8}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8))
+    with torch.no_grad():  # the usual start is so small that all texts are alike
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
+        folder
+    )
+    return folder

@@ -164,7 +164,11 @@ class EvaluationImage:
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """A held-out evaluation after `iteration` iterations (0: the untouched model)."""
+    """A held-out evaluation after `iteration` iterations (0: the untouched model).
+
+    Attributes:
+        parts: mean of each part of a weighted sum; goes to MLflow, not to the database.
+    """
 
     run_id: str
     iteration: int
@@ -176,3 +180,4 @@ class EvaluationRecord:
     images: list[EvaluationImage] = field(default_factory=list)
     intervals: list[StateInterval] = field(default_factory=list)
     device_events: list[DeviceEvent] = field(default_factory=list)
+    parts: dict[str, float] = field(default_factory=dict)

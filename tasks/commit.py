@@ -9,7 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.exploration.plan import plan_to_json
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
 from gpu_runtime.seed_search import SeedReview
 from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
@@ -42,8 +42,9 @@ def _commit(session: Session, record: IterationRecord) -> None:
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the database and to MLflow."""
     session.store.commit_evaluation(record)
+    parts = {f"evaluation_part_{name}": value for name, value in record.parts.items()}
     session.tracker.metrics(
-        record.iteration, {"evaluation_score": record.score, "evaluation_exact": record.exact}
+        record.iteration, {"evaluation_score": record.score, "evaluation_exact": record.exact, **parts}
     )
 
 
@@ -65,6 +66,7 @@ def iteration_record(
         "reward_std": statistics.pstdev(values),
         "exact_share": statistics.fmean(score.exact for score in scores),
         "scorer_errors": float(sum(score.error is not None for score in scores)),
+        **{f"reward_part_{name}": value for name, value in part_means(scores).items()},
         "groups": float(rolled.prompt_count),
         "groups_dropped": float(advantages.dropped),
         "training_steps": float(report.training_steps),
@@ -124,6 +126,7 @@ def evaluation_record(
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
         evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
+        part_means(evaluation.scores),
     )  # fmt: skip
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     CLIPConfig,
     CLIPImageProcessorPil,
     CLIPModel,
     CLIPTokenizer,
+    DeepseekOcr2Config,
+    DeepseekOcr2ForConditionalGeneration,
+    DeepseekOcr2ImageProcessorPil,
     Mask2FormerConfig,
     Mask2FormerForUniversalSegmentation,
     Mask2FormerImageProcessorPil,
+    PreTrainedTokenizerFast,
     SwinConfig,
 )
 
@@ -67,4 +74,46 @@ def save_clip(folder: Path, seed: int = 0) -> Path:
     CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}).save_pretrained(
         folder
     )
+    return folder
+
+
+def save_reader(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Path:
+    """A DeepSeek-OCR-2 that reads nonsense from pictures of 64x64."""
+    torch.manual_seed(seed)
+    words = ["<unk>", "<s>", "</s>", "<image>", *sorted(ByteLevel.alphabet())]
+    inner = Tokenizer(BPE({word: index for index, word in enumerate(words)}, [], unk_token="<unk>"))
+    inner.pre_tokenizer, inner.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="</s>", unk_token="<unk>",
+        extra_special_tokens={"image_token": "<image>"},
+    )  # fmt: skip
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {
+        "sam_config": small | {
+            "output_channels": 16, "image_size": 64, "window_size": 2, "global_attn_indexes": [1],
+            "downsample_channels": [24, 32],
+        },
+        "encoder_config": small | {"vocab_size": 8, "intermediate_size": 32, "num_key_value_heads": 2},
+    }  # fmt: skip
+    text = small | {
+        "vocab_size": len(words), "intermediate_size": 32, "moe_intermediate_size": 16, "n_routed_experts": 4,
+        "n_shared_experts": 1, "num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"],
+        "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    }  # fmt: skip
+    config = DeepseekOcr2Config(
+        vision_config=vision,
+        text_config=text,
+        image_token_id=3,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    model = DeepseekOcr2ForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.2)
+    model.to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    DeepseekOcr2ImageProcessorPil(size={"height": 1024, "width": 1024}, tile_size=768).save_pretrained(folder)
     return folder

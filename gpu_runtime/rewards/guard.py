@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
 from storage.errors import RewardError
 from storage.prompts import PromptRecord
 
@@ -20,7 +20,7 @@ def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[Pr
 
 
 def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-    """Score each image against its own prompt, one at a time.
+    """Score each image against its own prompt: one at a time, or all at once by a `BatchScorer`.
 
     Args:
         scorer: the judge.
@@ -35,6 +35,8 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
     """
     if len(images) != len(prompts):
         raise RewardError(f"{len(images)} images but {len(prompts)} prompts; each image needs its own prompt")
+    if isinstance(scorer, BatchScorer):
+        return _score_batch(scorer, images, prompts)
     return [_score_one(scorer, image, prompt) for image, prompt in zip(images, prompts, strict=True)]
 
 
@@ -56,10 +58,30 @@ def _score_one(scorer: Scorer, image_HWC: np.ndarray, prompt: PromptRecord) -> S
     # A scorer is third-party code over arbitrary pixels: what it may throw is not known, and one
     # image must not end a run that is being paid for. The error is kept in the score, not hidden.
     try:
-        score = scorer.score(image_HWC, prompt)
-        value = float(score.value)
+        return _checked(scorer.score(image_HWC, prompt))
     except Exception as error:  # noqa: BLE001
-        return Score(0.0, False, "", error=f"{type(error).__name__}: {error}")
+        return _failed(error)
+
+
+def _score_batch(
+    scorer: BatchScorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]
+) -> list[Score]:
+    try:
+        scores = [_checked(score) for score in scorer.score_batch(images, prompts)]
+        if len(scores) != len(images):
+            raise RewardError(f"{len(scores)} scores came back for {len(images)} images")
+    except Exception as error:  # noqa: BLE001 - as above
+        return [_failed(error)] * len(images)
+    return scores
+
+
+def _checked(score: Score) -> Score:
+    """The score itself, or an error in its place where it is none."""
+    value = float(score.value)
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
         return Score(0.0, False, score.detail, error=f"score {value} is not in [0, 1]")
     return score
+
+
+def _failed(error: Exception) -> Score:
+    return Score(0.0, False, "", error=f"{type(error).__name__}: {error}")

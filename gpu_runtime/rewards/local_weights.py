@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -47,17 +49,28 @@ def local_folder(setting: str, name: str, weights: bool = True) -> Path:
     return folder
 
 
-def load_whole(model_class: Any, setting: str, folder: Path) -> Any:
+def load_whole(
+    model_class: Any, setting: str, folder: Path, dtype: torch.dtype | None = torch.float32
+) -> Any:
     """Load a model of one of transformers' classes, with all its weights.
 
     transformers draws weights at random where a file lacks them, and only warns. A judge that is partly
     random would be trained on all the same.
 
+    Args:
+        model_class: with `from_pretrained`.
+        setting: the setting that names the model, for messages.
+        folder: of the files.
+        dtype: of the weights; None for that of the files.
+
     Raises:
         ModelError: the files are of another model, or weights are missing in them.
     """
+    _refuse_other_model(model_class, setting, folder)
     try:
-        model, report = model_class.from_pretrained(folder, local_files_only=True, output_loading_info=True)
+        model, report = model_class.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True, dtype="auto" if dtype is None else dtype
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(
             f"{setting}: {folder} is no {model_class.__name__} that transformers can load: {error}"
@@ -70,3 +83,17 @@ def load_whole(model_class: Any, setting: str, folder: Path) -> Any:
             f"{lacking[0]}; name the folder of a whole {model_class.__name__}"
         )
     return model
+
+
+def _refuse_other_model(model_class: Any, setting: str, folder: Path) -> None:
+    """By the configuration alone: a model built from another one's could be of any size."""
+    file, wanted = folder / "config.json", model_class.config_class.model_type
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError) as error:
+        raise ModelError(f"{setting}: {file} is no JSON object; download the model again, whole") from error
+    if found != wanted:
+        raise ModelError(
+            f"{setting}: {folder} holds a model of type {found!r}, not {wanted!r}; name one that "
+            f"transformers loads as {model_class.__name__}"
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -19,12 +21,14 @@ class Score:
         exact: whether the image does all that its prompt asks; the measure that is reported.
         detail: what was read or detected, for people.
         error: why there is no judgement; None when there is one.
+        parts: what each scorer of a weighted sum says, by name; empty for any other.
     """
 
     value: float
     exact: bool
     detail: str
     error: str | None = None
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 class Scorer(Protocol):
@@ -43,3 +47,23 @@ class Scorer(Protocol):
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) against its prompt; may raise anything."""
         ...
+
+
+@runtime_checkable
+class BatchScorer(Protocol):
+    """A scorer that does better with several images at once, as one that waits for a server does.
+
+    No score may depend on the other images all the same.
+    """
+
+    def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+        """One score an image, in order; one that failed has an `error`. May raise anything."""
+        ...
+
+
+def part_means(scores: Sequence[Score]) -> dict[str, float]:
+    """The mean of each part of a weighted sum over the images that have it; empty for other scorers."""
+    names = dict.fromkeys(name for score in scores for name in score.parts)
+    return {
+        name: statistics.fmean(score.parts[name] for score in scores if name in score.parts) for name in names
+    }

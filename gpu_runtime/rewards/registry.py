@@ -29,10 +29,54 @@ def _geneval(settings: RewardConfig) -> Scorer:
     return GenEvalScorer(Mask2FormerDetector.load(settings.detector), ClipColours.load(settings.clip))
 
 
+def _deepseek_ocr(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
+
+    return DeepseekOcrScorer.load(settings.reader, settings.reader_tokens)
+
+
+def _clip_score(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.clip_score import ClipScorer
+
+    return ClipScorer.load(settings.clip)
+
+
+def _pick_score(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.pick_score import PickScorer
+
+    return PickScorer.load(settings.pick, settings.pick_processor)
+
+
+def _jpeg(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.jpeg import JpegScorer
+
+    return JpegScorer()
+
+
+def _remote(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.remote import RemoteScorer
+
+    return RemoteScorer(settings.remote)
+
+
+def _sum(settings: RewardConfig) -> Scorer:
+    from gpu_runtime.rewards.weighted_sum import WeightedSum
+
+    return WeightedSum(
+        {name: (build_scorer(name, settings), weight) for name, weight in settings.parts.items()}
+    )
+
+
 SCORERS: dict[str, Callable[[RewardConfig], Scorer]] = {
     "ocr": _ocr,
     "shapes": _shapes,
     "geneval": _geneval,
+    "deepseek-ocr": _deepseek_ocr,
+    "clip-score": _clip_score,
+    "pick-score": _pick_score,
+    "jpeg": _jpeg,
+    "remote": _remote,
+    "sum": _sum,
 }
 
 

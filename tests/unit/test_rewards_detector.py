@@ -125,7 +125,7 @@ def test_weights_that_are_not_there_are_refused(tmp_path: Path, judges: RewardCo
 
 
 def test_weights_of_another_model_are_refused(judges: RewardConfig):
-    with pytest.raises(ModelError, match=r"reward\.clip: .* CLIPModel"):
+    with pytest.raises(ModelError, match=r"reward\.clip: .* type 'mask2former', not 'clip'.* CLIPModel"):
         build_scorer("geneval", judges.model_copy(update={"clip": judges.detector}))
 
 

@@ -1,0 +1,33 @@
+"""Reward for pictures that compress well: how much smaller than its pixels the JPEG file is.
+
+The "compressibility" of DDPO (arXiv 2305.13301), relative to the picture's size, so that resolutions can be
+compared. It needs no model and reads no prompt: a first reward to try a model family with.
+"""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+from PIL import Image
+
+from gpu_runtime.rewards.protocol import Score
+from storage.prompts import PromptRecord
+
+QUALITY = 95
+
+
+class JpegScorer:
+    """1 - file's bytes / bytes of the raw pixels, within [0, 1]; a photograph is at about 0.8."""
+
+    name = "jpeg"
+
+    def check(self, prompt: PromptRecord) -> None:
+        """Every prompt will do."""
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Judge a uint8 RGB image of shape (H, W, 3); the prompt makes no difference, none is ever exact."""
+        file = io.BytesIO()
+        Image.fromarray(image_HWC).save(file, format="JPEG", quality=QUALITY)
+        size_bytes = file.tell()
+        return Score(max(0.0, 1.0 - size_bytes / image_HWC.size), False, f"{size_bytes} bytes")

@@ -1,0 +1,145 @@
+"""Scorers that look at whole pictures: real classes with tiny random weights, formulas by hand."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpu_runtime.rewards.clip_model import Clip
+from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.ocr import normalise, ocr_reward
+from gpu_runtime.rewards.registry import build_scorer
+from storage.errors import ModelError, PromptFileError
+from storage.prompts import PromptRecord
+from storage.reward_config import RewardConfig
+from tests.tiny_judges import save_clip, save_detector, save_reader
+
+NOISE = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
+FLAT = np.full((40, 56, 3), 90, np.uint8)
+SIGN = PromptRecord(0, 'a sign that says "Open"')
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
+    folder = tmp_path_factory.mktemp("judges")
+    return RewardConfig(
+        clip=str(save_clip(folder / "clip")),
+        pick=str(save_clip(folder / "pick", seed=1)),
+        pick_processor=str(folder / "clip"),
+        reader=str(save_reader(folder / "reader")),
+        reader_tokens=5,
+    )
+
+
+def test_jpeg_is_the_share_of_bytes_saved():
+    scorer = build_scorer("jpeg")
+    scorer.check(SIGN)
+    file = io.BytesIO()
+    Image.fromarray(NOISE).save(file, "JPEG", quality=95)
+    score = scorer.score(NOISE, SIGN)
+    assert score.value == pytest.approx(1 - len(file.getvalue()) / (40 * 56 * 3))
+    assert (score.exact, score.detail) == (False, f"{len(file.getvalue())} bytes")
+    assert 0 <= score.value < scorer.score(FLAT, SIGN).value < 1
+    assert scorer.score(NOISE[:1, :1], SIGN).value == 0.0  # the header alone is longer than the pixels
+
+
+def test_clip_score_is_the_cosine_times_two_and_a_half(settings: RewardConfig):
+    scorer = build_scorer("clip-score", settings)
+    clip = Clip.load("reward.clip", settings.clip)
+    seen: list[float] = []
+    for prompt in (SIGN, PromptRecord(1, "zebra"), PromptRecord(2, "x" * 500)):
+        scorer.check(prompt)
+        cosine = float(clip.of_pictures([NOISE])[0] @ clip.of_texts([prompt.text])[0])
+        seen.append(scorer.score(NOISE, prompt).value)
+        assert seen[-1] == pytest.approx(min(1.0, max(0.0, 2.5 * cosine)), abs=1e-6)
+    assert len(set(seen)) > 1
+
+
+def test_pick_score_is_the_scaled_cosine_over_26(settings: RewardConfig):
+    scorer = build_scorer("pick-score", settings)
+    clip = Clip.load("reward.pick", settings.pick)
+    cosine = float(clip.of_pictures([FLAT])[0] @ clip.of_texts([SIGN.text])[0])
+    score = scorer.score(FLAT, SIGN)
+    scale = float(np.exp(2.6592))  # what a new CLIP begins with
+    assert score.value == pytest.approx(max(0.0, scale * cosine / 26), abs=1e-4)
+    assert score.detail.startswith("score ")
+
+
+def test_vectors_have_length_one(settings: RewardConfig):
+    clip = Clip.load("reward.clip", settings.clip)
+    assert clip.of_pictures([NOISE, FLAT]).norm(dim=-1).tolist() == pytest.approx([1, 1])
+    assert clip.of_texts(["a", "b c"]).norm(dim=-1).tolist() == pytest.approx([1, 1])
+
+
+def test_deepseek_reads_the_same_twice_and_is_judged_as_ocr_is(settings: RewardConfig):
+    scorer = build_scorer("deepseek-ocr", settings)
+    assert isinstance(scorer, DeepseekOcrScorer)
+    scorer.check(SIGN)
+    with pytest.raises(PromptFileError, match="no text in double quotes"):
+        scorer.check(PromptRecord(0, "a sign"))
+    score = scorer.score(NOISE, SIGN)
+    assert score == scorer.score(NOISE, SIGN)
+    assert score.value == ocr_reward("open", normalise(score.detail))
+    assert len(score.detail) <= settings.reader_tokens
+
+
+def test_lines_and_capitals_make_no_difference_to_the_target(
+    settings: RewardConfig, monkeypatch: pytest.MonkeyPatch
+):
+    scorer = DeepseekOcrScorer.load(settings.reader, 5)
+    monkeypatch.setattr(scorer, "read", lambda image: "op\nEN  now")
+    assert scorer.score(NOISE, SIGN).exact
+
+
+@pytest.mark.parametrize(
+    ("scorer", "setting"),
+    [
+        ("clip-score", "clip"),
+        ("pick-score", "pick"),
+        ("pick-score", "pick_processor"),
+        ("deepseek-ocr", "reader"),
+    ],
+)
+def test_missing_weights_are_refused_by_their_setting(settings: RewardConfig, scorer: str, setting: str):
+    missing = settings.model_copy(update={setting: "nobody/has-this"})
+    with pytest.raises(ModelError, match=rf"reward\.{setting} = 'nobody/has-this' is no folder here"):
+        build_scorer(scorer, missing)
+
+
+def test_weights_of_another_model_are_refused(tmp_path: Path, settings: RewardConfig):
+    detector = save_detector(tmp_path / "detector")
+    with pytest.raises(ModelError, match=r"type 'mask2former', not 'deepseek_ocr2'"):
+        build_scorer("deepseek-ocr", settings.model_copy(update={"reader": str(detector)}))
+    (tmp_path / "config.json").write_text("[")
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"config\.json is no JSON object"):
+        build_scorer("deepseek-ocr", settings.model_copy(update={"reader": str(tmp_path)}))
+    with pytest.raises(ModelError, match=r"reward\.pick_processor: .* no tokenizer and picture size"):
+        build_scorer("pick-score", settings.model_copy(update={"pick_processor": str(detector)}))
+
+
+def test_half_a_file_of_weights_is_refused(tmp_path: Path):
+    from safetensors.torch import load_file, save_file
+
+    folder = save_clip(tmp_path / "clip")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: value for name, value in weights.items() if "visual_projection" not in name},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    with pytest.raises(
+        ModelError, match=r"lacks 1 weights of a CLIPModel, such as visual_projection\.weight"
+    ):
+        Clip.load("reward.clip", str(folder))
+
+
+def test_a_picture_scores_the_same_in_any_company(settings: RewardConfig):
+    scorer = build_scorer("clip-score", settings)
+    alone = score_each(scorer, [NOISE], [SIGN])[0]
+    assert score_each(scorer, [FLAT, NOISE], [SIGN, SIGN])[1] == alone

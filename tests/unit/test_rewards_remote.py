@@ -1,0 +1,206 @@
+"""The remote scorer against a local server that plays what servers do wrong."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.rewards.remote import RemoteScorer
+from storage.errors import ConfigurationError, RewardError
+from storage.prompts import PromptRecord
+from storage.reward_config import RemoteConfig, RewardConfig
+
+IMAGES = [np.full((4, 6, 3), 10 * level, np.uint8) for level in range(6)]
+PROMPTS = [PromptRecord(place, f"prompt {place}", {"tag": str(place)}) for place in range(6)]
+
+Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
+
+
+def by_brightness(body: dict[str, Any]) -> tuple[int, bytes]:
+    """The right answer: a score from the pixels that arrived."""
+    pixels = [np.asarray(Image.open(io.BytesIO(base64.b64decode(text)))) for text in body["images"]]
+    said = {
+        "scores": [float(image[0, 0, 0]) / 100 for image in pixels],
+        "exact": [bool(image[0, 0, 0] >= 50) for image in pixels],
+        "details": [
+            f"{prompt} {row['tag']}" for prompt, row in zip(body["prompts"], body["metadata"], strict=True)
+        ],
+    }
+    return 200, json.dumps(said).encode()
+
+
+def says(status: int, body: Any) -> Answer:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return lambda _: (status, content)
+
+
+class Judge:
+    """A server on this machine; `faults` are played first, then it answers by brightness."""
+
+    def __init__(self) -> None:
+        self.faults: list[Answer] = []
+        self.requests = 0
+        self.active = self.most_active = 0
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with judge.lock:
+                    judge.requests += 1
+                    judge.active += 1
+                    judge.most_active = max(judge.most_active, judge.active)
+                    answer = judge.faults.pop(0) if judge.faults else by_brightness
+                status, content = answer(body)
+                with judge.lock:
+                    judge.active -= 1
+                try:
+                    self.send_response(status)
+                    self.send_header("content-length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+                except OSError:
+                    pass  # the client has gone
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/score"
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
+
+    def hang(self, _: dict[str, Any]) -> tuple[int, bytes]:
+        self.ended.wait(30)
+        return 200, b"{}"
+
+    def close(self) -> None:
+        self.ended.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def judge() -> Iterator[Judge]:
+    judge = Judge()
+    yield judge
+    judge.close()
+
+
+def scorer(judge: Judge, waits: list[float] | None = None, **settings: Any) -> RemoteScorer:
+    remote = RemoteConfig(url=judge.url, **({"timeout_s": 20.0} | settings))
+    return RemoteScorer(remote, wait=(waits if waits is not None else []).append)
+
+
+def test_images_prompts_and_rows_arrive_and_scores_come_back_in_order(judge: Judge):
+    scores = score_each(scorer(judge, images_a_request=2, queue=3), IMAGES, PROMPTS)
+    assert [score.value for score in scores] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    assert [score.exact for score in scores] == [False] * 5 + [True]
+    assert [score.detail for score in scores] == [f"prompt {place} {place}" for place in range(6)]
+    assert judge.requests == 3
+
+
+def test_verdicts_and_details_may_be_left_out(judge: Judge):
+    judge.faults = [says(200, {"scores": [1]})]
+    score = scorer(judge).score(IMAGES[0], PROMPTS[0])
+    assert (score.value, score.exact, score.detail) == (1.0, False, "")
+
+
+FAULTS = [
+    (says(503, b"busy"), "status 503: 'busy'"),
+    (says(429, b"slow down"), "status 429"),
+    (says(200, b"<html>"), "no JSON: '<html>'"),
+    (says(200, [0.5]), "no JSON object"),
+    (says(200, {"score": [0.5]}), "no `scores` in the answer for 1 images"),
+    (says(200, {"scores": [0.5, 0.5]}), "2 `scores` in the answer for 1 images"),
+    (says(200, {"scores": ["high"]}), "'high' among the `scores`"),
+    (says(200, {"scores": [True]}), "True among the `scores`"),
+    (says(200, {"scores": [0.5], "exact": []}), "0 `exact` in the answer"),
+]
+
+
+@pytest.mark.parametrize(("fault", "trouble"), FAULTS)
+def test_a_passing_fault_costs_another_attempt(judge: Judge, fault: Answer, trouble: str):
+    judge.faults, waits = [fault, fault], []
+    assert scorer(judge, waits, backoff_s=0.25).score(IMAGES[3], PROMPTS[3]).value == pytest.approx(0.3)
+    assert (judge.requests, waits) == (3, [0.25, 0.5])
+
+
+@pytest.mark.parametrize(("fault", "trouble"), FAULTS)
+def test_a_lasting_fault_is_an_error_that_says_what(judge: Judge, fault: Answer, trouble: str):
+    judge.faults, waits = [fault] * 9, []
+    with pytest.raises(RewardError) as refused:
+        scorer(judge, waits, attempts=3).score(IMAGES[0], PROMPTS[0])
+    assert "failed 3 times, the last with " in str(refused.value)
+    assert trouble in str(refused.value)
+    assert (judge.requests, waits) == (3, [0.5, 1.0])
+
+
+def test_a_server_that_hangs_is_left_after_the_time_out(judge: Judge):
+    judge.faults = [judge.hang]
+    assert scorer(judge, timeout_s=0.3, attempts=20).score(IMAGES[2], PROMPTS[2]).value == pytest.approx(0.2)
+    judge.faults = [judge.hang] * 2
+    with pytest.raises(RewardError, match=r"no answer within reward\.remote\.timeout_s = 0\.05"):
+        scorer(judge, timeout_s=0.05, attempts=2).score(IMAGES[2], PROMPTS[2])
+
+
+def test_a_server_that_is_gone(judge: Judge):
+    remote = scorer(judge, attempts=2)
+    judge.server.server_close()
+    judge.server.shutdown()
+    with pytest.raises(RewardError, match="failed 2 times, the last with ConnectError"):
+        remote.score(IMAGES[0], PROMPTS[0])
+
+
+def test_a_request_that_is_wrong_is_not_sent_again(judge: Judge):
+    judge.faults = [says(404, b"no such page")] * 3
+    with pytest.raises(RewardError, match=r"refuses the request with status 404: 'no such page'"):
+        scorer(judge).score(IMAGES[0], PROMPTS[0])
+    assert judge.requests == 1
+
+
+def test_images_whose_request_fails_leave_the_others_alone(judge: Judge):
+    judge.faults = [says(400, b"bad picture")]
+    scores = score_each(scorer(judge, images_a_request=3, queue=1), IMAGES, PROMPTS)
+    assert ["bad picture" in str(score.error) for score in scores] == [True] * 3 + [False] * 3
+    assert [score.value for score in scores] == pytest.approx([0, 0, 0, 0.3, 0.4, 0.5])
+
+
+def test_as_many_requests_as_the_queue_allows_are_under_way(judge: Judge):
+    together = threading.Barrier(2)
+
+    def meet(body: dict[str, Any]) -> tuple[int, bytes]:
+        together.wait(20)  # breaks, and the answer is no answer, unless two are here at once
+        return by_brightness(body)
+
+    judge.faults = [meet] * 6
+    scores = score_each(scorer(judge, images_a_request=1, queue=2, attempts=1), IMAGES, PROMPTS)
+    assert [score.error for score in scores] == [None] * 6
+    assert judge.most_active == 2
+
+
+def test_waits_grow_to_a_minute_and_no_further(judge: Judge):
+    judge.faults, waits = [says(500, b"")] * 12, []
+    with pytest.raises(RewardError):
+        scorer(judge, waits, attempts=12, backoff_s=1.0).score(IMAGES[0], PROMPTS[0])
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+
+
+@pytest.mark.parametrize("url", ["judge:8000/score", "ftp://judge/score", "http://", "http://[::1"])
+def test_an_address_that_is_none_is_refused(url: str):
+    settings = RewardConfig(scorer="remote", remote=RemoteConfig(url=url))
+    with pytest.raises(ConfigurationError, match=r"reward\.remote\.url = .* is no address"):
+        build_scorer("remote", settings)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.protocol import BatchScorer, Score, part_means
+from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.rewards.weighted_sum import WeightedSum
+from storage.config import RunConfig
+from storage.config_loading import differences, load_config
+from storage.errors import ConfigurationError, PromptFileError, RewardError
+from storage.prompts import PromptRecord
+from storage.reward_config import RewardConfig
+
+IMAGES = [np.full((8, 8, 3), level, np.uint8) for level in (0, 1)]
+PROMPTS = [PromptRecord(place, f'a sign "{place}"') for place in (0, 1)]
+
+
+class Fixed:
+    """Says the same of every image; `broken` images by their level."""
+
+    def __init__(self, name: str, value: float, exact: bool = False, broken: int = -1) -> None:
+        self.name, self._value, self._exact, self._broken = name, value, exact, broken
+
+    def check(self, prompt: PromptRecord) -> None:
+        if "refused" in prompt.text:
+            raise PromptFileError(f"{self.name} refuses it")
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        if image_HWC[0, 0, 0] == self._broken:
+            raise OSError("gone")
+        return Score(self._value, self._exact, "seen")
+
+
+def test_weights_are_divided_by_their_sum_and_parts_stay_apart():
+    scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0, True), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)})
+    score = scorer.score(IMAGES[0], PROMPTS[0])
+    assert score.value == pytest.approx((3 * 1.0 + 1 * 0.5) / 4)
+    assert score.parts == {"ocr": 1.0, "jpeg": 0.5}
+    assert score.detail == "ocr 1.000 seen; jpeg 0.500 seen"
+    assert score.exact  # jpeg gives no verdict
+
+
+@pytest.mark.parametrize(
+    ("parts", "exact"),
+    [
+        ({"ocr": True, "shapes": True}, True),
+        ({"ocr": True, "shapes": False}, False),
+        ({"jpeg": False, "clip-score": False}, False),
+    ],
+)
+def test_exact_needs_every_part_that_gives_a_verdict(parts: dict[str, bool], exact: bool):
+    scorer = WeightedSum({name: (Fixed(name, 1.0, verdict), 1.0) for name, verdict in parts.items()})
+    assert scorer.score(IMAGES[0], PROMPTS[0]).exact is exact
+
+
+def test_a_part_that_fails_takes_only_its_image_along():
+    scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0, broken=1), 1.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)})
+    good, bad = score_each(scorer, IMAGES, PROMPTS)
+    assert (good.value, good.error) == (0.75, None)
+    assert (bad.value, bad.error, bad.parts) == (0.0, "ocr: OSError: gone", {"jpeg": 0.5})
+    with pytest.raises(RewardError, match="ocr: OSError: gone"):  # as the preflight asks, of one blank image
+        scorer.score(IMAGES[1], PROMPTS[1])
+    assert part_means([good, bad]) == {"ocr": 1.0, "jpeg": 0.5}
+    assert part_means([Score(1.0, True, "")]) == {}
+
+
+def test_every_part_is_asked_about_a_prompt():
+    scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0), 1.0), "jpeg": (Fixed("jpeg", 1.0), 1.0)})
+    scorer.check(PROMPTS[0])
+    with pytest.raises(PromptFileError, match="ocr refuses it"):
+        scorer.check(PromptRecord(0, "refused"))
+    with pytest.raises(ConfigurationError, match="no scorers"):
+        WeightedSum({})
+
+
+def test_the_registry_builds_what_the_settings_say():
+    settings = RewardConfig(scorer="sum", parts={"jpeg": 1.0, "shapes": 2.0})
+    scorer = build_scorer("sum", settings)
+    assert isinstance(scorer, BatchScorer)
+    row = {"include": [{"class": "circle", "count": 1}]}
+    score = scorer.score(IMAGES[0], PromptRecord(0, "a circle", row))
+    assert set(score.parts) == {"jpeg", "shapes"}
+    assert score.value == pytest.approx((score.parts["jpeg"] + 2 * score.parts["shapes"]) / 3)
+
+
+class Batch:
+    name = "batch"
+
+    def __init__(self, *scores: Score | Exception) -> None:
+        self._scores = scores
+
+    def check(self, prompt: PromptRecord) -> None: ...
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        raise AssertionError("asked one at a time")
+
+    def score_batch(self, images: object, prompts: object) -> list[Score]:
+        for score in self._scores:
+            if isinstance(score, Exception):
+                raise score
+        return [score for score in self._scores if isinstance(score, Score)]
+
+
+def test_a_batch_is_guarded_like_single_images():
+    fine, wild = score_each(Batch(Score(0.5, False, "a"), Score(1.5, True, "b")), IMAGES, PROMPTS)
+    assert fine == Score(0.5, False, "a")
+    assert "score 1.5 is not in [0, 1]" in str(wild.error)
+    for scorer, says in (
+        (Batch(Score(0.5, False, "a")), "RewardError: 1 scores came back for 2 images"),
+        (Batch(OSError("gone")), "OSError: gone"),
+    ):
+        assert [score.error for score in score_each(scorer, IMAGES, PROMPTS)] == [says] * 2
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ({"scorer": "sum"}, "reward.parts is empty"),
+        ({"parts": {"ocr": 1.0}}, "reward.parts has ocr, but reward.scorer is ocr"),
+        ({"scorer": "sum", "parts": {"ocr": 0.0}}, "reward.parts.ocr is 0; a weight must be above 0"),
+        ({"scorer": "sum", "parts": {"sum": 1.0}}, "Input should be 'ocr'"),
+        ({"scorer": "remote"}, "reward.remote.url is empty"),
+        ({"scorer": "sum", "parts": {"remote": 1.0}}, "reward.remote.url is empty"),
+        ({"scorer": "jpeg", "signal": "exact"}, "jpeg never calls an image exact"),
+    ],
+)
+def test_settings_that_contradict_each_other(reward: dict[str, object], says: str):
+    with pytest.raises(ValidationError, match=says):
+        RewardConfig.model_validate(reward)
+
+
+def test_parts_come_from_the_command_line_and_travel():
+    config = load_config(None, ["reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3"], {})
+    assert config.reward.parts == {"ocr": 0.7, "jpeg": 0.3}
+    assert RunConfig.model_validate(differences(config)) == config
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config

@@ -69,3 +69,11 @@ class TraceError(SpotlightError, ValueError):
 
 class PriceNotFoundError(SpotlightError, LookupError):
     """The price book has no such price, or the offer is unavailable."""
+
+
+class GroupBrokenError(SpotlightError, RuntimeError):
+    """A sequence-parallel group lost a member or was dissolved; its members can go on in another one."""
+
+
+class WeightsUnavailableError(SpotlightError, RuntimeError):
+    """Weights that a neighbour offered are gone or fail their checksum; load them from disk."""

@@ -1,0 +1,113 @@
+"""How each transformer family's sequence is cut: where tokens are split, where they come together.
+
+diffusers has plans for Qwen-Image and FLUX. Stable Diffusion 3 has none, and its attention goes past
+diffusers' dispatcher, so both are here.
+
+Shape suffixes: B samples, S tokens, N heads, D width of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, SD3Transformer2DModel
+from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
+from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+from storage.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sequence parallelism needs to know of a transformer class.
+
+    Attributes:
+        plan: diffusers' plan, where to split and to gather.
+        text_mask: the argument that masks text; None where the family masks none.
+        attention: processor to put in place while a sequence is shared; None keeps the model's own.
+    """
+
+    plan: dict[str, Any]
+    text_mask: str | None
+    attention: type | None = None
+
+
+class JointAttention:
+    """Stable Diffusion 3's attention over image and text, through diffusers' dispatcher.
+
+    Image tokens come first, as in that family's own processor.
+    """
+
+    _attention_backend = None
+    _parallel_config = None
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Attend; returns what belongs to the image, and to the text where there is any."""
+        image_tokens = hidden_states.shape[1]
+        joint = [_heads(attn, layer, hidden_states) for layer in (attn.to_q, attn.to_k, attn.to_v)]
+        joint[0], joint[1] = _normed(attn.norm_q, joint[0]), _normed(attn.norm_k, joint[1])
+        if encoder_hidden_states is not None:
+            layers = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+            text = [_heads(attn, layer, encoder_hidden_states) for layer in layers]
+            text[0] = _normed(attn.norm_added_q, text[0])
+            text[1] = _normed(attn.norm_added_k, text[1])
+            joint = [torch.cat(pair, dim=1) for pair in zip(joint, text, strict=True)]
+        mixed_BSND = dispatch_attention_fn(
+            *joint, backend=self._attention_backend, parallel_config=self._parallel_config
+        )
+        mixed = mixed_BSND.flatten(2).to(hidden_states.dtype)
+        image = attn.to_out[1](attn.to_out[0](mixed[:, :image_tokens].contiguous()))
+        if encoder_hidden_states is None:
+            return image
+        after = mixed[:, image_tokens:].contiguous()
+        return image, after if attn.context_pre_only else attn.to_add_out(after)
+
+
+def _heads(attn: Any, layer: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return layer(tokens).unflatten(-1, (attn.heads, -1))
+
+
+def _normed(norm: torch.nn.Module | None, heads_BSND: torch.Tensor) -> torch.Tensor:
+    return heads_BSND if norm is None else norm(heads_BSND)
+
+
+def _first_output_split() -> dict[int, ContextParallelInput]:
+    return {0: ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)}
+
+
+_SD3_PLAN: dict[str, Any] = {
+    "pos_embed": _first_output_split(),
+    "context_embedder": _first_output_split(),
+    "proj_out": ContextParallelOutput(gather_dim=1, expected_dims=3),
+}
+
+
+def family_of(transformer: torch.nn.Module) -> Family:
+    """The family of a transformer.
+
+    Raises:
+        ConfigurationError: if its sequences cannot be shared.
+    """
+    if isinstance(transformer, QwenImageTransformer2DModel):
+        return Family(_own_plan(transformer), "encoder_hidden_states_mask")
+    if isinstance(transformer, FluxTransformer2DModel):
+        return Family(_own_plan(transformer), None)
+    if isinstance(transformer, SD3Transformer2DModel):
+        return Family(_SD3_PLAN, None, JointAttention)
+    raise ConfigurationError(
+        f"sequence parallelism does not know {type(transformer).__name__}; use degree 1, or add the class to "
+        "gpu_runtime/sequence_parallel/families.py with a test against one process"
+    )
+
+
+def _own_plan(transformer: Any) -> dict[str, Any]:
+    return transformer._cp_plan

@@ -1,0 +1,147 @@
+"""A process group over the members of a sequence-parallel group: formed, interrupted, dissolved.
+
+The group is its process's default group, so one process is in one at a time. torch's other ways
+(`new_group`, `split_group`, `shrink_group`) cannot grow, or do not work with gloo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gpu_runtime.sequence_parallel import group_sockets
+from storage.errors import ConfigurationError, GroupBrokenError
+
+_BACKEND = "instance_gloo"
+_THREADS = 1  # of gloo; more help with several collectives at a time, which Ulysses never has
+
+
+@dataclass(frozen=True)
+class StoreAddress:
+    """Where the controller's key-value store listens."""
+
+    host: str
+    port: int
+
+    def connect(self, timeout_s: float) -> dist.TCPStore:
+        """A connection of its own.
+
+        Raises:
+            GroupBrokenError: if nobody answers there in time.
+        """
+        try:
+            return dist.TCPStore(
+                self.host, self.port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s)
+            )
+        except (dist.DistError, RuntimeError) as error:
+            raise GroupBrokenError(
+                f"no store of a controller at {self.host}:{self.port} within {timeout_s} s: {error}"
+            ) from error
+
+
+class InstanceGroup:
+    """Members that can reach each other; forming it waits for all of them.
+
+    Args:
+        address: of the controller's store.
+        prefix: of its keys; a new one for each group, or members of an old one would be met.
+        rank: this process's place.
+        size: members, at least 2.
+        timeout_s: longest wait for a peer, should nobody interrupt: a backstop.
+        device: where tensors lie; a CUDA device means NCCL, which is not tested.
+
+    Raises:
+        GroupBrokenError: if a peer did not come, or the forming was interrupted.
+        ConfigurationError: if this process has a default group of its own.
+    """
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        prefix: str,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        device: torch.device,
+    ) -> None:
+        if dist.is_initialized():
+            raise ConfigurationError(
+                "this process has a default process group already; sequence parallelism needs a process "
+                "without one (destroy_process_group)"
+            )
+        self._cuda = device.type == "cuda"
+        self._prefix = prefix
+        self._store = address.connect(timeout_s)
+        self.group = self._form(rank, size, timeout_s)
+
+    def close(self, broken: bool) -> None:
+        """Leave: after a farewell of all members, or at once where the group is broken."""
+        if not broken:
+            # Whoever closes a socket while a peer still reads its last bytes from it could break that read.
+            with contextlib.suppress(RuntimeError):
+                dist.barrier(group=self.group)
+        elif not self._cuda:
+            group_sockets.shut_down_group()
+        del self.group
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
+        self._store = None
+
+    def _form(self, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
+        _register_backend()
+        hook = sys.excepthook  # torch wraps it anew for each group, and never takes it back
+        # An attempt that failed has used up a name, which is part of the keys that members meet at.
+        world: Any = dist.distributed_c10d._world
+        world.group_count = 0
+        assert self._store is not None
+        try:
+            dist.init_process_group(
+                "nccl" if self._cuda else _BACKEND,
+                store=dist.PrefixStore(self._prefix, self._store),
+                rank=rank,
+                world_size=size,
+                timeout=datetime.timedelta(seconds=timeout_s),
+            )
+        except RuntimeError as error:
+            with contextlib.suppress(RuntimeError, AssertionError, ValueError):
+                dist.destroy_process_group()
+            raise GroupBrokenError(f"group {self._prefix} was not formed: {error}") from error
+        finally:
+            sys.excepthook = hook
+        group = dist.group.WORLD
+        assert group is not None
+        return group
+
+
+def interrupt(device: torch.device) -> None:
+    """Free this process's other threads that wait for a peer of the group; they raise RuntimeError."""
+    if device.type != "cuda":
+        group_sockets.shut_down_group()
+    elif dist.is_initialized():
+        dist.distributed_c10d._abort_process_group()
+
+
+def is_group_failure(error: RuntimeError) -> bool:
+    """Whether an error came out of a collective, and not out of the model."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error).lower()
+
+
+def _register_backend() -> None:
+    if _BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(_BACKEND, _gloo_on_this_instance, devices=["cpu"])
+
+
+def _gloo_on_this_instance(
+    store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
+) -> dist.ProcessGroupGloo:
+    options: Any = dist.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._threads = _THREADS
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=group_sockets.GROUP_ADDRESS)]
+    return dist.ProcessGroupGloo(store, rank, size, options)

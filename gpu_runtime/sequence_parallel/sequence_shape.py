@@ -1,0 +1,73 @@
+"""What of a model and a resolution decides by how many devices a sequence can be shared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storage.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class SequenceShape:
+    """One sequence: image tokens and text tokens that attend to each other.
+
+    Ulysses gives every member an equal part of the tokens outside of attention and an equal part of
+    the heads inside, so all three must divide by the degree. Text may be padded where a mask hides
+    the padding; image tokens have no mask in any family, so they may not.
+
+    Attributes:
+        heads: attention heads.
+        image_tokens: S.
+        text_tokens: L.
+        text_has_mask: whether the family masks text, so that padding it changes nothing.
+    """
+
+    heads: int
+    image_tokens: int
+    text_tokens: int
+    text_has_mask: bool
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "image_tokens", "text_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(
+                    f"SequenceShape.{name} is {getattr(self, name)}; it must be at least 1"
+                )
+
+    def refusal(self, degree: int) -> str | None:
+        """Why this sequence cannot be shared by `degree` devices; None where it can."""
+        if degree < 1:
+            return f"the degree is {degree}; it must be at least 1"
+        parts = [(self.heads, "attention heads"), (self.image_tokens, "image tokens")]
+        if not self.text_has_mask:
+            parts.append((self.text_tokens, "text tokens (no mask could hide padding)"))
+        for count, what in parts:
+            if count % degree:
+                good = ", ".join(map(str, self.degrees(degree)))
+                return f"{count} {what} do not divide by degree {degree}; below it, {good} would do"
+        return None
+
+    def check(self, degree: int) -> None:
+        """Refuse a degree before anything starts.
+
+        Raises:
+            ConfigurationError: if the sequence cannot be shared by that many devices.
+        """
+        reason = self.refusal(degree)
+        if reason is not None:
+            raise ConfigurationError(f"sequence parallelism: {reason}; choose another degree or resolution")
+
+    def degrees(self, up_to: int) -> tuple[int, ...]:
+        """Degrees from 1 to `up_to` that the sequence can be shared by."""
+        return tuple(degree for degree in range(1, up_to + 1) if self._divides(degree))
+
+    def padded_text(self, degree: int) -> int:
+        """Text tokens after padding to a multiple of the degree."""
+        return -(-self.text_tokens // degree) * degree
+
+    def _divides(self, degree: int) -> bool:
+        counts: Iterable[int] = (self.heads, self.image_tokens)
+        if not self.text_has_mask:
+            counts = (*counts, self.text_tokens)
+        return all(count % degree == 0 for count in counts)

@@ -1,0 +1,155 @@
+"""Ulysses: a transformer whose sequences are shared by the members of a process group, and back.
+
+On diffusers' context parallelism, without `enable_parallelism`: that one wants an accelerator, makes
+three process groups where one is enough, and cannot be undone, which a regroup needs every time.
+
+Shape suffixes: B samples, L text tokens, E text width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
+from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+
+from gpu_runtime.sequence_parallel.families import Family, family_of
+from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
+from storage.errors import ConfigurationError
+
+_ATTENTION = "_parallel_config"  # what diffusers reads of a processor to share its attention
+
+
+class _GroupAsMesh:
+    """A process group as the only dimension of a device mesh: what diffusers asks of one."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def size(self) -> int:
+        return self._group.size()
+
+    def get_group(self) -> dist.ProcessGroup:
+        return self._group
+
+
+class SharedSequence:
+    """A transformer that shares its sequences with the other members of a group, until `close`.
+
+    Every member must call the transformer with the same arguments, and gets the whole output. In
+    training every member computes the same loss, and `gradients.sum_gradients` adds up what each one
+    found. A failure in the middle of a forward pass leaves nothing that `close` does not undo.
+
+    Args:
+        transformer: Qwen-Image, FLUX or Stable Diffusion 3.
+        group: the members; its size is the Ulysses degree.
+        shape: the sequence, to refuse what does not divide.
+
+    Raises:
+        ConfigurationError: if the sequence does not divide, the family is unknown, or the attention
+            backend cannot share; the transformer is untouched then.
+    """
+
+    def __init__(self, transformer: torch.nn.Module, group: dist.ProcessGroup, shape: SequenceShape) -> None:
+        degree = group.size()
+        shape.check(degree)
+        self._transformer: Any = transformer
+        self._family: Family | None = None
+        if degree == 1:
+            return
+        family = family_of(transformer)
+        _refuse_backend(transformer)
+        mesh: Any = _GroupAsMesh(group)
+        context = ContextParallelConfig(ulysses_degree=degree)
+        context._flattened_mesh = context._ulysses_mesh = mesh
+        context._ulysses_local_rank = group.rank()
+        self._family = family
+        self._config = ParallelConfig(context_parallel_config=context)
+        self._own_processors: list[tuple[Any, Any]] = []
+        self._share_attention(family)
+        apply_context_parallel(transformer, context, family.plan)
+        self._padding = _TextPadding(family.text_mask, degree)
+        self._hook = transformer.register_forward_pre_hook(self._padding, with_kwargs=True)
+
+    def close(self) -> None:
+        """The transformer computes alone again; to close twice is to close once."""
+        family, self._family = self._family, None
+        if family is None:
+            return
+        self._hook.remove()
+        remove_context_parallel(self._transformer, family.plan)
+        for module, processor in self._own_processors:
+            module.processor = processor
+        for module in _attention_modules(self._transformer):
+            if hasattr(module.processor, _ATTENTION):
+                module.processor._parallel_config = None
+
+    def _share_attention(self, family: Family) -> None:
+        for module in _attention_modules(self._transformer):
+            if family.attention is not None:
+                self._own_processors.append((module, module.processor))
+                module.processor = family.attention()
+            module.processor._parallel_config = self._config
+
+
+class _TextPadding:
+    """Pads text to a multiple of the degree, and hides the padding behind the mask."""
+
+    def __init__(self, mask_name: str | None, degree: int) -> None:
+        self._mask_name = mask_name
+        self._degree = degree
+
+    def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        text_BLE = kwargs.get("encoder_hidden_states")
+        missing = -text_BLE.shape[1] % self._degree if text_BLE is not None else 0
+        if not missing or self._mask_name is None:
+            return None
+        mask_BL = kwargs.get(self._mask_name)
+        if mask_BL is None:
+            mask_BL = torch.ones(text_BLE.shape[:2], dtype=torch.bool, device=text_BLE.device)
+        padded = {
+            "encoder_hidden_states": torch.nn.functional.pad(text_BLE, (0, 0, 0, missing)),
+            self._mask_name: torch.nn.functional.pad(mask_BL.bool(), (0, missing)),
+        }
+        return args, {**kwargs, **padded}
+
+
+def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:
+    """The sequence of a transformer at a resolution.
+
+    Raises:
+        ConfigurationError: if the family is unknown.
+    """
+    family = family_of(transformer)
+    config: Any = transformer.config
+    return SequenceShape(
+        int(config["num_attention_heads"]), image_tokens, text_tokens, family.text_mask is not None
+    )
+
+
+def _attention_modules(transformer: torch.nn.Module) -> Iterator[Any]:
+    for module in transformer.modules():
+        if getattr(module, "processor", None) is not None:
+            yield module
+
+
+def _refuse_backend(transformer: torch.nn.Module) -> None:
+    family = family_of(transformer)
+    for module in _attention_modules(transformer):
+        processor = module.processor
+        if family.attention is None and not hasattr(processor, _ATTENTION):
+            raise ConfigurationError(
+                f"attention by {type(processor).__name__} cannot be shared between devices: each would see "
+                "its own tokens only; set the family's default processor"
+            )
+        chosen = getattr(processor, "_attention_backend", None)
+        backend = chosen or _AttentionBackendRegistry.get_active_backend()[0]
+        if not _AttentionBackendRegistry._is_context_parallel_available(AttentionBackendName(backend)):
+            raise ConfigurationError(
+                f"attention backend {AttentionBackendName(backend).value} cannot be shared between devices; "
+                "set native, or on a GPU _native_cudnn"
+            )

@@ -1,0 +1,140 @@
+"""Transformers whose sequences are shared by 2 and 4 processes compute what one process does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpu_runtime.sequence_parallel.gradients import sum_gradients
+from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
+from storage.errors import ConfigurationError
+from tests.sharing_processes import run_in_group
+from tests.tiny_transformers import FAMILIES, inputs_of, transformer_of
+
+TOLERANCE = 1e-5
+
+
+def forward(family: str, inputs: dict[str, Any]) -> torch.Tensor:
+    with torch.no_grad():
+        return transformer_of(family)(**inputs)[0]
+
+
+def shared_forward(
+    group: dist.ProcessGroup, text_tokens: int
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Family -> output while shared, and output of the same transformer after it computes alone again."""
+    found = {}
+    for family in FAMILIES:
+        if text_tokens % group.size() and family not in ("embedded", "qwen"):
+            continue
+        transformer, inputs = transformer_of(family), inputs_of(family, text_tokens)
+        shared = SharedSequence(transformer, group, shape_of(transformer, 16, text_tokens))
+        with torch.no_grad():
+            together = transformer(**inputs)[0]
+        shared.close()
+        with torch.no_grad():
+            found[family] = together.numpy(), transformer(**inputs)[0].numpy()
+    return found
+
+
+@pytest.mark.parametrize(("size", "text_tokens"), [(1, 8), (2, 8), (4, 8), (2, 7), (4, 6)])
+def test_every_family_computes_what_one_process_does(size: int, text_tokens: int):
+    answers = run_in_group(size, shared_forward, text_tokens)
+    assert set(answers[0]) == set(FAMILIES if text_tokens % size == 0 else ("embedded", "qwen"))
+    for family in answers[0]:
+        alone = forward(family, inputs_of(family, text_tokens)).numpy()
+        assert abs(alone).max() > 0.1, "the output says something"
+        for rank, answer in enumerate(answers):
+            together, afterwards = answer[family]
+            assert abs(together - alone).max() <= TOLERANCE, (family, rank)
+            assert (afterwards == alone).all(), f"{family} keeps something of the group on rank {rank}"
+
+
+def without_mask(group: dist.ProcessGroup) -> Any:
+    transformer, inputs = transformer_of("qwen"), inputs_of("qwen", 7)
+    del inputs["encoder_hidden_states_mask"]
+    shared = SharedSequence(transformer, group, shape_of(transformer, 16, 7))
+    with torch.no_grad():
+        output = transformer(**inputs)[0].numpy()
+    shared.close()
+    return output
+
+
+def test_text_without_a_mask_is_padded_behind_one():
+    inputs = inputs_of("qwen", 7)
+    del inputs["encoder_hidden_states_mask"]
+    alone = forward("qwen", inputs).numpy()
+    for together in run_in_group(2, without_mask):
+        assert abs(together - alone).max() <= TOLERANCE
+
+
+def gradients(transformer: torch.nn.Module, inputs: dict[str, Any]) -> None:
+    output = transformer(**inputs)[0]
+    (output.square().mean() + output[..., 0].mean()).backward()
+
+
+def shared_gradients(group: dist.ProcessGroup, checkpointing: bool) -> dict[str, dict[str, Any]]:
+    found = {}
+    for family in FAMILIES:
+        transformer: Any = transformer_of(family)
+        if checkpointing:
+            transformer.enable_gradient_checkpointing()
+            transformer.train()
+        shared = SharedSequence(transformer, group, shape_of(transformer, 16, 8))
+        gradients(transformer, inputs_of(family))
+        sum_gradients(transformer.parameters(), group)
+        shared.close()
+        found[family] = {
+            name: parameter.grad.numpy()
+            for name, parameter in transformer.named_parameters()
+            if parameter.grad is not None
+        }
+    return found
+
+
+@pytest.mark.parametrize(("size", "checkpointing"), [(2, True), (4, False)])
+def test_gradients_summed_over_the_group_are_those_of_one_process(size: int, checkpointing: bool):
+    answers = run_in_group(size, shared_gradients, checkpointing)
+    for family in FAMILIES:
+        transformer = transformer_of(family)
+        gradients(transformer, inputs_of(family))
+        for name, parameter in transformer.named_parameters():
+            if parameter.grad is None:
+                assert all(name not in answer[family] for answer in answers), (family, name)
+                continue
+            scale = max(1.0, float(parameter.grad.abs().max()))
+            for answer in answers:
+                error = abs(answer[family][name] - parameter.grad.numpy()).max()
+                assert error <= TOLERANCE * scale, (family, name, float(error))
+
+
+def refusals(group: dist.ProcessGroup) -> list[str]:
+    said = []
+    for family, image_tokens, text_tokens, heads in (
+        ("flux", 16, 7, 4),
+        ("qwen", 15, 8, 4),
+        ("sd3", 16, 8, 3),
+    ):
+        transformer = transformer_of(family, heads)
+        before = [type(module).forward for module in transformer.modules()]
+        try:
+            SharedSequence(transformer, group, shape_of(transformer, image_tokens, text_tokens))
+        except ConfigurationError as error:
+            said.append(str(error))
+        assert [type(module).forward for module in transformer.modules()] == before
+    return said
+
+
+def test_what_does_not_divide_is_refused_before_anything_is_computed():
+    for said in run_in_group(2, refusals):
+        assert "7 text tokens" in said[0] and "degree 2" in said[0]
+        assert "15 image tokens" in said[1]
+        assert "3 attention heads" in said[2]
+
+
+def test_an_unknown_transformer_is_refused():
+    with pytest.raises(ConfigurationError, match="does not know Linear"):
+        shape_of(torch.nn.Linear(2, 2), 16, 8)

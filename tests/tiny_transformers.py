@@ -1,0 +1,90 @@
+"""The transformer families at their smallest, with random weights, and inputs for them.
+
+Shape suffixes: B samples, S image tokens, L text tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, SD3Transformer2DModel
+
+from gpu_runtime.models.embedded import EmbeddedModel
+
+BATCH = 2
+HEADS = 4
+CHANNELS = 8
+TEXT_WIDTH = 12
+POOLED = 6
+FAMILIES = ("embedded", "qwen", "flux", "sd3", "sd35")
+
+
+def transformer_of(family: str, heads: int = HEADS) -> torch.nn.Module:
+    """A transformer of two layers; the same weights in any process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model: Any = _build(family, heads)
+        for parameter in model.parameters():  # gates are zero or small by default: make them count
+            if parameter.std() == 0:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+def _build(family: str, heads: int) -> torch.nn.Module:
+    if family == "embedded":
+        return EmbeddedModel.load("embedded:glyphs").transformer
+    if family == "qwen":
+        return QwenImageTransformer2DModel(
+            patch_size=1, in_channels=CHANNELS, out_channels=CHANNELS, num_layers=2, attention_head_dim=16,
+            num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, axes_dims_rope=(4, 6, 6),
+        )  # fmt: skip
+    if family == "flux":
+        return FluxTransformer2DModel(
+            patch_size=1, in_channels=CHANNELS, num_layers=1, num_single_layers=2, attention_head_dim=16,
+            num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=POOLED,
+            guidance_embeds=True, axes_dims_rope=(4, 6, 6),
+        )  # fmt: skip
+    width = 16 * heads
+    return SD3Transformer2DModel(
+        sample_size=16, patch_size=2, in_channels=CHANNELS, num_layers=2, attention_head_dim=16,
+        num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, caption_projection_dim=width,
+        pooled_projection_dim=POOLED, out_channels=CHANNELS, pos_embed_max_size=16,
+        dual_attention_layers=(0,) if family == "sd35" else (), qk_norm="rms_norm" if family == "sd35" else None,
+    )  # fmt: skip
+
+
+def inputs_of(family: str, text_tokens: int = 8, rows: int = 4, columns: int = 4) -> dict[str, Any]:
+    """Arguments of a forward pass over rows x columns image tokens; the last text tokens are padding."""
+    draw = torch.Generator().manual_seed(11)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=draw)
+
+    timestep_B = torch.rand(BATCH, generator=draw)
+    common: dict[str, Any] = {"return_dict": False}
+    if family in ("embedded", "qwen"):
+        width, channels = (128, 32) if family == "embedded" else (TEXT_WIDTH, CHANNELS)
+        mask_BL = torch.ones(BATCH, text_tokens, dtype=torch.bool)
+        mask_BL[0, text_tokens - 2 :] = False
+        return common | {
+            "hidden_states": normal(BATCH, rows * columns, channels),
+            "encoder_hidden_states": normal(BATCH, text_tokens, width),
+            "encoder_hidden_states_mask": mask_BL,
+            "timestep": timestep_B,
+            "img_shapes": [[(1, rows, columns)]] * BATCH,
+        }
+    common |= {
+        "encoder_hidden_states": normal(BATCH, text_tokens, TEXT_WIDTH),
+        "pooled_projections": normal(BATCH, POOLED),
+        "timestep": timestep_B if family == "flux" else timestep_B * 1000,
+    }
+    if family == "flux":
+        places = torch.cartesian_prod(torch.zeros(1), torch.arange(float(rows)), torch.arange(float(columns)))
+        return common | {
+            "hidden_states": normal(BATCH, rows * columns, CHANNELS),
+            "img_ids": places,
+            "txt_ids": torch.zeros(text_tokens, 3),
+            "guidance": torch.full((BATCH,), 3.5),
+        }
+    return common | {"hidden_states": normal(BATCH, CHANNELS, 2 * rows, 2 * columns)}

@@ -136,6 +136,36 @@ def evaluate(
         _print_json(evaluate_model(config, run_id))
 
 
+@app.command(epilog="Example: spotlight chaos --preset smoke --faults 5 --kinds kill,notice_then_kill")
+def chaos(
+    preset: Preset = None,
+    set_: Sets = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the schedule; the same one for the same seed.")] = 0,
+    faults: Annotated[int | None, typer.Option(help="How many; one of each kind by default.")] = None,
+    kinds: Annotated[str | None, typer.Option(help="Which, with commas between; all by default.")] = None,
+    schedule: Annotated[
+        Path | None, typer.Option(help="A file with the faults instead: a JSON list of objects.")
+    ] = None,
+) -> None:
+    """Train shortly in peace and under real faults, and check that nothing is lost, twice or different."""
+    from flows.chaos import SETTINGS, show
+    from flows.chaos import chaos as run_chaos
+    from tasks.chaos import plan_faults
+
+    changes = [*SETTINGS, *(set_ or [])]
+    config = _configuration(preset, changes, None)
+    chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
+    plan = plan_faults(config, seed, faults, chosen, schedule)
+    home = Home.from_environment().ensure()
+    _preflight(config)
+    arguments = [item for change in changes for item in ("--set", change)]
+    arguments += [] if preset is None else ["--preset", preset]
+    result = run_chaos(home, new_run_id(f"chaos-{config.name}"), config, arguments, plan)
+    show(result)
+    _print_json(result)
+    raise typer.Exit(1 if result["broken_promises"] else 0)
+
+
 @app.command(epilog="Example: spotlight pretrain glyphs --out my-glyphs")
 def pretrain(
     task: Annotated[EmbeddedTaskName, typer.Argument(help="What it learns to draw.")],

@@ -8,6 +8,7 @@ from concurrent.futures import Future, TimeoutError
 
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.devices import Device, slots
+from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -23,11 +24,13 @@ class Arrivals:
     Args:
         cluster: where they are started.
         config: the run's configuration; it says which places there are.
+        history: of the driver; the workers write theirs beside it.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig) -> None:
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog) -> None:
         self._cluster = cluster
         self._config = config
+        self._history = history
         self._generation: dict[str, int] = {}
         self._coming: list[Arrival] = []
         self._failed: set[str] = set()
@@ -100,7 +103,14 @@ class Arrivals:
         name = f"{slot}.{generation}" if generation else slot
         trains = market == "reserved" and index == 0
         watches = market == "spot"
-        actor = self._cluster.start(
-            name, DeviceWorker, self._config, trains, watches, gpu=True, market=market
-        )
-        return Device(actor, market), actor.call("ready")
+        self._history.note("starting", worker=name)
+        told = self._config, trains, watches, name, self._history.folder
+        actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
+        device, loaded = Device(actor, market, started_at=time.time()), actor.call("ready")
+        loaded.add_done_callback(lambda call: _note_death(device, call))
+        return device, loaded
+
+
+def _note_death(device: Device, loading: Future[float]) -> None:
+    if loading.cancelled() or loading.exception() is not None:
+        device.died_at = time.time()

@@ -23,6 +23,8 @@ class Device:
         coming: weights that it is loading, and the call that does.
         notice: the preemption notice that it is under.
         step_s: seconds that a denoising step of a batch last took it; None before it has done any.
+        started_at: when its process was asked for (unix seconds).
+        died_at: when its process was seen to be gone while it loaded (unix seconds).
     """
 
     actor: RemoteActor
@@ -31,6 +33,8 @@ class Device:
     coming: tuple[Weights, Future[str]] | None = None
     notice: Notice | None = None
     step_s: float | None = None
+    started_at: float = 0.0
+    died_at: float | None = None
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.arrivals import Arrivals
 from gpu_runtime.devices import Device, Weights
 from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.spot.notice import Notice
@@ -30,11 +31,18 @@ class Fleet:
 
     Beside training, a second thread drafts: the training thread then touches the trainer alone, the drafting
     one the other devices (`drafters`, `lose`). A lock guards what both write.
+
+    Args:
+        cluster: where they run.
+        config: the run's configuration.
+        history: of the driver; the workers write theirs beside it. None keeps none.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig) -> None:
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
         self._cluster = cluster
         self._config = config
+        self._history = history or HistoryLog(None, "")
+        self._next_lease = 0
         self._timeline = Timeline()
         self._lock = threading.Lock()
         self.lost: list[str] = []
@@ -48,7 +56,7 @@ class Fleet:
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
-        self._arrivals = Arrivals(cluster, config)
+        self._arrivals = Arrivals(cluster, config, self._history)
         self.trainer = self._arrivals.fill(())[0]
 
     def await_ready(self) -> None:
@@ -83,8 +91,16 @@ class Fleet:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         self.prepare(weights)
-        generation = Generation(self, requests, weights.key, self._config)
+        generation = Generation(
+            self,
+            requests,
+            weights.key,
+            self._config,
+            history=self._history,
+            first_lease=self._next_lease,
+        )
         delivered = generation.run()
+        self._next_lease = generation.next_lease
         self.samples_returned += generation.counters.returned
         self.samples_dropped += generation.counters.duplicates
         self.steps_redone += generation.counters.redone_steps
@@ -250,17 +266,30 @@ class Fleet:
 
     def _admit(self, device: Device, alive_since: float) -> None:
         """A worker has loaded: from now on it pulls, and its loading is on the bill."""
-        price = self._config.price
-        usd = price.reserved_usd_per_hour if device.market == "reserved" else price.spot_usd_per_hour
         with self._lock:
-            self._timeline.add(device.name, device.market, usd, alive_since)
+            self._timeline.add(device.name, device.market, self._usd_per_hour(device), alive_since)
             self._timeline.enter(device.name, "idle", time.time())
             self._devices.append(device)
             self._book(device, "joined", alive_since)
 
+    def _usd_per_hour(self, device: Device) -> float:
+        price = self._config.price
+        return price.reserved_usd_per_hour if device.market == "reserved" else price.spot_usd_per_hour
+
+    def _bury(self, device: Device, error: BaseException | None) -> None:
+        """A worker has died while it loaded: what it cost is on the bill all the same."""
+        died_at = device.died_at or time.time()
+        self.lost.append(device.name)
+        with self._lock:
+            began_at = min(device.started_at, died_at)
+            self._timeline.add(device.name, device.market, self._usd_per_hour(device), began_at)
+            self._timeline.remove(device.name, died_at)
+            self._book(device, "lost", died_at, f"while loading: {error}")
+
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "") -> None:
         """Note what happened to a device; the caller holds the lock."""
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
+        self._history.note(kind, worker=device.name)
 
     @property
     def _filled(self) -> set[str]:
@@ -272,10 +301,8 @@ class Fleet:
         for device, loaded in self._arrivals.take():
             if loaded.exception() is None:
                 self._admit(device, loaded.result())
-                continue
-            self.lost.append(device.name)
-            with self._lock:
-                self._book(device, "lost", time.time(), f"while loading: {loaded.exception()}")
+            else:
+                self._bury(device, loaded.exception())
 
 
 def _take_weights(device: Device, weights: Weights, digest: str) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState
+from gpu_runtime.history_log import HistoryLog, names_of
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -108,6 +109,8 @@ class Generation:
         config: the run's configuration.
         clock: seconds, of a clock that never goes back.
         scheduler: who gets what; a pull scheduler by default.
+        history: where leases, commits and deliveries are noted; None notes nothing.
+        first_lease: number of the first lease; those of a run are told apart by their numbers.
     """
 
     def __init__(
@@ -118,6 +121,8 @@ class Generation:
         config: RunConfig,
         clock: Callable[[], float] = time.monotonic,
         scheduler: PullScheduler[SampleRequest] | None = None,
+        history: HistoryLog | None = None,
+        first_lease: int = 0,
     ) -> None:
         size = config.sampling.batch_size
         self._fleet = fleet
@@ -128,9 +133,11 @@ class Generation:
         self._lease_s = config.runtime.lease_s
         self._clock = clock
         self._batch_size = size
-        self._scheduler = scheduler or PullScheduler[SampleRequest](size, self._lease_s, size)
+        self._history = history or HistoryLog(None, "")
+        self._scheduler = scheduler or PullScheduler[SampleRequest](size, self._lease_s, size, first_lease)
         steps = {kind: config.sampling.rollout_steps for kind in RequestKind}
         steps[RequestKind.EVALUATE] = config.sampling.evaluate_steps
+        self._steps = steps
         self._scheduler.add(
             WorkItem(request, request.kind, steps[request.kind], request.prompt_id, request.policy_version)
             for request in requests
@@ -148,12 +155,20 @@ class Generation:
         """What went otherwise than planned."""
         return self._scheduler.counters
 
+    @property
+    def next_lease(self) -> int:
+        """Number of the next lease to be granted."""
+        return self._scheduler.next_lease
+
     def run(self) -> list[Delivered]:
         """Generate; the result has the order of the requests.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights than it should.
         """
+        if self._requests:
+            steps = self._steps[self._requests[0].kind]
+            self._history.note("generate", requests=names_of(self._requests), steps=steps)
         self._welcome()
         self._feed()
         while not self._scheduler.done():
@@ -161,6 +176,7 @@ class Generation:
                 self._settle(call)
             self._give_up_what_hangs()
             self._feed()
+        self._history.note("generated")
         return [self._delivered[request] for request in self._requests]
 
     def _welcome(self) -> None:
@@ -190,6 +206,8 @@ class Generation:
             for request, state in zip(lease.requests, lease.states, strict=True)
         ]
         flight = self._flights[device.name] = _Flight(device, lease, lease.step, self._clock())
+        names = names_of(lease.requests)
+        self._history.note("lease", lease=lease.number, worker=device.name, step=lease.step, requests=names)
         self._start(flight, "begin_samples", self._key, lease.number, work)
         self._go_on(flight)
 
@@ -241,6 +259,7 @@ class Generation:
         except WorkerLostError as error:
             if not flight.over:
                 self._end(flight)
+                self._history.note("back", lease=flight.lease.number, why="lost")
                 self._scheduler.lose(flight.device.name, flight.reached)
                 self._fleet.lose(flight.device, error)
                 self._welcome()
@@ -251,6 +270,7 @@ class Generation:
             return
         self._fleet.heed(flight.device, chunk.notice)
         if chunk.notice is not None:
+            self._history.note("back", lease=flight.lease.number, why="notice")
             self._scheduler.hand_back(flight.lease)
             self._welcome()
         elif left:
@@ -273,6 +293,7 @@ class Generation:
         reached = {state.request: (state.step, state) for state in chunk.states}
         held = self._scheduler.commit(lease, reached, now)
         accepted = set(self._scheduler.deliver(lease, [sample.request for sample in chunk.samples], now))
+        self._write_down(lease, chunk, accepted)
         self._delivered |= {
             sample.request: Delivered(sample, device.name)
             for sample in chunk.samples
@@ -280,8 +301,26 @@ class Generation:
         }
         return bool(held) and not chunk.samples
 
+    def _write_down(
+        self, lease: Lease[SampleRequest], chunk: SampleChunk, accepted: set[SampleRequest]
+    ) -> None:
+        """What a chunk brought, for the history."""
+        if not self._history.kept:
+            return
+        if chunk.states:
+            self._history.note("commit", lease=lease.number, step=chunk.states[0].step)
+        if chunk.samples:
+            brought = [sample.request for sample in chunk.samples]
+            self._history.note(
+                "deliver",
+                lease=lease.number,
+                accepted=names_of(request for request in brought if request in accepted),
+                dropped=names_of(request for request in brought if request not in accepted),
+            )
+
     def _give_up_what_hangs(self) -> None:
         for lease in self._scheduler.expire(self._clock()):
+            self._history.note("back", lease=lease.number, why="expired")
             flight = self._flights[lease.holder]
             self._end(flight)
             for request, step in flight.reached.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
@@ -17,6 +18,7 @@ from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.generation import Delivered
+from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
@@ -77,21 +79,23 @@ class Runtime:
 
     Args:
         config: the run's configuration.
+        history: folder of the run's history, where it is to keep one.
 
     Raises:
         RuntimeFailure: if workers or scorers do not start.
         ConfigurationError, PromptFileError, ModelError: if the configuration cannot be met.
     """
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, history: Path | None = None) -> None:
         self.config = config
+        self._history = HistoryLog(None if history is None else new_life(history), "driver")
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
         self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
         explorer = build_explorer(config, self.train_prompts)
         self._cluster = Cluster(config)
         try:
-            self._fleet = Fleet(self._cluster, config)
-            self._scoring = ScoringPool(self._cluster, config)
+            self._fleet = Fleet(self._cluster, config, self._history)
+            self._scoring = ScoringPool(self._cluster, config, self._history.folder)
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
@@ -127,6 +131,10 @@ class Runtime:
         """Denoising steps of samples that lost workers took with them, since the start; at most."""
         return self._fleet.steps_redone
 
+    def enter(self, phase: str, iteration: int) -> None:
+        """Note in the history that an iteration enters a phase; each method notes its own."""
+        self._history.note("phase", phase=phase, iteration=iteration)
+
     def explore(self, iteration: int) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy says.
 
@@ -137,6 +145,7 @@ class Runtime:
         Args:
             iteration: the iteration that will roll the seeds out.
         """
+        self.enter("explore", iteration)
         strategy = self.config.exploration.strategy
         if strategy == "plain":
             return self._search.plain(iteration)
@@ -154,6 +163,7 @@ class Runtime:
 
     def rollout(self, plan: SeedPlan) -> Rollout:
         """Generate the planned seeds with the current weights on all devices."""
+        self.enter("rollout", plan.iteration)
         requests = rollout_requests(plan, self._train_by_id, self.config.seed, self._version)
         self._take_own_weights()
         rolled = Rollout(plan, self._version, self._fleet.generate(requests, self._current))
@@ -162,6 +172,7 @@ class Runtime:
 
     def reward(self, rollout: Rollout) -> list[Score]:
         """Judge a rollout; scores in the order of its samples."""
+        self.enter("reward", rollout.plan.iteration)
         samples = [delivered.sample for delivered in rollout.delivered]
         prompts = [self._train_by_id[sample.request.prompt_id] for sample in samples]
         return self._scoring.score([sample.image_HWC for sample in samples], prompts)
@@ -174,6 +185,7 @@ class Runtime:
         Raises:
             TrainingError: if the first ratio is off, a loss is not finite, or nothing changed.
         """
+        self.enter("train", rollout.plan.iteration)
         began = time.monotonic()
         try:
             generated = [delivered.sample for delivered in rollout.delivered]
@@ -262,6 +274,8 @@ class Runtime:
         """End all processes of the runtime."""
         self._search.abandon()
         self._cluster.shutdown()
+        self._history.note("closed")
+        self._history.close()
 
     def _draft_now(self, iteration: int) -> SeedPlan:
         """Choose seeds with the current weights on all devices."""

@@ -5,10 +5,12 @@ Plain Python without Ray, like the worker that holds it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.history_log import HistoryLog, names_of
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.spot.notice import Notice
 from storage.errors import RuntimeFailure
@@ -39,11 +41,19 @@ class SamplesInFlight:
     Args:
         sampler: cut anywhere, its samples are the same to the bit.
         notice: the machine's notice, asked before each denoising step; None where nobody watches.
+        history: where each denoising step is noted; None notes nothing.
     """
 
-    def __init__(self, sampler: Sampler, notice: Callable[[], Notice | None] | None = None) -> None:
+    def __init__(
+        self,
+        sampler: Sampler,
+        notice: Callable[[], Notice | None] | None = None,
+        history: HistoryLog | None = None,
+    ) -> None:
         self._sampler = sampler
         self._notice = notice
+        self._history = history or HistoryLog(None, "")
+        self._seen: Notice | None = None
         self._lease: int | None = None
         self._given_up: int | None = None
         self._states: list[SampleState] = []
@@ -60,6 +70,9 @@ class SamplesInFlight:
         self._states = [
             item if isinstance(item, SampleState) else self._sampler.begin([item])[0] for item in work
         ]
+        if self._history.kept:
+            names = names_of(state.request for state in self._states)
+            self._history.note("begin", lease=lease, requests=names, step=self._states[0].step)
 
     def advance(self, lease: int, steps: int) -> SampleChunk:
         """Do at most `steps` denoising steps of a lease.
@@ -75,12 +88,12 @@ class SamplesInFlight:
         begun_at = self._states[0].step
         total = self._sampler.total_steps(self._states[0].request)
         until = min(begun_at + steps, total)
-        # A device that watches for notices looks up after each step; others do all of them at once.
-        stride = steps if self._notice is None else 1
+        self._history.note("chunk", lease=lease, **{"from": begun_at}, until=until)
         while notice is None and self._states[0].step < until:
-            self._states = self._sampler.advance(self._states, min(stride, until - self._states[0].step))
+            self._step(lease, until)
             notice = self._notice_now()
         states = self._states
+        self._history.note("sent", lease=lease, step=states[0].step)
         if states[0].step == total:
             self.drop()
             return SampleChunk(samples=tuple(self._sampler.finish(states)), notice=notice)
@@ -93,5 +106,17 @@ class SamplesInFlight:
         """Forget what is in flight."""
         self._lease, self._given_up, self._states = None, None, []
 
+    def _step(self, lease: int, until: int) -> None:
+        """Do some denoising steps: one where anyone looks up or writes down after each, else all."""
+        step, since = self._states[0].step, time.perf_counter()
+        stride = until - step if self._notice is None and not self._history.kept else 1
+        self._states = self._sampler.advance(self._states, stride)
+        done = {"from": step, "to": step + stride, "s": time.perf_counter() - since}
+        self._history.note("step", lease=lease, **done)
+
     def _notice_now(self) -> Notice | None:
-        return None if self._notice is None else self._notice()
+        notice = None if self._notice is None else self._notice()
+        if notice is not None and self._seen is None:
+            self._history.note("notice", provider=notice.provider)
+        self._seen = notice
+        return notice

@@ -22,11 +22,18 @@ _DEATHS_ALLOWED = 3
 
 
 class ScoringPool:
-    """A few scorer processes; one that dies is replaced and its images are scored again."""
+    """A few scorer processes; one that dies is replaced and its images are scored again.
 
-    def __init__(self, cluster: Cluster, config: RunConfig) -> None:
+    Args:
+        cluster: where they run.
+        config: the run's configuration.
+        history: folder for their histories; None keeps none.
+    """
+
+    def __init__(self, cluster: Cluster, config: RunConfig, history: str | None = None) -> None:
         self._cluster = cluster
         self._config = config
+        self._history = history
         self._started = 0
         self.actors = [self._start() for _ in range(config.runtime.scorer_workers)]
 
@@ -79,7 +86,7 @@ class ScoringPool:
     def _start(self) -> RemoteActor:
         name = f"scorer-{self._started}"
         self._started += 1
-        return self._cluster.start(name, ScoringWorker, self._config.reward, gpu=False)
+        return self._cluster.start(name, ScoringWorker, self._config.reward, name, self._history, gpu=False)
 
 
 class Judging:

@@ -13,6 +13,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.drafts_in_flight import DraftChunk, DraftsInFlight
+from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
@@ -24,6 +25,7 @@ from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.notice_watch import NoticeWatch
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
+from storage.runtime_config import WORKER_IN_URL
 
 
 class DeviceWorker:
@@ -33,18 +35,30 @@ class DeviceWorker:
         config: the run's configuration.
         trains: build optimiser and moving average too.
         watches: watch for preemption notices, where `runtime.notices` names a provider.
+        name: how the runtime calls it.
+        history: folder for its history; None keeps none.
     """
 
-    def __init__(self, config: RunConfig, trains: bool, watches: bool = False) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        trains: bool,
+        watches: bool = False,
+        name: str = "worker",
+        history: str | None = None,
+    ) -> None:
+        # First of all, as who looks for this process finds it by its history.
+        written = HistoryLog(history, name)
         torch.set_num_threads(config.runtime.threads)
         watched = watches and config.runtime.notices != "none"
         # Before the model, whose loading takes long: a machine may be taken while it starts.
-        self._watch = NoticeWatch(config.runtime.notices, config.runtime.notice_url) if watched else None
+        url = config.runtime.notice_url.replace(WORKER_IN_URL, name)
+        self._watch = NoticeWatch(config.runtime.notices, url) if watched else None
         model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._policy = Policy(model, config.adaptation, config.seed, keeps_reference)
         self._sampler = Sampler(model, config.sampling)
-        self._samples = SamplesInFlight(self._sampler, self.notice if watched else None)
+        self._samples = SamplesInFlight(self._sampler, self.notice if watched else None, written)
         self._drafts = DraftsInFlight(self._sampler)
         self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
         self._holds = ""

@@ -63,6 +63,10 @@ class Home:
         """Folder of one run's checkpoints."""
         return self.path / "checkpoints" / run_id
 
+    def history(self, run_id: str) -> Path:
+        """Folder of one run's history, where it keeps one."""
+        return self.path / "history" / run_id
+
     def ensure(self) -> Home:
         """Create the folders that are missing.
 

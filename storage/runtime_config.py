@@ -8,6 +8,9 @@ from pydantic import Field, model_validator
 
 from storage.config_section import Section
 
+WORKER_IN_URL = "{worker}"
+"""What stands for a worker's name in `runtime.notice_url`."""
+
 
 class RuntimeConfig(Section):
     """Processes and where they run."""
@@ -48,7 +51,12 @@ class RuntimeConfig(Section):
     and gets nothing more."""
 
     notice_url: str = ""
-    """Where the provider's metadata service answers, http://HOST[:PORT]; empty is the provider's own."""
+    """Where the provider's metadata service answers, http://HOST[:PORT]; empty is the provider's own.
+    `{worker}` in its path becomes the worker's name, for a service that answers for several."""
+
+    history: bool = False
+    """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
+    step, a line each, by which `spotlight chaos` checks its promises. Workers stop after each step then."""
 
     @model_validator(mode="after")
     def _the_url_has_a_use(self) -> Self:

@@ -23,6 +23,7 @@ def commit(session: Session, record: IterationRecord) -> None:
 
     May run beside the next rollout, whose weights are those of the checkpoint.
     """
+    session.runtime.enter("commit", record.iteration)
     with session.timed("commit"):
         _commit(session, record)
     session.on_commit(record)

@@ -109,7 +109,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     """
     checkpoints = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
     checkpoint = checkpoints.load_latest()
-    runtime = Runtime(config)
+    runtime = Runtime(config, home.history(run_id) if config.runtime.history else None)
     tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
     session = Session(run_id, config, runtime, store, checkpoints, tracker)
     try:

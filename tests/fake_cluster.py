@@ -68,7 +68,7 @@ class FakeCluster(Cluster):
         self, name: str, actor: type, *args: Any, gpu: bool, market: Market = "reserved"
     ) -> RemoteActor:
         """As of a cluster."""
-        _, _, watches = args
+        _, _, watches, *_ = args
         self.workers[name] = FakeWorker(name, watches)
         self.markets[name] = market
         if name in self.slow:

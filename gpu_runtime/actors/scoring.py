@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer
@@ -18,9 +19,12 @@ class ScoringWorker:
 
     Args:
         reward: says which one, and what it needs.
+        name: how the runtime calls it.
+        history: folder for its history; None keeps none.
     """
 
-    def __init__(self, reward: RewardConfig) -> None:
+    def __init__(self, reward: RewardConfig, name: str = "scorer", history: str | None = None) -> None:
+        self._history = HistoryLog(history, name)
         self._scorer = build_scorer(reward.scorer, reward)
 
     def ready(self) -> str:

@@ -38,12 +38,13 @@ class PullScheduler(Generic[RequestT]):
         batch_size: most requests in a lease.
         lease_s: a lease that is not renewed for so long may be expired.
         max_held: most requests that one worker holds, over all its leases.
+        first_lease: number of the first lease.
 
     Raises:
-        SchedulingError: if one of these is not positive.
+        SchedulingError: if one of the first three is not positive.
     """
 
-    def __init__(self, batch_size: int, lease_s: float, max_held: int) -> None:
+    def __init__(self, batch_size: int, lease_s: float, max_held: int, first_lease: int = 0) -> None:
         if min(batch_size, lease_s, max_held) <= 0:
             raise SchedulingError(
                 f"batch size {batch_size}, lease of {lease_s} s, {max_held} requests a worker: "
@@ -57,7 +58,7 @@ class PullScheduler(Generic[RequestT]):
         self._count = dict.fromkeys(RequestKind, 0)
         self._waiting: WaitingRequests[RequestT] = WaitingRequests()
         self._leases: LeaseBook[RequestT] = LeaseBook()
-        self._next_number = 0
+        self._next_number = first_lease
         self._drained: set[str] = set()
         self._exploring = False
 
@@ -97,6 +98,11 @@ class PullScheduler(Generic[RequestT]):
         """The newest commit of an open request; None for any other."""
         progress = self._open.get(request)
         return None if progress is None else Commit(progress.step, progress.state)
+
+    @property
+    def next_lease(self) -> int:
+        """Number of the next lease to be granted."""
+        return self._next_number
 
     @property
     def next_expiry_s(self) -> float | None:

@@ -104,6 +104,8 @@ def draw_faults(
     *,
     kinds: Sequence[FaultKind] = FAULT_KINDS,
     timed_share: float = 0.5,
+    graces_s: Sequence[float] = (0.0, 5.0, 30.0, 120.0),
+    durations_s: tuple[float, float] = (1.0, 60.0),
 ) -> tuple[Fault, ...]:
     """A schedule drawn with a seed; the same one for the same arguments.
 
@@ -116,6 +118,8 @@ def draw_faults(
         iterations: triggers lie in [0, iterations).
         kinds: the kinds to draw from.
         timed_share: probability that a fault has a time rather than a trigger, 0 to 1.
+        graces_s: seconds from a notice to the kill, to choose from.
+        durations_s: least and most seconds that a worker hangs or is slow.
 
     Returns:
         Timed faults in the order of time, then triggered ones in the order of iteration and phase.
@@ -134,23 +138,31 @@ def draw_faults(
     dealt: list[FaultKind] = []
     while len(dealt) < count:
         dealt += source.sample(list(kinds), len(kinds))
-    faults = [_drawn(source, kind, length_s, iterations, timed_share) for kind in dealt[:count]]
+    faults = [
+        _drawn(source, kind, _moment_of(source, length_s, iterations, timed_share), graces_s, durations_s)
+        for kind in dealt[:count]
+    ]
     return tuple(sorted(faults, key=_moment))
 
 
-def _drawn(
-    source: random.Random, kind: FaultKind, length_s: float, iterations: int, timed_share: float
-) -> Fault:
-    moment: dict[str, Any]
+def _moment_of(source: random.Random, length_s: float, iterations: int, timed_share: float) -> dict[str, Any]:
     if source.random() < timed_share:
-        moment = {"at_s": min(round(source.uniform(0, length_s), 3), length_s)}
-    else:
-        moment = {"iteration": source.randrange(iterations), "phase": source.choice(FAULT_PHASES)}
+        return {"at_s": min(round(source.uniform(0, length_s), 3), length_s)}
+    return {"iteration": source.randrange(iterations), "phase": source.choice(FAULT_PHASES)}
+
+
+def _drawn(
+    source: random.Random,
+    kind: FaultKind,
+    moment: dict[str, Any],
+    graces_s: Sequence[float],
+    durations_s: tuple[float, float],
+) -> Fault:
     return Fault(
         kind,
         victim=source.randrange(1024),
-        grace_s=source.choice((0.0, 5.0, 30.0, 120.0)) if kind == "notice_then_kill" else None,
-        duration_s=round(source.uniform(1, 60), 3) if kind in ("hung_worker", "slow_worker") else None,
+        grace_s=source.choice(graces_s) if kind == "notice_then_kill" else None,
+        duration_s=round(source.uniform(*durations_s), 3) if kind in ("hung_worker", "slow_worker") else None,
         slowdown=round(source.uniform(2, 10), 1) if kind == "slow_worker" else None,
         **moment,
     )

@@ -8,18 +8,18 @@ import pytest
 
 from gpu_runtime.spot.notice import NoticeWatcher
 from gpu_runtime.spot.notices import watcher_for
-from tests.fake_metadata_service import FakeMetadataService
+from gpu_runtime.spot.played_service import PlayedService
 from tests.played_providers import QUIET
 
 
 @pytest.fixture
-def service() -> Iterator[FakeMetadataService]:
-    with FakeMetadataService() as running:
+def service() -> Iterator[PlayedService]:
+    with PlayedService() as running:
         yield running
 
 
 @pytest.fixture
-def watch(service: FakeMetadataService) -> Iterator[Callable[..., NoticeWatcher]]:
+def watch(service: PlayedService) -> Iterator[Callable[..., NoticeWatcher]]:
     """Makes watchers of the fake service, which plays the provider with nothing to say."""
     made: list[NoticeWatcher] = []
 

@@ -12,10 +12,10 @@ from gpu_runtime.spot import notice_watch
 from gpu_runtime.spot.notice import Notice, NoticeKind
 from gpu_runtime.spot.notice_watch import NoticeWatch
 from gpu_runtime.spot.notices import provider_named
+from gpu_runtime.spot.played_service import PlayedService
 from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError
-from tests.fake_metadata_service import FakeMetadataService
 from tests.played_providers import GCP_FLAG, QUIET
 from tests.tiny_run import request
 
@@ -44,7 +44,7 @@ class Scripted:
         pass
 
 
-def test_a_notice_is_known_until_it_is_withdrawn(service: FakeMetadataService):
+def test_a_notice_is_known_until_it_is_withdrawn(service: PlayedService):
     service.answers.update(QUIET["gcp"])
     watch = NoticeWatch("gcp", service.url)
     try:
@@ -87,7 +87,7 @@ def test_what_cannot_be_watched_is_refused():
         NoticeWatch("gcp", "ftp://somewhere")
 
 
-def test_a_spot_worker_under_notice_gives_its_samples_back(service: FakeMetadataService):
+def test_a_spot_worker_under_notice_gives_its_samples_back(service: PlayedService):
     service.answers.update(QUIET["gcp"])
     settings = ["sampling.batch_size=4", "runtime.notices=gcp", f"runtime.notice_url={service.url}"]
     config = load_config("smoke", settings, {})

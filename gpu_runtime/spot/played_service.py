@@ -1,4 +1,4 @@
-"""A local HTTP server that plays the metadata service of every provider."""
+"""A local HTTP server that plays a provider's metadata service: for tests, and for `spotlight chaos`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,31 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
+from gpu_runtime.spot.gcp_notices import PREEMPTED_PATH
+
 
 @dataclass
-class FakeMetadataService:
-    """Answers by path (without the query) from `answers`, 404 elsewhere, and keeps what was asked.
+class PlayedService:
+    """Answers by path (without the query) from `answers`, and keeps what was asked.
 
     An answer is a body (status 200), a status, both, or a function of the request's headers that
     gives one of these. `None` hangs until the server closes.
+
+    Attributes:
+        answers: by method and path, such as `GET /latest/api/token`.
+        otherwise: the answer elsewhere.
+        asked: method, path and headers of each request.
+        closing: set when the server closes.
+        url: where it answers, while it does.
     """
 
     answers: dict[str, Any] = field(default_factory=dict)
+    otherwise: Any = 404
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     closing: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
-    def __enter__(self) -> FakeMetadataService:
+    def __enter__(self) -> PlayedService:
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.service = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -37,19 +47,56 @@ class FakeMetadataService:
         self._thread.join()
 
     def paths(self) -> list[str]:
+        """The paths asked for, in order."""
         return [path for _, path, _ in self.asked]
+
+
+class PlayedNotices:
+    """Google's preempted flag, played for each worker apart; the workers ask `url`.
+
+    Attributes:
+        url: to be a run's `runtime.notice_url`, with runtime.notices = "gcp".
+    """
+
+    def __init__(self, worker_in_url: str) -> None:
+        self._service = PlayedService(otherwise="FALSE", asked=_Forgetful())
+        self._worker_in_url = worker_in_url
+        self.url = ""
+
+    def __enter__(self) -> PlayedNotices:
+        self._service.__enter__()
+        self.url = f"{self._service.url}/{self._worker_in_url}"
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._service.__exit__()
+
+    def warn(self, worker: str) -> None:
+        """From now on a worker's machine is said to be taken."""
+        self._service.answers[f"GET /{worker}{PREEMPTED_PATH}"] = "TRUE"
+
+    def withdraw(self, worker: str) -> None:
+        """It is not, after all."""
+        self._service.answers.pop(f"GET /{worker}{PREEMPTED_PATH}", None)
+
+
+class _Forgetful(list[tuple[str, str, dict[str, str]]]):
+    """Keeps nothing: hours of polls would fill the memory."""
+
+    def append(self, asked: tuple[str, str, dict[str, str]]) -> None:
+        pass
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    service: FakeMetadataService
+    service: PlayedService
 
 
 class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         service = cast(_Server, self.server).service
         service.asked.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-        answer = service.answers.get(f"{self.command} {self.path.partition('?')[0]}", 404)
+        answer = service.answers.get(f"{self.command} {self.path.partition('?')[0]}", service.otherwise)
         if isinstance(answer, Callable):
             answer = answer({k.lower(): v for k, v in self.headers.items()})
         if answer is None:
@@ -67,4 +114,4 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_PUT = _answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Keep the tests' output clean."""
+        """Keep the output clean."""

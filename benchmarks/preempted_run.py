@@ -1,0 +1,134 @@
+"""One training run without Prefect and storage, undisturbed or under faults, with its history.
+
+Reward, training and weights are those of a real run; the checkpoint is left out, as nobody resumes it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.goodput import Course
+from gpu_runtime.chaos.fault_injector import FaultInjector
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.runtime import Runtime
+from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.spot.fault_schedule import Fault
+from gpu_runtime.spot.played_service import PlayedNotices
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure
+from storage.records import StateInterval
+from storage.runtime_config import WORKER_IN_URL
+
+HANG_S = 240.0
+"""A run that writes nothing into its history for so long hangs."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run went.
+
+    Attributes:
+        course: what is known of it.
+        blobs: weights, moving average and optimiser at its end; empty where it did not get there.
+        iterations: how many it did.
+        wall_s: how long these took.
+        left: faults that found no victim until the end.
+        hung: it had to be ended because nothing happened any more.
+        steps_redone: the run's own count, an upper bound.
+    """
+
+    course: Course
+    blobs: dict[str, bytes]
+    iterations: int
+    wall_s: float
+    left: int
+    hung: bool
+    steps_redone: int
+
+
+def run(
+    config: RunConfig, history: Path, iterations: int, faults: Sequence[Fault] = (), longest_s: float = 3600.0
+) -> Outcome:
+    """Do some iterations; under faults as many more as it takes to do them all, and one to recover.
+
+    Args:
+        config: the run's configuration.
+        history: an empty folder.
+        iterations: at least so many.
+        faults: what is done to it.
+        longest_s: no further iteration begins after so many seconds.
+    """
+    with PlayedNotices(WORKER_IN_URL) if faults else nullcontext() as notices:
+        if notices is not None:
+            told = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
+            config = config.model_copy(update={"runtime": told})
+        runtime = Runtime(config, history)
+        intervals: list[StateInterval] = []
+        done_iterations, blobs, began = 0, {}, time.monotonic()
+        with FaultInjector(history, faults, notices) as injector, _watched(injector) as hung:
+            try:
+                for _ in _rounds(iterations, injector, began + longest_s):
+                    done_iterations += 1
+                    _iterate(runtime, done_iterations)
+                    intervals += runtime.take_intervals()
+                    _say(done_iterations, time.monotonic() - began, injector)
+                blobs = runtime.blobs()
+            except RuntimeFailure as error:
+                print(f"the run ended early: {error}", file=sys.stderr, flush=True)
+            intervals += runtime.take_intervals()
+            redone, wall_s = runtime.steps_redone, time.monotonic() - began
+            runtime.close()
+        if injector.trouble is not None:
+            raise RuntimeError("the faults were not all done") from injector.trouble
+    lines = read_history(history)
+    course = Course(lines, check_history(lines), intervals, injector.done)
+    return Outcome(course, blobs, done_iterations, wall_s, injector.left, hung.is_set(), redone)
+
+
+def _rounds(least: int, injector: FaultInjector, last_moment: float) -> Iterator[int]:
+    number, over = 0, 0
+    while (number < least or over < 1) and time.monotonic() < last_moment:
+        over += injector.left == 0
+        number += 1
+        yield number
+
+
+def _iterate(runtime: Runtime, iteration: int) -> None:
+    rolled = runtime.rollout(runtime.explore(iteration))
+    runtime.train(rolled, runtime.reward(rolled))
+    runtime.enter("commit", iteration)
+
+
+@contextmanager
+def _watched(injector: FaultInjector) -> Iterator[threading.Event]:
+    """Kill the trainer of a run that hangs, which ends the call that the driver waits for."""
+    hung, over = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(1.0):
+            if time.time() - injector.last_line_at > HANG_S:
+                hung.set()
+                injector.end_run()
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield hung
+    finally:
+        over.set()
+        thread.join()
+
+
+def _say(iteration: int, seconds: float, injector: FaultInjector) -> None:
+    print(
+        f"iteration {iteration}, {seconds:.0f} s: {len(injector.done)} faults done, {injector.left} left",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -1,0 +1,176 @@
+"""`spotlight chaos`: the same short training in peace and under faults, and whether the promises held."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.progress import reporter
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure
+from storage.home import Home
+from tasks.chaos import Fault, FaultInjector, Plan, Verdict, inject, judge, left_of, played_notices
+
+SETTINGS = (
+    "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
+    "runtime.commit_steps=2", "runtime.commit_s=0", "runtime.lease_s=30",
+)  # fmt: skip
+"""What differs from the preset unless --set says otherwise: short, often committed, soon seen to hang."""
+
+HANG_S = 300.0
+"""A run that writes nothing into its history for so long hangs."""
+
+_MOST_RUNS = 5
+"""Disturbed runs at most; faults that found no victim in them are left."""
+
+
+@dataclass
+class Tally:
+    """What was done, over all disturbed runs.
+
+    Attributes:
+        done: faults, by kind.
+        left: faults without a victim.
+        restarts: resumptions.
+        hangs: runs that had to be ended.
+        verdicts: of each run.
+    """
+
+    done: Counter[str] = field(default_factory=Counter)
+    left: int = 0
+    restarts: int = 0
+    hangs: int = 0
+    verdicts: list[Verdict] = field(default_factory=list)
+
+
+def chaos(home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], plan: Plan) -> dict[str, Any]:
+    """Train undisturbed, then under faults until they are used up, and check the promises.
+
+    Args:
+        home: where the runs are kept.
+        run_id: what their identifiers begin with.
+        config: of the undisturbed run.
+        arguments: of `spotlight train` for it.
+        plan: the faults.
+
+    Raises:
+        RuntimeFailure: if the undisturbed run fails.
+    """
+    calm = f"{run_id}-calm"
+    began = time.monotonic()
+    if _start("train", "--run-id", calm, *arguments).wait() != 0:
+        raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
+    length_s = time.monotonic() - began
+    tally, faults, number = Tally(), plan.faults(length_s, config), 0
+    while faults and number < _MOST_RUNS and not tally.hangs:
+        number += 1
+        name = f"{run_id}-faults-{number}"
+        faults = _disturb(home, name, arguments, faults, tally)
+        tally.verdicts.append(judge(home, name, calm))
+    tally.left = len(faults)
+    return _result(run_id, tally, config)
+
+
+def _disturb(
+    home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault], tally: Tally
+) -> Sequence[Fault]:
+    """One run under faults, resumed whenever it is killed; the faults that are left."""
+    began = time.monotonic()
+    with played_notices() as notices, inject(home, run_id, faults, notices) as injector:
+        told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
+        child = _start("train", "--run-id", run_id, *arguments, *told)
+        while True:
+            code = _wait(child, injector)
+            if code is None:
+                tally.hangs += 1
+                break
+            if code == 0 or tally.restarts > 3 * len(faults) + 3:
+                break
+            tally.restarts += 1
+            reporter().note(f"run {run_id} ended with exit code {code}; resuming it")
+            injector.last_line_at = time.time()
+            child = _start("resume", run_id)
+    if injector.trouble is not None:
+        raise RuntimeFailure(f"the faults could not be done: {injector.trouble}") from injector.trouble
+    tally.done.update(done.fault.kind for done in injector.done)
+    for done in injector.done:
+        reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
+    return left_of(injector, time.monotonic() - began)
+
+
+def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None:
+    """Exit code of a run; None where it hung and was ended."""
+    while True:
+        try:
+            return child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            if time.time() - injector.last_line_at > HANG_S:
+                child.kill()
+                child.wait()
+                return None
+
+
+def _start(*arguments: str) -> subprocess.Popen[bytes]:
+    """Start a command of ours in a process of its own, with its output where ours goes for notes."""
+    return subprocess.Popen([sys.executable, "-m", "flows.command_line", *arguments], stdout=sys.stderr)
+
+
+def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:
+    reports = [verdict.report for verdict in tally.verdicts]
+    broken = [said for verdict in tally.verdicts for said in verdict.broken]
+    if tally.hangs:
+        broken.append(f"{tally.hangs} runs wrote nothing for {HANG_S:g} s and were ended")
+    return {
+        "run_id": run_id,
+        "runs": len(tally.verdicts),
+        "faults": sum(tally.done.values()),
+        "faults_left": tally.left,
+        "faults_by_kind": dict(tally.done),
+        "restarts": tally.restarts,
+        "samples": sum(report.requested for report in reports),
+        "lost": sum(len(report.lost) for report in reports),
+        "duplicated_deliveries": sum(len(report.duplicated) for report in reports),
+        "late_deliveries_dropped": sum(report.dropped for report in reports),
+        "hangs": tally.hangs,
+        "redone_steps_with_notice_max": max(report.most_redone(with_notice=True) for report in reports),
+        "redone_steps_without_notice_max": max(report.most_redone(with_notice=False) for report in reports),
+        "commit_interval": config.runtime.commit_steps,
+        "steps_needed": sum(report.steps_needed for report in reports),
+        "steps_redone": sum(report.steps_redone for report in reports),
+        "identical_weights": all(verdict.identical for verdict in tally.verdicts),
+        "ledger_adds_up": all(verdict.balanced for verdict in tally.verdicts),
+        "broken_promises": broken,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The result as a table: each promise, what was seen, whether it was kept."""
+    with_notice, without = "redone_steps_with_notice_max", "redone_steps_without_notice_max"
+    rows = (
+        ("no sample is lost", result["lost"], result["lost"] == 0),
+        ("none is accepted twice", result["duplicated_deliveries"], result["duplicated_deliveries"] == 0),
+        ("nothing hangs", result["hangs"], result["hangs"] == 0),
+        ("steps done again with a notice: at most 1", result[with_notice], result[with_notice] <= 1),
+        (
+            f"without: at most {result['commit_interval']}",
+            result[without],
+            not any("cost a sample" in said for said in result["broken_promises"]),
+        ),
+        ("the weights are the undisturbed run's", result["identical_weights"], result["identical_weights"]),
+        ("the ledger adds up", result["ledger_adds_up"], result["ledger_adds_up"]),
+    )
+    table = Table("promise", "seen", "kept", title=f"{result['faults']} faults, {result['faults_left']} left")
+    for promise, seen, kept in rows:
+        table.add_row(promise, str(seen), "yes" if kept else "NO")
+    console = Console()
+    console.print(table)
+    for said in result["broken_promises"]:
+        console.print(f"broken: {said}", highlight=False, markup=False, soft_wrap=True)

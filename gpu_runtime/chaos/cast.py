@@ -1,0 +1,133 @@
+"""Who is there: the processes of a live run, as its history tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psutil
+
+from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
+
+TRAINER = "reserved-0"
+
+
+@dataclass(eq=False)
+class Player:
+    """A process of the run.
+
+    Attributes:
+        name: that of its worker or scorer, or `driver`.
+        pid: its number.
+        created: when it began (unix seconds): tells it from a later process of that number.
+        doomed: a fault has chosen it already.
+    """
+
+    name: str
+    pid: int
+    created: float
+    doomed: bool = False
+
+    @property
+    def is_spot(self) -> bool:
+        """A worker that plays a spot device."""
+        return self.name.startswith("spot-")
+
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        try:
+            process = psutil.Process(self.pid)
+            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal; whether the process was there to get it."""
+        if not self.alive():
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+            return True
+        return False
+
+
+class Cast:
+    """The processes of a run's newest life.
+
+    Attributes:
+        life: its number; 0 before the first.
+        under_way: the run has begun its first phase, so that its workers may be lost.
+        entered: iterations, from 1, and phases in the order in which they were entered, since `take_entered`.
+    """
+
+    def __init__(self) -> None:
+        self.life = 0
+        self.under_way = False
+        self._players: dict[str, Player] = {}
+        self._joined: set[str] = set()
+        self._lost: set[str] = set()
+        self._entered: list[tuple[int, str]] = []
+
+    def hear(self, lines: Iterable[HistoryLine]) -> list[str]:
+        """Take in what the history says; names of processes that it says are gone."""
+        gone: list[str] = []
+        for line in lines:
+            if line.life > self.life:
+                self.life, self.under_way, self._players = line.life, False, {}
+                self._joined, self._lost = set(), set()
+            if line.life == self.life:
+                self._hear(line)
+                if line.event == "lost":
+                    gone.append(line.facts["worker"])
+        return gone
+
+    def take_entered(self) -> list[tuple[int, str]]:
+        """Iterations and phases that were entered since the last call."""
+        taken, self._entered = self._entered, []
+        return taken
+
+    def driver(self) -> Player | None:
+        """The process that drives the run."""
+        return self._one(DRIVER)
+
+    def trainer(self) -> Player | None:
+        """The process that trains."""
+        return self._one(TRAINER)
+
+    def spots(self) -> list[Player]:
+        """Spot workers that have joined and that no fault has chosen, by name."""
+        return self._chosen(lambda player: player.is_spot and player.name in self._joined)
+
+    def joining(self) -> list[Player]:
+        """Spot workers that have begun to load since the run is under way, by name."""
+        return self._chosen(lambda player: player.is_spot and player.name not in self._joined)
+
+    def scorers(self) -> list[Player]:
+        """The processes that judge, by name."""
+        return self._chosen(lambda player: player.name.startswith("scorer-"))
+
+    def _chosen(self, which: Callable[[Player], bool]) -> list[Player]:
+        if not self.under_way:
+            return []
+        found = (player for name, player in sorted(self._players.items()) if name not in self._lost)
+        return [player for player in found if which(player) and not player.doomed and player.alive()]
+
+    def _one(self, name: str) -> Player | None:
+        player = self._players.get(name)
+        return player if self.under_way and player is not None and player.alive() else None
+
+    def _hear(self, line: HistoryLine) -> None:
+        facts = line.facts
+        if line.event == "process":
+            self._players[facts["name"]] = Player(facts["name"], facts["pid"], facts["created"])
+        elif line.event == "phase":
+            self.under_way = True
+            self._entered.append((facts["iteration"], facts["phase"]))
+        # The driver's lines may come before the first one of the worker that they are about.
+        elif line.event == "joined":
+            self._joined.add(facts["worker"])
+        elif line.event == "lost":
+            self._lost.add(facts["worker"])

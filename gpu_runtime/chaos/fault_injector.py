@@ -1,0 +1,246 @@
+"""Does the faults of a schedule to the processes of a live run.
+
+The processes are those that the run's history names; what is done to them is real: SIGKILL, SIGSTOP and
+SIGCONT, and notices of a played metadata service. A fault that finds no victim waits until there is one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from gpu_runtime.chaos.cast import Cast, Player
+from gpu_runtime.history_tail import HistoryTail
+from gpu_runtime.scheduling.history_check import HistoryLine
+from gpu_runtime.spot.fault_schedule import Fault, FaultPhase, PendingFaults
+from gpu_runtime.spot.played_service import PlayedNotices
+
+_LOOK_S = 0.05
+"""Between two looks into the whole history."""
+
+_QUICK_LOOK_S = 0.002
+"""Between two looks at what spot workers write, while a fault waits for a commit."""
+
+_SLOW_PERIOD_S = 0.4
+"""A slow worker is stopped for a part of each such period."""
+
+_JOINER_WAIT_S = 10.0
+"""Where nobody joins for so long, a worker is killed, so that its replacement will."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A fault that was done.
+
+    Attributes:
+        at: unix seconds.
+        victims: names of the processes that it met.
+    """
+
+    fault: Fault
+    at: float
+    victims: tuple[str, ...]
+
+
+class FaultInjector:
+    """A thread that does a schedule's faults, each once.
+
+    The schedule's clock begins with `start`. Leaving the context stops the thread and lets go on whatever
+    is stopped.
+
+    Args:
+        history: folder of the run's history; need not exist yet.
+        faults: what is to be done.
+        notices: the played metadata service that the run's workers ask; without it no fault may be a notice.
+    """
+
+    def __init__(self, history: Path, faults: Sequence[Fault], notices: PlayedNotices | None = None) -> None:
+        self._tail = HistoryTail(history)
+        self._cast = Cast()
+        self._pending = PendingFaults(faults)
+        self._notices = notices
+        self._waiting: list[tuple[float, Fault]] = []
+        self._planned: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._stopped: list[Player] = []
+        self._joins_made: list[Fault] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
+        self._began = 0.0
+        self.done: list[Done] = []
+        """What was done so far."""
+        self.last_line_at = time.time()
+        """When the run last wrote into its history, as far as seen (unix seconds)."""
+        self.trouble: BaseException | None = None
+        """What ended the thread early."""
+
+    def __enter__(self) -> FaultInjector:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+        for player in self._stopped:
+            player.send(signal.SIGCONT)
+
+    @property
+    def left(self) -> int:
+        """Faults that have not been done, or are not over yet."""
+        return len(self._pending.pending) + len(self._waiting) + len(self._planned)
+
+    @property
+    def undone(self) -> tuple[Fault, ...]:
+        """Faults that have met nobody yet."""
+        return (*self._pending.pending, *(fault for _, fault in self._waiting))
+
+    def end_run(self) -> None:
+        """Kill the trainer, which ends a run that hangs."""
+        trainer = self._cast.trainer()
+        if trainer is not None:
+            trainer.send(signal.SIGKILL)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._look()
+                self._stopping.wait(_LOOK_S)
+        except BaseException as error:  # noqa: BLE001 - told to who owns the thread
+            self.trouble = error
+
+    def _look(self) -> None:
+        """Take in what happened, and do what is due."""
+        self._hear(self._tail.new())
+        now = time.monotonic() - self._began
+        due = self._pending.due(now)
+        for iteration, phase in self._cast.take_entered():
+            # Schedules count iterations from 0, runs from 1.
+            due += self._pending.due(now, (iteration - 1, cast(FaultPhase, phase)))
+        self._waiting += [(now, fault) for fault in due]
+        while self._planned and self._planned[0][0] <= now:
+            heapq.heappop(self._planned)[2]()
+        for entry in list(self._waiting):
+            if self._stopping.is_set():
+                return
+            self._try(*entry, now)
+        self._await_commit()
+
+    def _hear(self, lines: Sequence[HistoryLine]) -> None:
+        if lines:
+            self.last_line_at = max(self.last_line_at, max(line.at for line in lines))
+        for name in self._cast.hear(lines):
+            self._tail.leave(self._cast.life, name)
+
+    def _try(self, since: float, fault: Fault, now: float) -> None:
+        """Do a fault if it finds its victims."""
+        victims = self._victims(fault, now - since)
+        if victims:
+            self._do(fault, victims, now)
+            self._waiting.remove((since, fault))
+            self.done.append(Done(fault, time.time(), tuple(player.name for player in victims)))
+
+    def _victims(self, fault: Fault, waited_s: float) -> list[Player]:
+        """Whom a fault meets now; nobody yet, if the list is empty."""
+        cast = self._cast
+        if fault.kind == "kill_while_committing":
+            return []  # `_await_commit` sees to it
+        if fault.kind == "coordinator_restart":
+            one = cast.trainer() if fault.victim % 2 else cast.driver()
+            return [one] if one is not None else []
+        if fault.kind == "scorer_death":
+            return _turned(cast.scorers(), fault.victim)[:1]
+        if fault.kind == "kill_while_joining":
+            joining = cast.joining()
+            if not joining and waited_s > _JOINER_WAIT_S:
+                joining = cast.spots()
+                if joining and not self._made_join(fault):
+                    _turned(joining, fault.victim)[0].send(signal.SIGKILL)
+                return []
+            return joining[:1]
+        spots = _turned(cast.spots(), fault.victim)
+        return spots[: (len(spots) + 1) // 2] if fault.kind == "half_at_once" else spots[:1]
+
+    def _do(self, fault: Fault, victims: Sequence[Player], now: float) -> None:
+        for player in victims:
+            player.doomed = True
+        if fault.kind == "notice_then_kill":
+            assert self._notices is not None and fault.grace_s is not None
+            self._notices.warn(victims[0].name)
+            self._plan(now + fault.grace_s, lambda: self._take(victims[0]))
+        elif fault.kind == "hung_worker":
+            assert fault.duration_s is not None
+            self._stop(victims[0])
+            self._plan(now + fault.duration_s, lambda: self._release(victims[0]))
+        elif fault.kind == "slow_worker":
+            assert fault.duration_s is not None and fault.slowdown is not None
+            self._slow_down(victims[0], fault.slowdown, now, now + fault.duration_s)
+        else:
+            for player in victims:
+                player.send(signal.SIGKILL)
+
+    def _slow_down(self, player: Player, slowdown: float, now: float, until: float) -> None:
+        """Stop a process for most of a period, again and again until the end."""
+        if now >= until:
+            self._release(player)
+            return
+        self._stop(player)
+        goes_on_at = now + _SLOW_PERIOD_S * (1 - 1 / slowdown)
+        again_at = now + _SLOW_PERIOD_S
+        self._plan(goes_on_at, lambda: player.send(signal.SIGCONT))
+        self._plan(again_at, lambda: self._slow_down(player, slowdown, again_at, until))
+
+    def _await_commit(self) -> None:
+        """While a fault waits for it, kill the first spot worker that commits, once its line is there."""
+        armed = next((entry for entry in self._waiting if entry[1].kind == "kill_while_committing"), None)
+        spots = {player.name: player for player in self._cast.spots()} if armed else {}
+        until = time.monotonic() + _LOOK_S
+        while armed and spots and time.monotonic() < until and not self._stopping.is_set():
+            lines = self._tail.new(spots)
+            self._hear(lines)
+            sent = next((line.by for line in lines if line.event == "sent"), None)
+            if sent is not None and spots[sent].send(signal.SIGKILL):
+                spots[sent].doomed = True
+                self._waiting.remove(armed)
+                self.done.append(Done(armed[1], time.time(), (sent,)))
+                return
+            time.sleep(_QUICK_LOOK_S)
+
+    def _take(self, player: Player) -> None:
+        """What the notice said comes true; a later worker of that name is not under it."""
+        assert self._notices is not None
+        player.send(signal.SIGKILL)
+        self._notices.withdraw(player.name)
+
+    def _stop(self, player: Player) -> None:
+        if player.send(signal.SIGSTOP) and player not in self._stopped:
+            self._stopped.append(player)
+
+    def _release(self, player: Player) -> None:
+        player.send(signal.SIGCONT)
+        player.doomed = False
+        if player in self._stopped:
+            self._stopped.remove(player)
+
+    def _plan(self, at: float, action: Callable[[], object]) -> None:
+        heapq.heappush(self._planned, (at, next(self._order), action))
+
+    def _made_join(self, fault: Fault) -> bool:
+        """Whether a worker has been killed already so that another joins; notes that one is now."""
+        if fault in self._joins_made:
+            return True
+        self._joins_made.append(fault)
+        return False
+
+
+def _turned(players: Sequence[Player], first: int) -> list[Player]:
+    """The players, from one of them on."""
+    start = first % len(players) if players else 0
+    return [*players[start:], *players[:start]]

@@ -1,0 +1,299 @@
+"""The promises to a run with faults, checked from its history. Pure: standard library only.
+
+What a history says exactly: which denoising steps were done, by whom, and which of them were done again;
+which samples were asked for, and how often each was accepted; who held a sample when. The promises:
+
+- Every sample that was asked for is accepted, once.
+- No two workers hold a sample at one time.
+- A sample that is accepted has had all its denoising steps.
+- With a notice a loss costs a sample at most one denoising step, without at most the commit interval.
+
+A life that ends in the middle (its driver died) leaves its last phase unfinished; a resumed run does that
+again from its checkpoint, which is no step of a sample done again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+DRIVER = "driver"
+"""Name of the process that grants leases."""
+
+LEAST_WARNING_S = 0.25
+"""A notice that a worker saw this shortly before its end, or later, was no warning."""
+
+MOST_REDONE_WITH_NOTICE = 1
+"""Denoising steps of a sample that a loss with a notice may cost."""
+
+
+@dataclass(frozen=True)
+class HistoryLine:
+    """One line of a history.
+
+    Attributes:
+        life: of the run, from 1; each resumption begins one.
+        by: name of the process that wrote it.
+        at: unix seconds.
+        event: what happened.
+        facts: the rest of the line.
+    """
+
+    life: int
+    by: str
+    at: float
+    event: str
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Redone:
+    """Denoising steps that were done again because a worker gave samples up.
+
+    Attributes:
+        life: of the run.
+        worker: who had done them first.
+        with_notice: it had seen a preemption notice in time.
+        interval: most denoising steps between two commits of its samples.
+        most: of one sample.
+        total: of all its samples.
+    """
+
+    life: int
+    worker: str
+    with_notice: bool
+    interval: int
+    most: int
+    total: int
+
+    @property
+    def limit(self) -> int:
+        """Denoising steps that the loss may have cost a sample."""
+        return MOST_REDONE_WITH_NOTICE if self.with_notice else self.interval
+
+
+@dataclass(frozen=True)
+class HistoryReport:
+    """What a history says of the promises.
+
+    Attributes:
+        requested: samples asked for in phases that ended.
+        lost: those of them that were never accepted.
+        duplicated: samples accepted more than once.
+        held_twice: samples leased to one worker while another held them.
+        incomplete: samples accepted without all their denoising steps.
+        dropped: deliveries that came a second time and were dropped.
+        steps_needed: denoising steps of the samples of ended phases.
+        steps_done: what was done of them.
+        redone: by loss; workers that were lost without any are there too.
+        unfinished: samples of phases that the death of the driver cut off.
+    """
+
+    requested: int
+    lost: tuple[str, ...]
+    duplicated: tuple[str, ...]
+    held_twice: tuple[str, ...]
+    incomplete: tuple[str, ...]
+    dropped: int
+    steps_needed: int
+    steps_done: int
+    redone: tuple[Redone, ...]
+    unfinished: int
+
+    @property
+    def steps_redone(self) -> int:
+        """Denoising steps done more than once, in phases that ended."""
+        return sum(loss.total for loss in self.redone)
+
+    def losses(self, with_notice: bool) -> int:
+        """Workers lost with a notice, or without."""
+        return sum(loss.with_notice == with_notice for loss in self.redone)
+
+    def most_redone(self, with_notice: bool) -> int:
+        """Denoising steps that a loss cost a sample at most; 0 without any loss."""
+        return max((loss.most for loss in self.redone if loss.with_notice == with_notice), default=0)
+
+    def broken(self) -> list[str]:
+        """The promises that were broken, in words; none is well."""
+        said = [
+            f"{len(names)} samples {what}, such as {names[0]}"
+            for names, what in (
+                (self.lost, "were lost"),
+                (self.duplicated, "were accepted twice"),
+                (self.held_twice, "were held by two workers at once"),
+                (self.incomplete, "were accepted without all their denoising steps"),
+            )
+            if names
+        ]
+        for loss in self.redone:
+            if loss.most > loss.limit:
+                kind = "with" if loss.with_notice else "without"
+                said.append(
+                    f"the loss of {loss.worker} {kind} a notice cost a sample {loss.most} denoising steps; "
+                    f"the limit is {loss.limit}"
+                )
+        return said
+
+
+@dataclass
+class _Phase:
+    """A phase of generating: what was asked for and what became of it."""
+
+    steps: int
+    requests: list[str]
+    ended: bool = False
+    accepted: Counter[str] = field(default_factory=Counter)
+    leases: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Lease:
+    worker: str
+    requests: list[str]
+    interval: int = 0
+    done: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Life:
+    """What the lines of one life say."""
+
+    phases: list[_Phase] = field(default_factory=list)
+    leases: dict[int, _Lease] = field(default_factory=dict)
+    holder: dict[str, int] = field(default_factory=dict)
+    held_twice: list[str] = field(default_factory=list)
+    dropped: int = 0
+    lost_at: dict[str, float] = field(default_factory=dict)
+    noticed_at: dict[str, float] = field(default_factory=dict)
+
+    def warned(self, worker: str) -> bool:
+        """Whether a worker had seen a notice in time."""
+        seen = self.noticed_at.get(worker)
+        end = self.lost_at.get(worker)
+        return seen is not None and (end is None or end - seen > LEAST_WARNING_S)
+
+
+def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
+    """What a history says of the promises.
+
+    Args:
+        lines: of all processes and lives; those of one process in the order in which it wrote them.
+    """
+    by_life: dict[int, list[HistoryLine]] = defaultdict(list)
+    for line in lines:
+        by_life[line.life].append(line)
+    numbered = {number: _read(of_life) for number, of_life in sorted(by_life.items())}
+    alive = list(numbered.values())
+    ended = [phase for life in alive for phase in life.phases if phase.ended]
+    return HistoryReport(
+        requested=sum(len(phase.requests) for phase in ended),
+        lost=tuple(name for phase in ended for name in phase.requests if not phase.accepted[name]),
+        duplicated=tuple(
+            name
+            for life in alive
+            for phase in life.phases
+            for name, times in phase.accepted.items()
+            if times > 1
+        ),
+        held_twice=tuple(name for life in alive for name in life.held_twice),
+        incomplete=tuple(
+            name for life in alive for phase in life.phases for name in _incomplete(life, phase)
+        ),
+        dropped=sum(life.dropped for life in alive),
+        steps_needed=sum(len(phase.requests) * phase.steps for phase in ended),
+        steps_done=sum(
+            len(life.leases[lease].done) * len(life.leases[lease].requests)
+            for life in alive
+            for phase in life.phases
+            if phase.ended
+            for lease in phase.leases
+        ),
+        redone=tuple(loss for number, life in numbered.items() for loss in _redone(number, life)),
+        unfinished=sum(
+            len(phase.requests) - len(phase.accepted)
+            for life in alive
+            for phase in life.phases
+            if not phase.ended
+        ),
+    )
+
+
+def _read(lines: list[HistoryLine]) -> _Life:
+    """A life from its lines: the driver's first, which say what the leases of the workers' are."""
+    life = _Life()
+    for line in lines:
+        if line.by == DRIVER:
+            _hear_driver(life, line)
+    for line in lines:
+        if line.by != DRIVER:
+            _hear_worker(life, line)
+    return life
+
+
+def _hear_driver(life: _Life, line: HistoryLine) -> None:
+    facts = line.facts
+    if line.event == "notice":
+        life.noticed_at.setdefault(facts["worker"], line.at)
+    elif line.event == "generate":
+        life.phases.append(_Phase(facts["steps"], list(facts["requests"])))
+    elif line.event == "generated":
+        life.phases[-1].ended = True
+    elif line.event == "lease":
+        number, names = facts["lease"], facts["requests"]
+        life.held_twice += [name for name in names if name in life.holder]
+        life.holder |= dict.fromkeys(names, number)
+        life.leases[number] = _Lease(facts["worker"], list(names))
+        life.phases[-1].leases.append(number)
+    elif line.event == "deliver":
+        life.phases[-1].accepted.update(facts["accepted"])
+        life.dropped += len(facts["dropped"])
+        for name in facts["accepted"]:
+            life.holder.pop(name, None)
+    elif line.event == "back":
+        for name in [name for name, lease in life.holder.items() if lease == facts["lease"]]:
+            del life.holder[name]
+    elif line.event == "lost":
+        life.lost_at[facts["worker"]] = line.at
+
+
+def _hear_worker(life: _Life, line: HistoryLine) -> None:
+    facts = line.facts
+    if line.event == "notice":
+        life.noticed_at.setdefault(line.by, line.at)
+    elif line.event == "chunk":
+        lease = life.leases[facts["lease"]]
+        lease.interval = max(lease.interval, facts["until"] - facts["from"])
+    elif line.event == "step":
+        life.leases[facts["lease"]].done.update(range(facts["from"], facts["to"]))
+
+
+def _incomplete(life: _Life, phase: _Phase) -> list[str]:
+    """Accepted samples of a phase, some of whose denoising steps nobody did."""
+    done: dict[str, set[int]] = defaultdict(set)
+    for number in phase.leases:
+        for name in life.leases[number].requests:
+            done[name] |= life.leases[number].done
+    return [name for name in phase.accepted if not done[name].issuperset(range(phase.steps))]
+
+
+def _redone(number: int, life: _Life) -> list[Redone]:
+    """What was done again of each worker that was lost, or gave samples up that were done again."""
+    again: dict[str, list[int]] = {worker: [] for worker in life.lost_at}
+    interval: Counter[str] = Counter()
+    for phase in life.phases:
+        if not phase.ended:
+            continue
+        later: dict[str, set[int]] = defaultdict(set)
+        for lease in (life.leases[granted] for granted in reversed(phase.leases)):
+            counts = [len(lease.done & later[name]) for name in lease.requests]
+            if any(counts):
+                again.setdefault(lease.worker, []).extend(counts)
+                interval[lease.worker] = max(interval[lease.worker], lease.interval)
+            for name in lease.requests:
+                later[name] |= lease.done
+    return [
+        Redone(number, worker, life.warned(worker), interval[worker], max(counts, default=0), sum(counts))
+        for worker, counts in again.items()
+    ]

@@ -1,0 +1,177 @@
+"""Faults for a live run, and what its history says of the promises afterwards."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_runtime.chaos.fault_injector import FaultInjector
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.scheduling.history_check import HistoryReport, check_history
+from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults, faults_from_json
+from gpu_runtime.spot.played_service import PlayedNotices
+from storage.checkpoints import CheckpointStore
+from storage.config import RunConfig
+from storage.database import Database
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.ledger import read_ledger
+from storage.run_store import RunStore
+from storage.runtime_config import WORKER_IN_URL
+
+GRACES_S = (3.0, 5.0, 8.0)
+"""From a notice to the kill; a worker asks for notices once a second."""
+
+_SPOT_KINDS = frozenset(FAULT_KINDS) - {"coordinator_restart", "scorer_death"}
+_HERE = ("", "auto", "local", "127.0.0.1", "localhost")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done to a run: faults that were written down, or how to draw them.
+
+    Attributes:
+        written: the faults of a file; empty to draw.
+        seed: of the draw.
+        count: faults to draw.
+        kinds: to draw from.
+    """
+
+    written: tuple[Fault, ...]
+    seed: int
+    count: int
+    kinds: tuple[FaultKind, ...]
+
+    def faults(self, length_s: float, config: RunConfig) -> tuple[Fault, ...]:
+        """The schedule, for a run that takes so many seconds undisturbed."""
+        if self.written:
+            return self.written
+        lease_s = config.runtime.lease_s
+        return draw_faults(
+            self.seed, self.count, length_s, config.iterations,
+            kinds=self.kinds, graces_s=GRACES_S, durations_s=(1.0, 2 * lease_s),
+        )  # fmt: skip
+
+
+def plan_faults(
+    config: RunConfig, seed: int, count: int | None, kinds: Sequence[str] | None, schedule: Path | None
+) -> Plan:
+    """What to do to a run.
+
+    Raises:
+        ConfigurationError: no faults, a kind that does not exist, a schedule that is none, or a run whose
+            workers cannot be met or whose weights depend on timing.
+    """
+    _refuse_unfit(config)
+    if schedule is not None:
+        if count is not None or kinds:
+            raise ConfigurationError("--schedule says all: leave --faults and --kinds out")
+        written = _written(schedule)
+    else:
+        written = ()
+        if count is not None and count < 1:
+            raise ConfigurationError(f"--faults is {count}; give at least 1")
+    known = [kind for kind in FAULT_KINDS if not kinds or kind in kinds]
+    unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
+    if unknown:
+        raise ConfigurationError(f"--kinds: no fault {unknown[0]!r}; there are {', '.join(FAULT_KINDS)}")
+    wanted = {fault.kind for fault in written} if written else set(known)
+    if not config.runtime.spot_workers and wanted & _SPOT_KINDS:
+        raise ConfigurationError(
+            f"runtime.spot_workers is 0, but {min(wanted & _SPOT_KINDS)} needs a spot worker; set it to 1 or "
+            "more, or give --kinds coordinator_restart,scorer_death"
+        )
+    return Plan(written, seed, count if count is not None else len(known), tuple(known))
+
+
+def _written(schedule: Path) -> tuple[Fault, ...]:
+    try:
+        written = faults_from_json(schedule.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"--schedule {schedule} cannot be read: {error}") from error
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--schedule {schedule}: {error}") from error
+    if not written:
+        raise ConfigurationError(f"--schedule {schedule} holds no faults; write at least one")
+    return written
+
+
+def _refuse_unfit(config: RunConfig) -> None:
+    address = config.runtime.ray_address
+    if address.rpartition(":")[0] not in _HERE and address not in _HERE:
+        raise ConfigurationError(
+            f"runtime.ray_address is {address!r}: faults are done to processes of this machine; "
+            "leave it empty"
+        )
+    if config.exploration.strategy == "stale" and config.exploration.stop_with_training:
+        raise ConfigurationError(
+            "exploration.stop_with_training=true lets the clock decide how much is drafted, so two runs "
+            "end with different weights anyway; set exploration.stop_with_training=false"
+        )
+
+
+@contextmanager
+def played_notices() -> Iterator[PlayedNotices]:
+    """The metadata service that the disturbed run's workers ask; its address is `url`."""
+    with PlayedNotices(WORKER_IN_URL) as notices:
+        yield notices
+
+
+def inject(home: Home, run_id: str, faults: Sequence[Fault], notices: PlayedNotices) -> FaultInjector:
+    """What does the faults to a run; a context, from whose beginning times count."""
+    return FaultInjector(home.history(run_id), faults, notices)
+
+
+def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:
+    """Faults for which a run that has ended had no victim, for the next one."""
+    return tuple(
+        dataclasses.replace(fault, at_s=max(0.0, fault.at_s - elapsed_s)) if fault.at_s is not None else fault
+        for fault in injector.undone
+    )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a disturbed run.
+
+    Attributes:
+        report: its history's.
+        identical: its weights, moving average and optimiser are those of the undisturbed run, to the bit.
+        balanced: every paid device-second is accounted for, once.
+        broken: promises that it broke, in words.
+    """
+
+    report: HistoryReport
+    identical: bool
+    balanced: bool
+    broken: tuple[str, ...]
+
+
+def judge(home: Home, run_id: str, undisturbed_id: str) -> Verdict:
+    """Check the promises to a disturbed run that is over."""
+    report = check_history(read_history(home.history(run_id)))
+    row = RunStore(home).run(run_id)
+    with Database(home.database).reading() as connection:
+        ledger = read_ledger(connection, run_id)
+    identical = bool(_final(home, run_id)) and _final(home, run_id) == _final(home, undisturbed_id)
+    broken = report.broken()
+    if row.status != "finished":
+        broken.append(f"run {run_id} is {row.status}, not finished: {row.error}")
+    elif not identical:
+        broken.append(f"run {run_id} ended with other weights than {undisturbed_id}")
+    if not ledger.is_balanced:
+        broken.append(
+            f"the ledger of {run_id} does not add up: {ledger.unaccounted_share:.2%} of the paid time is in "
+            f"no state, {len(ledger.overlaps)} times a device was in two"
+        )
+    return Verdict(report, identical, ledger.is_balanced, tuple(broken))
+
+
+def _final(home: Home, run_id: str) -> dict[str, bytes]:
+    """Weights, moving average and optimiser of a run's last checkpoint; empty without its last iteration."""
+    config = RunStore(home).run(run_id).config
+    newest = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+    return {} if newest is None or newest.iteration != config.iterations else dict(newest.blobs)

@@ -1,0 +1,147 @@
+"""The promises, from histories made by hand: kept ones, and each of them broken."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+
+STEPS = 4
+
+
+class Story:
+    """A history of one phase of samples `a` and `b`, four denoising steps each, told line by line."""
+
+    def __init__(self, life: int = 1) -> None:
+        self.life = life
+        self.lines: list[HistoryLine] = []
+        self._clock = itertools.count(100)
+        self.driver("generate", requests=["a", "b"], steps=STEPS)
+
+    def tell(self, by: str, event: str, at: float | None = None, **facts) -> Story:
+        moment = float(next(self._clock)) if at is None else at
+        self.lines.append(HistoryLine(self.life, by, moment, event, facts))
+        return self
+
+    def driver(self, event: str, **facts) -> Story:
+        return self.tell("driver", event, **facts)
+
+    def lease(self, number: int, worker: str, step: int = 0, requests: tuple[str, ...] = ("a", "b")) -> Story:
+        return self.driver("lease", lease=number, worker=worker, step=step, requests=list(requests))
+
+    def steps(self, number: int, worker: str, begin: int, end: int, interval: int = 2) -> Story:
+        for step in range(begin, end):
+            if (step - begin) % interval == 0:
+                until = min(step + interval, STEPS)
+                self.tell(worker, "chunk", lease=number, **{"from": step}, until=until)
+            self.tell(worker, "step", lease=number, **{"from": step}, to=step + 1, s=0.1)
+        return self
+
+    def deliver(self, number: int, accepted: tuple[str, ...] = ("a", "b"), dropped=()) -> Story:
+        return self.driver("deliver", lease=number, accepted=list(accepted), dropped=list(dropped))
+
+    def lose(self, number: int, worker: str) -> Story:
+        return self.driver("back", lease=number, why="lost").driver("lost", worker=worker)
+
+    def report(self):
+        return check_history(self.lines)
+
+
+def test_an_undisturbed_phase_keeps_every_promise():
+    report = Story().lease(0, "w").steps(0, "w", 0, 4).deliver(0).driver("generated").report()
+    assert report.broken() == [] and report.redone == ()
+    assert (report.requested, report.steps_needed, report.steps_done, report.steps_redone) == (2, 8, 8, 0)
+
+
+def killed(reached: int, committed: int, interval: int = 2) -> Story:
+    """A worker is killed after `reached` steps; another goes on from `committed`."""
+    story = Story().lease(0, "w").steps(0, "w", 0, reached, interval).lose(0, "w")
+    story.lease(1, "x", committed).steps(1, "x", committed, STEPS, interval).deliver(1)
+    return story.driver("generated")
+
+
+def test_steps_past_the_commit_are_redone_and_counted_for_each_sample():
+    report = killed(reached=3, committed=2).report()
+    assert report.broken() == []
+    (loss,) = report.redone
+    assert (loss.worker, loss.with_notice, loss.most, loss.total, loss.limit) == ("w", False, 1, 2, 2)
+    assert report.steps_done == report.steps_needed + report.steps_redone == 10
+
+
+def test_more_than_the_commit_interval_is_a_broken_promise():
+    (said,) = killed(reached=3, committed=0).report().broken()
+    assert "loss of w without a notice cost a sample 3" in said and "limit is 2" in said
+    assert killed(reached=3, committed=0, interval=3).report().broken() == []
+
+
+@pytest.mark.parametrize(("seen_before_s", "limit"), [(5.0, 1), (0.1, 2), (-1.0, 2)])
+def test_with_a_notice_in_time_only_one_step_may_be_redone(seen_before_s, limit):
+    story = killed(reached=2, committed=0)
+    (lost,) = [line for line in story.lines if line.event == "lost"]
+    story.tell("w", "notice", at=lost.at - seen_before_s, provider="gcp")
+    report = story.report()
+    assert report.redone[0].limit == limit and report.redone[0].most == 2
+    assert len(report.broken()) == (limit == 1)
+    assert report.losses(with_notice=True) == (limit == 1)
+    assert report.most_redone(with_notice=limit == 1) == 2
+
+
+def test_handing_back_at_a_notice_costs_nothing():
+    story = Story().lease(0, "w").steps(0, "w", 0, 1).tell("w", "notice", provider="gcp")
+    story.driver("back", lease=0, why="notice").lease(1, "x", 1).steps(1, "x", 1, 4).deliver(1)
+    report = story.driver("generated").report()
+    assert report.broken() == [] and report.steps_redone == 0
+
+
+def test_a_sample_that_is_never_accepted_is_lost():
+    story = Story().lease(0, "w").steps(0, "w", 0, 4).deliver(0, accepted=("a",)).driver("generated")
+    assert story.report().lost == ("b",)
+    assert "1 samples were lost, such as b" in story.report().broken()[0]
+
+
+def test_a_sample_accepted_twice_is_a_broken_promise_one_dropped_is_not():
+    story = Story().lease(0, "w").steps(0, "w", 0, 4).driver("back", lease=0, why="expired")
+    story.lease(1, "x").steps(1, "x", 0, 4).deliver(1)
+    late = story.deliver(0, accepted=(), dropped=("a", "b")).driver("generated")
+    assert late.report().duplicated == () and late.report().dropped == 2
+    twice = late.deliver(0, accepted=("a",)).report()
+    assert twice.duplicated == ("a",) and any("accepted twice" in said for said in twice.broken())
+
+
+def test_a_sample_that_two_workers_hold_is_a_broken_promise():
+    story = Story().lease(0, "w").lease(1, "x", requests=("b",)).steps(0, "w", 0, 4).deliver(0)
+    assert story.driver("generated").report().held_twice == ("b",)
+    assert any("two workers at once" in said for said in story.report().broken())
+
+
+def test_a_sample_some_of_whose_steps_nobody_did_is_a_broken_promise():
+    story = killed(reached=1, committed=2)
+    assert story.report().incomplete == ("a", "b")
+
+
+def test_a_phase_that_the_driver_s_death_cuts_off_loses_nothing():
+    cut = Story().lease(0, "w").steps(0, "w", 0, 3)
+    again = Story(life=2).lease(0, "w").steps(0, "w", 0, 4).deliver(0).driver("generated")
+    report = check_history([*cut.lines, *again.lines])
+    assert report.broken() == [] and report.unfinished == 2
+    assert (report.requested, report.steps_redone) == (2, 0)
+
+
+def test_a_worker_lost_with_nothing_in_hand_is_a_loss_all_the_same():
+    story = (
+        Story().lease(0, "w").steps(0, "w", 0, 4).deliver(0).driver("generated").driver("lost", worker="w")
+    )
+    assert story.report().losses(with_notice=False) == 1 and story.report().broken() == []
+
+
+def test_of_three_tries_each_step_counts_as_often_as_it_was_repeated():
+    story = Story()
+    for number, worker in enumerate("uvw"):
+        story.lease(number, worker).steps(number, worker, 0, 2)
+        if worker != "w":
+            story.lose(number, worker)
+    report = story.steps(2, "w", 2, 4).deliver(2).driver("generated").report()
+    assert {loss.worker: loss.total for loss in report.redone} == {"u": 4, "v": 4}
+    assert report.steps_done - report.steps_needed == report.steps_redone == 8

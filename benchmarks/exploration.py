@@ -75,15 +75,15 @@ docs/measurements.md."""
 
 ARMS = {
     "plain": Arm(PLAIN, 48),
-    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 24),
-    "stale_grpo": Arm((*PLAIN, "exploration.strategy=stale"), 24, measure=8),
-    "stale": Arm((), 20, measure=4),
-    "fresh": Arm(("exploration.strategy=fresh",), 16),
-    "stale_uniform": Arm(("exploration.allocation=uniform",), 16, measure=8),
+    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 16),
+    "stale_grpo": Arm((*PLAIN, "exploration.strategy=stale"), 20, measure=8),
+    "stale": Arm((), 16, measure=4),
+    "fresh": Arm(("exploration.strategy=fresh",), 12),
+    "stale_uniform": Arm(("exploration.allocation=uniform",), 12, measure=8),
     "oracle": Arm(
         ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 12
     ),
-    "larger_batch": Arm(("exploration.strategy=plain",), 16),
+    "larger_batch": Arm(("exploration.strategy=plain",), 12),
 }
 
 

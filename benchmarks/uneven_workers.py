@@ -45,7 +45,13 @@ class UnevenWorker(DeviceWorker):
     def __init__(self, config: RunConfig, step_s: float) -> None:
         super().__init__(config, trains=False)
         self._step_s = step_s
+        self._late_s = 0.0
         self.own_weights(_KEY)
+
+    def late_s(self) -> float:
+        """By how much its steps took longer than set, since the last call."""
+        late_s, self._late_s = self._late_s, 0.0
+        return late_s
 
     def begin_samples(
         self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
@@ -60,7 +66,9 @@ class UnevenWorker(DeviceWorker):
     def _slowly(self, steps: int, work: Any) -> SampleChunk:
         began = time.monotonic()
         chunk = work()
-        time.sleep(max(0.0, steps * self._step_s - (time.monotonic() - began)))
+        left_s = steps * self._step_s - (time.monotonic() - began)
+        self._late_s += max(0.0, -left_s)
+        time.sleep(max(0.0, left_s))
         return chunk
 
 
@@ -114,18 +122,31 @@ class _KillingPhase(Generation):
 
 @dataclass(frozen=True)
 class Measured:
-    """One phase each way; seconds on the wall."""
+    """Phases each way, in turns.
 
-    pulled_s: float
-    pushed_s: float
+    Attributes:
+        ratios: pushed over pulled, a turn each.
+        pulled_s, pushed_s: seconds on the wall, a turn each.
+        samples: of a phase.
+        step_s: of a denoising step of a batch, a worker each.
+        killed: workers that were killed, one a phase.
+        late_share: by how much steps took longer than set, over the phases' device-seconds: what the machine
+            was too slow for.
+        same_samples: all phases gave the same images to the bit.
+    """
+
+    ratios: list[float]
+    pulled_s: list[float]
+    pushed_s: list[float]
     samples: int
     step_s: tuple[float, ...]
-    killed: tuple[str, ...]
+    killed: int
+    late_share: float
     same_samples: bool
 
 
-def measured() -> Measured:
-    """Run the phase both ways on one cluster, each with workers of its own."""
+def measured(turns: int) -> Measured:
+    """Run the phase both ways on one cluster, in turns; the one that was killed is started anew."""
     config = load_config("glyphs", _SETTINGS, {})
     prompts = load_run_prompts(config)[0][:_PROMPTS]
     requests = [
@@ -133,16 +154,40 @@ def measured() -> Measured:
         for prompt in prompts
         for seed in range(_GROUP)
     ]
+    phases: list[_Phase] = []
     cluster = Cluster(config)
     try:
         devices = _started(cluster, config, range(len(STEP_S)))
-        pulled_s, pulled, lost = _phase(devices, config, requests, pushes=False)
-        devices[_VICTIM : _VICTIM + 1] = _started(cluster, config, [_VICTIM])
-        pushed_s, pushed, lost_too = _phase(devices, config, requests, pushes=True)
+        for turn in range(2 * turns):
+            phases.append(_phase(devices, config, requests, pushes=turn % 2 == 1))
+            if turn < 2 * turns - 1:
+                devices[_VICTIM : _VICTIM + 1] = _started(cluster, config, [_VICTIM])
     finally:
         cluster.shutdown()
-    same = all((pulled[request] == pushed[request]).all() for request in requests)
-    return Measured(pulled_s, pushed_s, len(requests), STEP_S, (*lost, *lost_too), same)
+    pulled, pushed = phases[::2], phases[1::2]
+    return Measured(
+        ratios=[push.took_s / pull.took_s for pull, push in zip(pulled, pushed, strict=True)],
+        pulled_s=[phase.took_s for phase in pulled],
+        pushed_s=[phase.took_s for phase in pushed],
+        samples=len(requests),
+        step_s=STEP_S,
+        killed=sum(len(phase.lost) for phase in phases),
+        late_share=sum(phase.late_s for phase in phases)
+        / sum(len(STEP_S) * phase.took_s for phase in phases),
+        same_samples=all(
+            (phase.images[request] == phases[0].images[request]).all()
+            for phase in phases
+            for request in requests
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class _Phase:
+    took_s: float
+    images: dict[SampleRequest, Any]
+    lost: list[str]
+    late_s: float
 
 
 def _started(cluster: Cluster, config: RunConfig, places: Iterable[int]) -> list[Device]:
@@ -161,10 +206,7 @@ def _started(cluster: Cluster, config: RunConfig, places: Iterable[int]) -> list
     return devices
 
 
-def _phase(
-    devices: list[Device], config: RunConfig, requests: list[SampleRequest], pushes: bool
-) -> tuple[float, dict[SampleRequest, Any], list[str]]:
-    """Seconds, images and who was lost."""
+def _phase(devices: list[Device], config: RunConfig, requests: list[SampleRequest], pushes: bool) -> _Phase:
     size, lease_s = config.sampling.batch_size, config.runtime.lease_s
     names = [device.name for device in devices]
     fleet = UnevenFleet(list(devices))
@@ -173,7 +215,11 @@ def _phase(
         scheduler = PushDispatch(size, lease_s, size, names, 0)
     phase = _KillingPhase(fleet, requests, _KEY, config, scheduler=scheduler)
     phase.victim = devices[_VICTIM]
+    for device in devices:
+        device.actor.call("late_s").result()
     began = time.monotonic()
     delivered = phase.run()
     took_s = time.monotonic() - began
-    return took_s, {one.sample.request: one.sample.image_HWC for one in delivered}, fleet.lost
+    images = {one.sample.request: one.sample.image_HWC for one in delivered}
+    late_s = sum(device.actor.call("late_s").result() for device in fleet.devices)
+    return _Phase(took_s, images, fleet.lost, late_s)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_runtime.actors.cluster import RemoteActor
 from gpu_runtime.spot.notice import Notice
+from storage.errors import RuntimeFailure
 from storage.records import Market
 from storage.runtime_config import RuntimeConfig
 
@@ -45,6 +46,24 @@ class Device:
     def slot(self) -> str:
         """The place it fills; its replacement fills the same."""
         return self.name.split(".")[0]
+
+    def take(self, weights: Weights, digest: str) -> None:
+        """It has loaded weights, and read them back.
+
+        Args:
+            weights: what it was to load.
+            digest: of what it holds.
+
+        Raises:
+            RuntimeFailure: if that is something else.
+        """
+        self.coming = None
+        if digest != weights.digest:
+            raise RuntimeFailure(
+                f"worker {self.name} holds weights with checksum {digest} after loading {weights.key!r}, "
+                f"whose checksum is {weights.digest}; resume the run"
+            )
+        self.holds = weights.key
 
 
 @dataclass(frozen=True)

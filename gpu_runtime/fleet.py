@@ -48,11 +48,13 @@ class Fleet:
         self.lost: list[str] = []
         """Names of workers that died, in order."""
         self.samples_returned = 0
-        """Samples that went back from a worker that was lost, hung or under notice."""
+        """Samples that went back from workers lost, hung or under notice."""
         self.samples_dropped = 0
         """Samples that arrived a second time."""
         self.steps_redone = 0
         """Denoising steps of samples that lost workers had done past the last commit, at most."""
+        self.commits = 0
+        """Times that a device's unfinished samples were saved."""
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
@@ -104,6 +106,7 @@ class Fleet:
         self.samples_returned += generation.counters.returned
         self.samples_dropped += generation.counters.duplicates
         self.steps_redone += generation.counters.redone_steps
+        self.commits += generation.counters.commits
         for device in self._devices:
             if device.coming is None:
                 self.enter(device.name, "idle")
@@ -200,7 +203,7 @@ class Fleet:
         digests: dict[str, str] = {}
         for device, digest in self._answers(loading, "load its weights"):
             digests[device.name] = digest
-            _take_weights(device, weights, digest)
+            device.take(weights, digest)
         return digests
 
     def _give(self, device: Device, weights: Weights) -> Future[str]:
@@ -217,7 +220,7 @@ class Fleet:
                 continue
             weights, loaded = device.coming
             try:
-                _take_weights(device, weights, loaded.result())
+                device.take(weights, loaded.result())
             except WorkerLostError as error:
                 self.lose(device, error)
             else:
@@ -303,21 +306,6 @@ class Fleet:
                 self._admit(device, loaded.result())
             else:
                 self._bury(device, loaded.exception())
-
-
-def _take_weights(device: Device, weights: Weights, digest: str) -> None:
-    """A device has loaded weights, and read them back.
-
-    Raises:
-        RuntimeFailure: if they are others.
-    """
-    device.coming = None
-    if digest != weights.digest:
-        raise RuntimeFailure(
-            f"worker {device.name} holds weights with checksum {digest} after loading "
-            f"{weights.key!r}, whose checksum is {weights.digest}; resume the run"
-        )
-    device.holds = weights.key
 
 
 def _trainer_gone(error: WorkerLostError) -> RuntimeFailure:

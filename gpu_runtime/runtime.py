@@ -131,6 +131,11 @@ class Runtime:
         """Denoising steps of samples that lost workers took with them, since the start; at most."""
         return self._fleet.steps_redone
 
+    @property
+    def commits(self) -> int:
+        """Times that a device's unfinished samples were saved, since the start."""
+        return self._fleet.commits
+
     def enter(self, phase: str, iteration: int) -> None:
         """Note in the history that an iteration enters a phase; each method notes its own."""
         self._history.note("phase", phase=phase, iteration=iteration)

@@ -78,6 +78,7 @@ def iteration_record(
         "ratio_deviation": report.ratio_deviation,
         "samples_returned": float(session.runtime.samples_returned),
         "samples_dropped": float(session.runtime.samples_dropped),
+        "commits": float(session.runtime.commits),
         "steps_redone": float(session.runtime.steps_redone),
         "iteration_s": ended_at - started_at,
         "cost_usd": sum(interval.usd for interval in intervals),

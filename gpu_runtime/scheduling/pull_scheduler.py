@@ -190,6 +190,7 @@ class PullScheduler(Generic[RequestT]):
                     f"request {request!r} was committed at step {step}; commit from 0 to {lease.steps}"
                 )
         live = self._renew(lease, commits, now)
+        self.counters.commits += bool(commits)
         for request, (step, state) in commits.items():
             progress = self._still_open(lease, request)
             if progress is None or step < progress.step:

@@ -47,7 +47,7 @@ class RemoteConfig(Section):
 class RewardConfig(Section):
     """Who judges the images."""
 
-    scorer: SingleScorer | Literal["sum"] = "ocr"
+    scorer: Literal[SingleScorer, "sum"] = "ocr"
     """`ocr` reads the quoted text (RapidOCR), `deepseek-ocr` does so with a vision language model; `shapes`
     checks GenEval rows on the shapes task, `geneval` on photographs; `clip-score` and `pick-score` say how
     well an image fits its prompt; `jpeg` how small its file is; `remote` asks a server; `sum` weighs several
@@ -58,6 +58,10 @@ class RewardConfig(Section):
 
     parts: dict[SingleScorer, float] = Field(default={})
     """Scorers of `sum` and their weights, which need not sum to 1: the score is divided by their sum."""
+
+    ocr_layout: Literal["line", "page"] = "line"
+    """What `ocr` takes an image for: one `line`, as the embedded model's signs are, or a `page` with text
+    anywhere, as photographs are."""
 
     detector: str = "facebook/mask2former-swin-small-coco-instance"
     """Finds objects for `geneval`: a Mask2Former with COCO's classes, a folder or a name in the cache."""

@@ -5,6 +5,7 @@ Shape suffixes: Q queries, K classes, H W pixels of the picture.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -72,10 +73,14 @@ class Mask2FormerDetector:
         # The picture may have been padded; only its own part of the masks is looked at.
         inside = inputs["pixel_mask"][0].bool()
         own = (int(inside.any(1).sum()), int(inside.any(0).sum()))
-        logits_Qhw = torch.nn.functional.interpolate(
-            outputs.masks_queries_logits, size=inside.shape, mode="bilinear", align_corners=False
-        )[0, :, : own[0], : own[1]]
-        found = instances(outputs.class_queries_logits[0], logits_Qhw, image_HWC.shape[:2], least_confidence)
+
+        def over_picture(mask_hw: torch.Tensor) -> torch.Tensor:
+            padded = _resized(mask_hw, (inside.shape[0], inside.shape[1]))
+            return _resized(padded[: own[0], : own[1]], image_HWC.shape[:2])
+
+        found = instances(
+            outputs.class_queries_logits[0], outputs.masks_queries_logits[0], over_picture, least_confidence
+        )
         return [
             Detection(self._names_K[label], "", box, confidence, mask_HW)
             for label, confidence, box, mask_HW in found
@@ -88,7 +93,10 @@ Instance = tuple[int, float, tuple[float, float, float, float], np.ndarray]
 
 
 def instances(
-    class_logits_QK: torch.Tensor, mask_logits_Qhw: torch.Tensor, size: tuple[int, int], least: float
+    class_logits_QK: torch.Tensor,
+    mask_logits_Qhw: torch.Tensor,
+    over_picture: Callable[[torch.Tensor], torch.Tensor],
+    least: float,
 ) -> list[Instance]:
     """What the outputs for one picture say is there, as Mask2Former (arXiv 2112.01527) reads them.
 
@@ -97,25 +105,31 @@ def instances(
 
     Args:
         class_logits_QK: shape (queries, classes + 1); the last class is "nothing".
-        mask_logits_Qhw: shape (queries, height, width), of the picture in any size.
-        size: height and width of the picture in pixels, which the masks are brought to.
+        mask_logits_Qhw: shape (queries, height, width), in the model's own resolution.
+        over_picture: brings one mask's logits to the picture's pixels, shape (H, W).
         least: confidence that an object must exceed.
     """
     probability_QK = class_logits_QK.softmax(-1)[:, :-1]
     top, pairs = probability_QK.flatten().topk(len(probability_QK))
     found: list[Instance] = []
     for class_probability, pair in zip(top.tolist(), pairs.tolist(), strict=True):
-        query, label = divmod(pair, probability_QK.shape[1])
-        inside = mask_logits_Qhw[query] > 0
-        if class_probability <= least or not inside.any():
+        if class_probability <= least:
             continue  # the mask can only lower it
-        confidence = class_probability * float(mask_logits_Qhw[query][inside].sigmoid().mean())
-        mask = (
-            torch.nn.functional.interpolate(inside[None, None].float(), size=size, mode="nearest")[0, 0] > 0
-        )
-        if confidence > least and mask.any():
-            found.append((label, confidence, _box(mask), mask.numpy()))
+        query, label = divmod(pair, probability_QK.shape[1])
+        logits_HW = over_picture(mask_logits_Qhw[query])
+        mask_HW = logits_HW > 0
+        if not mask_HW.any():
+            continue
+        confidence = class_probability * float(logits_HW[mask_HW].sigmoid().mean())
+        if confidence > least:
+            found.append((label, confidence, _box(mask_HW), mask_HW.numpy()))
     return found
+
+
+def _resized(logits_hw: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(
+        logits_hw[None, None], size=size, mode="bilinear", align_corners=False
+    )[0, 0]
 
 
 def _box(mask_HW: torch.Tensor) -> tuple[float, float, float, float]:

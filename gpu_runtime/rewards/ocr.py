@@ -60,12 +60,18 @@ def ocr_reward(target: str, read: str) -> float:
 
 
 class OcrScorer:
-    """Reads the whole image as one line of text; no text detection."""
+    """Reads an image with RapidOCR.
+
+    Args:
+        page: look for text anywhere in the image first, and read all of it in reading order, as photographs
+            need; otherwise the whole image is read as one line, which a small sign fills.
+    """
 
     name = "ocr"
 
-    def __init__(self) -> None:
+    def __init__(self, page: bool = False) -> None:
         self._engine = RapidOCR(params=dict(_ENGINE_PARAMETERS))
+        self._page = page
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that quotes no text.
@@ -78,7 +84,7 @@ class OcrScorer:
     def read(self, image_HWC: np.ndarray) -> str:
         """Read a uint8 RGB image of shape (H, W, 3); an empty string where nothing is legible."""
         bgr_HWC = np.ascontiguousarray(image_HWC[..., ::-1])  # the engine's arrays are OpenCV's
-        result = self._engine(bgr_HWC, use_det=False, use_cls=False, use_rec=True)
+        result = self._engine(bgr_HWC, use_det=self._page, use_cls=False, use_rec=True)
         return "".join(getattr(result, "txts", None) or ())
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:

@@ -12,7 +12,7 @@ from storage.reward_config import RewardConfig
 def _ocr(settings: RewardConfig) -> Scorer:
     from gpu_runtime.rewards.ocr import OcrScorer
 
-    return OcrScorer()
+    return OcrScorer(page=settings.ocr_layout == "page")
 
 
 def _shapes(settings: RewardConfig) -> Scorer:

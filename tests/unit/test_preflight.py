@@ -59,6 +59,40 @@ def test_every_prompt_is_checked(tmp_path: Path, setting: str, line: str, says: 
         assert part in str(refused.value)
 
 
+def test_the_line_is_named_where_it_is_not_the_number(tmp_path: Path):
+    path = tmp_path / "gaps.txt"
+    path.write_text("".join(f'a red sign that says "A{number:02}"\n\n' for number in range(20)) + "no text\n")
+    with pytest.raises(PromptFileError, match=r"prompt number 21 \(line 41\): prompt 'no text' has no text"):
+        preflight.check(config(tmp_path, prompts={"train": str(path)}))
+
+
+@pytest.mark.parametrize(
+    ("reward", "refused", "says"),
+    [
+        (
+            {"scorer": "geneval", "detector": "no/such"},
+            ModelError,
+            r"reward\.detector = 'no/such' is no folder",
+        ),
+        (
+            {"scorer": "sum", "parts": {"jpeg": 1, "clip-score": 1}, "clip": "no/such"},
+            ModelError,
+            r"reward\.clip =",
+        ),
+        (
+            {"scorer": "remote", "remote": {"url": "http://127.0.0.1:9/score", "attempts": 1}},
+            ConfigurationError,
+            "reward.scorer = 'remote' fails on a blank image .*failed 1 times, the last with ConnectError",
+        ),
+    ],
+)
+def test_a_scorer_without_what_it_needs(
+    tmp_path: Path, reward: dict[str, Any], refused: type[SpotlightError], says: str
+):
+    with pytest.raises(refused, match=says):
+        preflight.check(config(tmp_path, reward=reward))
+
+
 def test_rows_of_the_shapes_task(tmp_path: Path):
     row = {"prompt": "a photo of a dog", "include": [{"class": "dog", "count": 1}]}
     path = tmp_path / "rows.jsonl"

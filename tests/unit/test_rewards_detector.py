@@ -69,12 +69,13 @@ def test_what_the_outputs_say_by_hand():
     mask_logits_Qhw = torch.full((3, 4, 4), -9.0)
     mask_logits_Qhw[0, 1:3, :2] = torch.logit(torch.tensor(0.75))
     mask_logits_Qhw[1] = -1.0  # nothing of the second object is seen
-    ((label, confidence, box, mask_HW),) = instances(class_logits_QK, mask_logits_Qhw, (8, 8), 0.3)
+    found = instances(class_logits_QK, mask_logits_Qhw, lambda mask_hw: mask_hw, 0.3)
+    ((label, confidence, box, mask_HW),) = found
     assert label == 0
     assert confidence == pytest.approx(0.8 * 0.75)
-    assert box == (0.0, 2.0, 4.0, 6.0)
-    assert mask_HW.sum() == 16
-    assert instances(class_logits_QK, mask_logits_Qhw, (8, 8), 0.61) == []
+    assert box == (0.0, 1.0, 2.0, 3.0)
+    assert mask_HW.sum() == 4
+    assert instances(class_logits_QK, mask_logits_Qhw, lambda mask_hw: mask_hw, 0.61) == []
 
 
 def test_a_crop_shows_the_object_on_grey():

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 
 from gpu_runtime.embedded_tasks.glyphs import COLOURS, GlyphsTask
 from gpu_runtime.rewards.ocr import OcrScorer, normalise, ocr_reward, target_text
+from gpu_runtime.rewards.registry import build_scorer
 from storage.errors import PromptFileError
 from storage.prompts import PromptRecord
+from storage.reward_config import RewardConfig
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +78,18 @@ def test_a_long_line_is_read_whole(scorer: OcrScorer) -> None:
     parts = [task.render(PromptRecord(0, f'a blue sign that says "{text}"'), rng) for text in texts]
     score = scorer.score(np.concatenate(parts, axis=1), PromptRecord(0, '"HENR4TWAY"'))
     assert score.exact, score.detail
+
+
+def photograph(*texts: tuple[str, tuple[int, int]]) -> np.ndarray:
+    picture = Image.new("RGB", (512, 512), (70, 110, 90))
+    for text, place in texts:
+        ImageDraw.Draw(picture).text(place, text, font=ImageFont.load_default(60), fill=(250, 250, 240))
+    return np.asarray(picture)
+
+
+def test_a_page_is_read_wherever_its_text_stands() -> None:
+    scorer = build_scorer("ocr", RewardConfig(ocr_layout="page"))
+    prompt = PromptRecord(0, 'a shop with "OPEN LATE" over the door')
+    score = scorer.score(photograph(("OPEN", (40, 60)), ("LATE", (230, 380))), prompt)
+    assert (score.value, score.exact, score.detail) == (1.0, True, "OPENLATE")
+    assert scorer.score(photograph(), prompt).value == 0.0

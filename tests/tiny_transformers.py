@@ -45,12 +45,12 @@ def _build(family: str, heads: int) -> torch.nn.Module:
             num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=POOLED,
             guidance_embeds=True, axes_dims_rope=(4, 6, 6),
         )  # fmt: skip
-    width = 16 * heads
+    width, later = 16 * heads, family == "sd35"
     return SD3Transformer2DModel(
         sample_size=16, patch_size=2, in_channels=CHANNELS, num_layers=2, attention_head_dim=16,
         num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, caption_projection_dim=width,
         pooled_projection_dim=POOLED, out_channels=CHANNELS, pos_embed_max_size=16,
-        dual_attention_layers=(0,) if family == "sd35" else (), qk_norm="rms_norm" if family == "sd35" else None,
+        dual_attention_layers=(0,) if later else (), qk_norm="rms_norm" if later else None,
     )  # fmt: skip
 
 

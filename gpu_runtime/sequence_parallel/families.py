@@ -61,8 +61,13 @@ class JointAttention:
             text[0] = _normed(attn.norm_added_q, text[0])
             text[1] = _normed(attn.norm_added_k, text[1])
             joint = [torch.cat(pair, dim=1) for pair in zip(joint, text, strict=True)]
+        query_BSND, key_BSND, value_BSND = joint
         mixed_BSND = dispatch_attention_fn(
-            *joint, backend=self._attention_backend, parallel_config=self._parallel_config
+            query_BSND,
+            key_BSND,
+            value_BSND,
+            backend=self._attention_backend,
+            parallel_config=self._parallel_config,
         )
         mixed = mixed_BSND.flatten(2).to(hidden_states.dtype)
         image = attn.to_out[1](attn.to_out[0](mixed[:, :image_tokens].contiguous()))

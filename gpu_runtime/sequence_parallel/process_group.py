@@ -140,8 +140,9 @@ def _register_backend() -> None:
 def _gloo_on_this_instance(
     store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
 ) -> dist.ProcessGroupGloo:
-    options: Any = dist.ProcessGroupGloo._Options()
+    gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
+    options = gloo._Options()
     options._timeout = timeout
     options._threads = _THREADS
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=group_sockets.GROUP_ADDRESS)]
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    options._devices = [gloo.create_device(hostname=group_sockets.GROUP_ADDRESS)]
+    return gloo(store, rank, size, options)

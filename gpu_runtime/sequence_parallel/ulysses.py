@@ -105,9 +105,9 @@ class _TextPadding:
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         text_BLE = kwargs.get("encoder_hidden_states")
-        missing = -text_BLE.shape[1] % self._degree if text_BLE is not None else 0
-        if not missing or self._mask_name is None:
+        if text_BLE is None or self._mask_name is None or text_BLE.shape[1] % self._degree == 0:
             return None
+        missing = -text_BLE.shape[1] % self._degree
         mask_BL = kwargs.get(self._mask_name)
         if mask_BL is None:
             mask_BL = torch.ones(text_BLE.shape[:2], dtype=torch.bool, device=text_BLE.device)

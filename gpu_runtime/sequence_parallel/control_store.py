@@ -1,0 +1,77 @@
+"""The controller's key-value store: where groups meet, are called off, and members show that they live.
+
+Keys: those of a group lie under its prefix and are removed some epochs after it ended. `aborts` counts
+the calls to break off, `abort/N` wakes those who wait for the N-th, `beat/MEMBER` changes while a
+member lives.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import torch.distributed as dist
+
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
+
+ABORTS = "aborts"
+_KEPT_GROUPS = 8  # ended groups whose keys stay a while, for members that are slow to leave
+_KEPT_ABORTS = 8
+
+
+def aborted_key(prefix: str) -> str:
+    """Set while a group is called off."""
+    return f"{prefix}aborted"
+
+
+def abort_key(number: int) -> str:
+    """Appears with the number-th call to break off."""
+    return f"abort/{number}"
+
+
+def beat_key(member: str) -> str:
+    """Changes while a member's process runs."""
+    return f"beat/{member}"
+
+
+class ControlStore:
+    """Held by the controller; members connect to it.
+
+    Args:
+        host: to listen on; groups of other instances must reach it.
+    """
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.address = StoreAddress(host, self._store.port)
+        self._ended: deque[str] = deque()
+
+    def abort(self, prefix: str) -> None:
+        """Break a group off: its members are freed wherever they wait for each other."""
+        # The flag goes first: whoever is woken must find it.
+        self._store.set(aborted_key(prefix), "1")
+        number = self._store.add(ABORTS, 1)
+        self._store.set(abort_key(number), prefix)
+        self._store.delete_key(abort_key(number - _KEPT_ABORTS))
+
+    def ended(self, prefix: str) -> None:
+        """A group has ended; its keys go when some more have."""
+        self._ended.append(prefix)
+        while len(self._ended) > _KEPT_GROUPS:
+            oldest = self._ended.popleft()
+            for key in self._store.list_keys():
+                if key.startswith(oldest):
+                    self._store.delete_key(key)
+
+    def beats(self, members: Iterable[str]) -> dict[str, bytes]:
+        """What each member's beat is now; members that have not beaten yet are left out."""
+        begun = [member for member in members if self._store.check([beat_key(member)])]
+        return dict(zip(begun, self._store.multi_get([beat_key(member) for member in begun]), strict=True))
+
+    def forget_member(self, member: str) -> None:
+        """Remove what a member left behind."""
+        self._store.delete_key(beat_key(member))
+
+    def key_count(self) -> int:
+        """Keys held, to see that none are left over."""
+        return self._store.num_keys()

@@ -1,0 +1,180 @@
+"""What one device does in sequence-parallel groups: join, denoise, go over to another group.
+
+Nothing here knows how the process was started or how it is told what to do: a Ray actor can hold a
+member as well as a forked process can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from gpu_runtime.diffusion.sampler import Sampler, SampleState
+from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.sequence_parallel.abort_watch import AbortWatch
+from gpu_runtime.sequence_parallel.epochs import NumberedGroup
+from gpu_runtime.sequence_parallel.process_group import InstanceGroup, StoreAddress, is_group_failure
+from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
+from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
+from storage.config import SamplingConfig
+from storage.errors import GroupBrokenError
+
+
+class SequenceParallelMember:
+    """A model, its text embeddings and this process's place in a group; only the place changes.
+
+    All methods are called from one thread. Those that wait for peers raise `GroupBrokenError` when the
+    controller breaks the group off or a peer dies; the member is in no group then and can join another.
+
+    Args:
+        name: of the device, unlike any other.
+        model: with its weights loaded.
+        sampling: noise schedule and batch size.
+        address: of the controller's store.
+        timeout_s: longest wait for a peer if nobody breaks it off: a backstop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        model: DiffusionModel,
+        sampling: SamplingConfig,
+        address: StoreAddress,
+        timeout_s: float = 10.0,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.sampler = Sampler(model, sampling)
+        self._address = address
+        self._timeout_s = timeout_s
+        self._shape: SequenceShape | None = None
+        self._place: NumberedGroup | None = None
+        self._group: InstanceGroup | None = None
+        self._shared: SharedSequence | None = None
+        self._watch = AbortWatch(address, name, model.device, timeout_s)
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the group that this member is in; None while it is in none."""
+        return None if self._place is None else self._place.epoch
+
+    @property
+    def leads(self) -> bool:
+        """Whether this member speaks for its group."""
+        return self._place is not None and self._place.leader == self.name
+
+    @property
+    def controller_gone(self) -> bool:
+        """Whether the controller's store stopped answering."""
+        return self._watch.controller_gone
+
+    def check(self, degree: int) -> None:
+        """Refuse a degree that the model's sequences do not divide by.
+
+        Raises:
+            ConfigurationError: if they do not.
+        """
+        self._sequence_shape().check(degree)
+
+    def join(self, group: NumberedGroup | None) -> None:
+        """Leave the group so far and form another, or none.
+
+        Raises:
+            GroupBrokenError: if it was broken off before all were there.
+            ConfigurationError: if the model's sequences do not divide by its degree.
+        """
+        self.leave()
+        if group is None:
+            return
+        degree = len(group.members)
+        self.check(degree)
+        if degree > 1:
+            self._watch.guard(group.prefix)
+            try:
+                self._group = InstanceGroup(
+                    self._address,
+                    group.prefix,
+                    group.rank(self.name),
+                    degree,
+                    self._timeout_s,
+                    self.model.device,
+                )
+                self._shared = SharedSequence(
+                    self.model.transformer, self._group.group, self._sequence_shape()
+                )
+            except BaseException:
+                self._leave(broken=True)
+                raise
+        self._place = group
+
+    def advance(
+        self,
+        epoch: int,
+        states: Sequence[SampleState],
+        steps: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> list[SampleState]:
+        """Do at most `steps` denoising steps together; every member gives the same arguments.
+
+        Args:
+            epoch: of the group that is meant.
+            states: one batch of unfinished samples.
+            steps: denoising steps.
+            stop: asked after each step, of all members or of none; where any member says so (it is under
+                a preemption notice), all stop at this step.
+
+        Returns:
+            The states after the steps; equal on all members.
+
+        Raises:
+            GroupBrokenError: if the member is in another group, or this one broke.
+        """
+        if epoch != self.epoch:
+            raise GroupBrokenError(f"{self.name} is in the group of epoch {self.epoch}, not of {epoch}")
+        moved = list(states)
+        try:
+            for _ in range(steps):
+                moved = self.sampler.advance(moved, 1)
+                if stop is not None and self._any_says(stop()):
+                    break
+        except RuntimeError as error:
+            if self._group is None or not (self._watch.broken or is_group_failure(error)):
+                raise
+            reason = str(error).splitlines()[0]
+            self._leave(broken=True)
+            raise GroupBrokenError(f"the group of epoch {epoch} broke at {self.name}: {reason}") from None
+        return moved
+
+    def leave(self) -> None:
+        """Leave the group, if any, together with the others."""
+        self._leave(broken=self._watch.broken)
+
+    def close(self) -> None:
+        """Leave, and end the watch."""
+        self.leave()
+        self._watch.close()
+
+    def _leave(self, broken: bool) -> None:
+        self._place = None
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
+        group, self._group = self._group, None
+        if group is not None:
+            group.close(broken)
+        self._watch.release()
+
+    def _any_says(self, said: bool) -> bool:
+        if self._group is None:
+            return said
+        flag = torch.tensor([int(said)], device=self.model.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group.group)
+        return bool(flag.item())
+
+    def _sequence_shape(self) -> SequenceShape:
+        if self._shape is None:
+            text_tokens = self.model.encode_prompts(["a"]).mask_BL.shape[1]
+            self._shape = shape_of(self.model.transformer, self.model.latent_shape[0], text_tokens)
+        return self._shape

@@ -1,0 +1,87 @@
+"""Which devices share a sequence: cases worked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
+from storage.errors import ConfigurationError
+
+STEP_S = {1: 1.0, 2: 0.55, 4: 0.3}
+
+
+def devices(**counts: int) -> dict[str, str]:
+    """Instance a with 3 devices: a0, a1, a2."""
+    return {f"{name}{number}": name for name, count in counts.items() for number in range(count)}
+
+
+def members(layout: Layout) -> list[str]:
+    return ["".join(group.members) for group in layout.groups]
+
+
+def test_one_sequence_is_shared_by_the_whole_instance():
+    assert members(plan_layout(devices(a=4), STEP_S, at_once=1)) == ["a0a1a2a3"]
+
+
+def test_many_sequences_get_a_device_each():
+    assert members(plan_layout(devices(a=4), STEP_S)) == ["a0", "a1", "a2", "a3"]
+
+
+def test_groups_stay_within_their_instance():
+    layout = plan_layout(devices(a=2, b=2), STEP_S, at_once=1)
+    assert sorted(members(layout)) in (["a0", "a1", "b0b1"], ["a0a1", "b0", "b1"])
+
+
+def test_the_faster_instance_gets_the_only_sequence():
+    assert members(plan_layout(devices(a=2, b=4), STEP_S, at_once=1)) == ["a0", "a1", "b0b1b2b3"]
+
+
+def test_after_a_loss_survivors_form_the_largest_useful_group_and_the_odd_one_works_alone():
+    before = [Group("a", ("a0", "a1", "a2", "a3"))]
+    left = {name: "a" for name in ("a0", "a2", "a3")}
+    layout = plan_layout(left, STEP_S, before, at_once=1)
+    assert members(layout) == ["a0a2", "a3"]
+    assert layout.idle == ()
+
+
+def test_without_degree_one_the_odd_device_is_idle():
+    layout = plan_layout(devices(a=3), {2: 0.5}, at_once=1)
+    assert members(layout) == ["a0a1"]
+    assert layout.idle == ("a2",)
+
+
+def test_an_arrival_lets_the_group_grow_and_keeps_its_leader():
+    before = [Group("a", ("a2", "a1")), Group("a", ("a3",))]
+    assert members(plan_layout(devices(a=4), STEP_S, before, at_once=1)) == ["a2a1a3a0"]
+
+
+def test_groups_that_are_as_good_stay():
+    before = [Group("a", ("a3", "a1")), Group("b", ("b0", "b1"))]
+    layout = plan_layout(devices(a=4, b=2), {2: 0.5}, before)
+    assert before[0] in layout.groups and before[1] in layout.groups
+    assert members(layout) == ["a0a2", "a3a1", "b0b1"]
+
+
+def test_noise_of_measured_times_moves_nobody():
+    before = [Group("a", ("a0", "a1"))]
+    layout = plan_layout(devices(a=2), {1: 1.0, 2: 0.50001}, before)
+    assert members(layout) == ["a0a1"]
+
+
+def test_nothing_lives_and_nothing_is_laid_out():
+    assert plan_layout({}, STEP_S) == Layout((), ())
+
+
+@pytest.mark.parametrize(
+    ("step_s", "at_once", "match"),
+    [
+        ({}, None, "no step time"),
+        ({0: 1.0}, None, "degree 0"),
+        ({2: 0.0}, None, "positive"),
+        ({2: float("nan")}, None, "positive"),
+        ({1: 1.0}, 0, "at_once is 0"),
+    ],
+)
+def test_wrong_figures_are_refused(step_s: dict[int, float], at_once: int | None, match: str):
+    with pytest.raises(ConfigurationError, match=match):
+        plan_layout(devices(a=2), step_s, at_once=at_once)

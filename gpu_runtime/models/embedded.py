@@ -28,10 +28,11 @@ WEIGHTS_FOLDER = Path(__file__).resolve().parent / "weights"
 _SETTINGS_FILE = "spotlight.json"
 _CODEC_FILE = "codec.safetensors"
 _TRANSFORMER_FOLDER = "transformer"
+TRANSFORMER_CONFIG = f"{_TRANSFORMER_FOLDER}/config.json"
 FILES = (
     _SETTINGS_FILE,
     _CODEC_FILE,
-    f"{_TRANSFORMER_FOLDER}/config.json",
+    TRANSFORMER_CONFIG,
     f"{_TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors",
 )
 """What a model's folder holds, relative to it."""
@@ -83,9 +84,15 @@ class EmbeddedModel:
 
     @classmethod
     def load(
-        cls, path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        transformer: QwenImageTransformer2DModel | None = None,
     ) -> Self:
         """Load a folder that `save` wrote, or `embedded:NAME` for one that the project carries.
+
+        A transformer that is given (built around a neighbour's weights) is taken instead of the folder's.
 
         Raises:
             ModelError: a file is missing, or the files do not fit each other.
@@ -93,10 +100,11 @@ class EmbeddedModel:
         folder = resolve_folder(path)
         settings = _read_settings(folder / _SETTINGS_FILE)
         codec = PatchCodec.load(folder / _CODEC_FILE)
-        transformer = QwenImageTransformer2DModel.from_pretrained(
-            str(folder), subfolder=_TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
-        )
         moved: Any = transformer
+        if transformer is None:
+            moved = QwenImageTransformer2DModel.from_pretrained(
+                str(folder), subfolder=_TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
+            )
         return cls(settings, codec, moved.to(device))
 
     def save(self, path: str | Path) -> None:

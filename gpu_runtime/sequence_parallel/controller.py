@@ -186,7 +186,7 @@ class GroupController:
         batch = self._work.commit(group, states)
         if batch is None:
             return
-        self._tell("step", group.leader, batch.number, len(group.members), group.epoch)
+        self._tell("step", group.leader, batch.number, len(group.members), group.epoch, states)
         if batch.finished:
             self._tell("finished", group.leader, batch.number, value=states)
         elif self._pausing:

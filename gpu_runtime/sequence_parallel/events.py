@@ -17,7 +17,7 @@ class Event:
         batch: for steps and finished batches.
         degree: of the group, for steps.
         epoch: of the group, for steps.
-        value: the states of a finished batch, why a member was lost, or what a call returned.
+        value: the committed states of a batch, why a member was lost, or what a call returned.
     """
 
     kind: str

@@ -7,6 +7,7 @@ import multiprocessing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 from gpu_runtime.sequence_parallel import member_process
 from gpu_runtime.sequence_parallel.member_process import BuildModel
@@ -50,6 +51,7 @@ class LocalMembers:
         sampling: noise schedule and batch size.
         preload: further modules that the server imports, so that no process has to.
         timeout_s: a member's longest wait for a peer.
+        cold: start each process from nothing instead, to compare.
     """
 
     def __init__(
@@ -58,8 +60,9 @@ class LocalMembers:
         sampling: SamplingConfig,
         preload: tuple[str, ...] = (),
         timeout_s: float = 10.0,
+        cold: bool = False,
     ) -> None:
-        self._context = multiprocessing.get_context("forkserver")
+        self._context: Any = multiprocessing.get_context("spawn" if cold else "forkserver")
         self._context.set_forkserver_preload([*_PRELOADED, *preload])
         self._build = build
         self._sampling = sampling

@@ -1,0 +1,146 @@
+"""Weights that one worker offers to its neighbours: what an offer says, and how one is taken up.
+
+A new worker takes its weights from a neighbour on its instance if it can, and from disk otherwise.
+Whatever it takes is checked by checksum before a model sees it.
+
+The road between two workers (shared memory, CUDA IPC) is a `WeightRoad`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from storage.errors import WeightsUnavailableError
+
+_LOG = logging.getLogger(__name__)
+_WORDS = 1 << 17  # summed at a time: 1 MiB, which stays in a core's cache
+
+State = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class WeightOffer:
+    """Weights that a neighbour offers; picklable.
+
+    Attributes:
+        road: name of the way they go.
+        instance: where they are; nobody else can take them.
+        version: policy version.
+        checksum: of the weights, by `weights_checksum`.
+        size_bytes: of all tensors.
+        place: what the road needs to find them.
+    """
+
+    road: str
+    instance: str
+    version: int
+    checksum: str
+    size_bytes: int
+    place: Any
+
+
+class WeightRoad(Protocol):
+    """A way for weights from one process of an instance to another."""
+
+    name: str
+
+    def publish(self, state: State, instance: str, version: int) -> WeightOffer:
+        """Offer weights to the neighbours until `withdraw`."""
+        ...
+
+    def take(self, offer: WeightOffer) -> dict[str, torch.Tensor]:
+        """The offered weights, checked.
+
+        Raises:
+            WeightsUnavailableError: if they are gone or fail their checksum.
+        """
+        ...
+
+    def withdraw(self, offer: WeightOffer) -> None:
+        """This process needs the weights no more, as their donor or their taker."""
+        ...
+
+
+def take_or_load(
+    offers: Iterable[WeightOffer],
+    roads: Mapping[str, WeightRoad],
+    instance: str,
+    version: int,
+    load: Callable[[], dict[str, torch.Tensor]],
+) -> tuple[dict[str, torch.Tensor], WeightOffer | None]:
+    """Weights from the first neighbour that has them whole, or else from disk.
+
+    Args:
+        offers: of anybody.
+        roads: by name, those that work here.
+        instance: where this worker is.
+        version: the policy version wanted.
+        load: reads that version from disk or network.
+
+    Returns:
+        The weights, and the offer that they came from; None for disk.
+    """
+    for offer in offers:
+        if offer.instance != instance or offer.version != version or offer.road not in roads:
+            continue
+        try:
+            return roads[offer.road].take(offer), offer
+        except WeightsUnavailableError as error:
+            _LOG.warning("weights of a neighbour were not taken: %s", error)
+    return load(), None
+
+
+def weights_checksum(state: State) -> str:
+    """A checksum of weights that a device computes at the speed of its memory.
+
+    Each tensor's bits are read as 64-bit words w and summed twice, as w and as w times its place
+    (odd factors), modulo 2**64; names, types, shapes and sums go through BLAKE2b. One changed word changes
+    it for certain, as does the exchange of two words; it is no protection against intent.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(state):
+        tensor = state[name]
+        plain, placed = _sums(tensor)
+        digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}:{plain}:{placed};".encode())
+    return digest.hexdigest()
+
+
+def check_weights(state: State, offer: WeightOffer) -> None:
+    """Refuse weights that are not those of the offer.
+
+    Raises:
+        WeightsUnavailableError: if the checksum differs.
+    """
+    found = weights_checksum(state)
+    if found != offer.checksum:
+        raise WeightsUnavailableError(
+            f"weights of version {offer.version} from {offer.place!r} have the checksum {found}, not "
+            f"{offer.checksum}; load them from disk"
+        )
+
+
+def size_bytes(state: State) -> int:
+    """Bytes of all tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+
+
+def _sums(tensor: torch.Tensor) -> tuple[int, int]:
+    octets = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    rest = octets.numel() % 8
+    words = octets[: octets.numel() - rest]
+    plain = placed = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    if words.numel():
+        # A mapped file's tensors begin where its header ends, which need not be a multiple of eight.
+        words = words.clone() if words.data_ptr() % 8 else words
+        factors = 2 * torch.arange(min(_WORDS, words.numel() // 8), device=tensor.device) + 1
+        for place, part in enumerate(words.view(torch.int64).split(_WORDS)):
+            plain = plain + part.sum()
+            placed = placed + (part * factors[: part.numel()]).sum() + 2 * _WORDS * place * part.sum()
+    tail = int.from_bytes(bytes(octets[octets.numel() - rest :].tolist()), "little")
+    return int(plain) + (tail << 64), int(placed)

@@ -100,6 +100,10 @@ def _written(schedule: Path) -> tuple[Fault, ...]:
 
 
 def _refuse_unfit(config: RunConfig) -> None:
+    if not config.runtime.history:
+        raise ConfigurationError(
+            "runtime.history is false: the promises are checked from the history; leave it out"
+        )
     address = config.runtime.ray_address
     if address.rpartition(":")[0] not in _HERE and address not in _HERE:
         raise ConfigurationError(

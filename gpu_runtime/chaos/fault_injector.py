@@ -149,23 +149,19 @@ class FaultInjector:
 
     def _victims(self, fault: Fault, waited_s: float) -> list[Player]:
         """Whom a fault meets now; nobody yet, if the list is empty."""
-        cast = self._cast
+        there = self._cast
         if fault.kind == "kill_while_committing":
             return []  # `_await_commit` sees to it
         if fault.kind == "coordinator_restart":
-            one = cast.trainer() if fault.victim % 2 else cast.driver()
+            one = there.trainer() if fault.victim % 2 else there.driver()
             return [one] if one is not None else []
         if fault.kind == "scorer_death":
-            return _turned(cast.scorers(), fault.victim)[:1]
+            return _turned(there.scorers(), fault.victim)[:1]
         if fault.kind == "kill_while_joining":
-            joining = cast.joining()
-            if not joining and waited_s > _JOINER_WAIT_S:
-                joining = cast.spots()
-                if joining and not self._made_join(fault):
-                    _turned(joining, fault.victim)[0].send(signal.SIGKILL)
-                return []
-            return joining[:1]
-        spots = _turned(cast.spots(), fault.victim)
+            if not there.joining() and waited_s > _JOINER_WAIT_S:
+                self._make_one_join(fault)
+            return there.joining()[:1]
+        spots = _turned(there.spots(), fault.victim)
         return spots[: (len(spots) + 1) // 2] if fault.kind == "half_at_once" else spots[:1]
 
     def _do(self, fault: Fault, victims: Sequence[Player], now: float) -> None:
@@ -232,12 +228,13 @@ class FaultInjector:
     def _plan(self, at: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._planned, (at, next(self._order), action))
 
-    def _made_join(self, fault: Fault) -> bool:
-        """Whether a worker has been killed already so that another joins; notes that one is now."""
-        if fault in self._joins_made:
-            return True
-        self._joins_made.append(fault)
-        return False
+    def _make_one_join(self, fault: Fault) -> None:
+        """Kill a worker so that another will join, once for each fault that waits for that."""
+        spots = _turned(self._cast.spots(), fault.victim)
+        if spots and fault not in self._joins_made:
+            self._joins_made.append(fault)
+            spots[0].doomed = True
+            spots[0].send(signal.SIGKILL)
 
 
 def _turned(players: Sequence[Player], first: int) -> list[Player]:

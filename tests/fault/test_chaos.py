@@ -1,0 +1,43 @@
+"""`spotlight chaos` on a tiny run: three faults are really done, and every promise is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from storage.home import Home
+from storage.run_store import RunStore
+
+SETTINGS = ("iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1")
+FAULTS = [
+    {"kind": "kill_while_committing", "iteration": 0, "phase": "rollout"},
+    {"kind": "scorer_death", "iteration": 0, "phase": "reward"},
+    {"kind": "kill", "iteration": 1, "phase": "rollout"},
+]
+
+
+@pytest.mark.slow
+def test_a_tiny_run_keeps_its_promises_under_three_faults(tmp_path):
+    schedule = tmp_path / "faults.json"
+    schedule.write_text(json.dumps(FAULTS))
+    command = [sys.executable, "-m", "flows.command_line", "chaos", "--preset", "smoke"]
+    sets = [item for value in SETTINGS for item in ("--set", value)]
+    answer = subprocess.run(
+        [*command, "--schedule", str(schedule), *sets],
+        env=os.environ | {"SPOTLIGHT_HOME": str(tmp_path / "home")},
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    result = json.loads(answer.stdout.splitlines()[-1])
+    assert (result["faults"], result["faults_left"]) == (3, 0)
+    assert sorted(result["faults_by_kind"]) == ["kill", "kill_while_committing", "scorer_death"]
+    assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
+    assert result["lost"] == result["duplicated_deliveries"] == result["hangs"] == 0
+    # 16 samples of three iterations and 8 held-out ones before and after, in one run or more.
+    assert result["samples"] == result["runs"] * (3 * 16 + 2 * 8)
+    rows = RunStore(Home(tmp_path / "home")).runs()
+    assert {row.status for row in rows} == {"finished"} and len(rows) == 1 + result["runs"]

@@ -6,16 +6,23 @@ requests whatever the number of devices. Rounds are timed in seconds of the proc
 by the clock on the wall, so that `p99_pull_ms` has in it what else the machine does. `growth_8_to_4096`
 is the processor's time of a round at 4,096 devices divided by that at 8, the median of several turns.
 
+Then the live coordinator, `live_*`: the loop and the fleet of a run over eight Ray workers whose samples
+cost nothing, in seconds on the wall. A worker's pull takes from its delivery to its next lease.
+`live_ray_alone_rounds_per_s` is what Ray does with the same workers and none of our code: as many calls,
+as many bytes. `load_average` says what else the machine did.
+
     python -m benchmarks.scheduler [--quick]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from dataclasses import dataclass
 
+from benchmarks.live_scheduler import CALLS_A_ROUND, LiveCoordinator
 from benchmarks.random_schedules import run_schedules
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
@@ -23,6 +30,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.work_items import WorkItem
 
 _FEW, _MANY = 8, 4096
+_LIVE_WORKERS = 8
 _STEPS = 10
 _LEASE_S = 60.0
 _ROUNDS_PER_S = 1000  # of the made-up clock
@@ -69,16 +77,42 @@ def measure(devices: int, rounds: int, batch_size: int) -> Cost:
     return Cost((time.process_time() - began) / rounds, sorted(pull_s))
 
 
+def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
+    """Let live workers work through requests, in turn with Ray alone."""
+    coordinator = LiveCoordinator(_LIVE_WORKERS, batch_size)
+    try:
+        coordinator.measure(rounds // 10)
+        costs, alone = [], []
+        for _ in range(turns):
+            costs.append(coordinator.measure(rounds))
+            alone.append(coordinator.calls_of_ray_alone(rounds * CALLS_A_ROUND) / CALLS_A_ROUND)
+    finally:
+        coordinator.close()
+    waits = sorted(second for cost in costs for second in cost.waits_s)
+    return {
+        "live_rounds_per_s": statistics.median(cost.rounds_per_s for cost in costs),
+        "live_rounds_per_s_best": max(cost.rounds_per_s for cost in costs),
+        "live_workers": _LIVE_WORKERS,
+        "live_p99_pull_ms": 1000 * waits[int(0.99 * len(waits))],
+        "live_median_pull_ms": 1000 * statistics.median(waits),
+        "live_coordinator_cpu_ms": 1000 * statistics.median(cost.driver_s for cost in costs),
+        "live_ray_alone_rounds_per_s": statistics.median(alone),
+        "live_ray_alone_rounds_per_s_best": max(alone),
+        "load_average": os.getloadavg()[0],
+    }
+
+
 def main() -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="2 turns of 5,000 rounds, 1,500 schedules")
+    parser.add_argument("--quick", action="store_true", help="2 short turns, 1,500 schedules")
     parser.add_argument("--batch", type=int, default=4, help="requests in a lease (default 4)")
     add_keep_option(parser)
     arguments = parser.parse_args()
     turns, rounds, schedules = (2, 5_000, 1_500) if arguments.quick else (5, 20_000, 10_000)
+    live_turns, live_rounds = (2, 1_000) if arguments.quick else (5, 3_000)
     few, many = [], []
     for _ in range(turns):
         few.append(measure(_FEW, rounds, arguments.batch))
@@ -95,6 +129,7 @@ def main() -> None:
         ),
         "batch_size": arguments.batch,
         "rounds": turns * rounds,
+        **measure_live(live_turns, live_rounds, arguments.batch),
         "schedules": {
             "run": tally.run,
             "lost": tally.lost,

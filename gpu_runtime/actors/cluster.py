@@ -22,6 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from gpu_runtime.actors.packing import Answering, pack_call, unpack
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.records import Market
@@ -39,16 +40,16 @@ class RemoteActor:
 
     def __init__(self, name: str, handle: Any) -> None:
         self.name = name
-        self._handle = handle
+        self.handle = handle
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         """Start a method; arguments may be values or references of `Cluster.share`."""
-        reference = getattr(self._handle, method).remote(*args)
+        reference = self.handle.answer.remote(*pack_call(method, args))
         return _translated(reference.future(), self.name)
 
     def kill(self) -> None:
         """End its process, whatever it is doing; calls under way end with `WorkerLostError`."""
-        ray.kill(self._handle, no_restart=True)
+        ray.kill(self.handle, no_restart=True)
 
 
 class Cluster:
@@ -110,13 +111,19 @@ class Cluster:
             market: of the instance that it is to be placed on, where instances say theirs; its start is
                 pending until one has room.
         """
-        options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0}
+        # Ray's own record of each call costs a tenth of it; ours is the time line.
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "enable_task_events": False,
+        }
         if gpu and self._gpu_share:
             options["num_gpus"] = self._gpu_share
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
         # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
-        named = type(re.sub(r"\W", "_", name), (actor,), {})
+        named = type(re.sub(r"\W", "_", name), (Answering, actor), {})
         return RemoteActor(name, ray.remote(named).options(**options).remote(*args))
 
     def share(self, value: Any) -> Any:
@@ -153,28 +160,34 @@ def refuse_silent_address(address: str) -> None:
 
 
 def _translated(future: Future[Any], name: str) -> Future[Any]:
-    """The same outcome with Ray's exceptions replaced by ours."""
+    """The same outcome, unpacked, with Ray's exceptions replaced by ours."""
     result: Future[Any] = Future()
 
     def settle(done: Future[Any]) -> None:
-        error = (
-            done.exception() if not done.cancelled() else WorkerLostError(f"{name!r}: the call was dropped")
-        )
-        if error is None:
-            result.set_result(done.result())
-        elif isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
-            error.cause.add_note(f"in worker {name!r}:\n{error.traceback_str}")
-            result.set_exception(error.cause)
-        elif isinstance(error, RayError):
-            # A process, a machine or a result that is gone: the work can be done by another.
-            lost = WorkerLostError(f"worker {name!r} is gone: {_reason(error)}")
-            lost.__cause__ = error
-            result.set_exception(lost)
-        else:
+        try:
+            value = _outcome(done, name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for it
             result.set_exception(error)
+        else:
+            result.set_result(value)
 
     future.add_done_callback(settle)
     return result
+
+
+def _outcome(done: Future[Any], name: str) -> Any:
+    """What a call has returned; raises what it has raised, or the loss of its actor."""
+    error = done.exception() if not done.cancelled() else WorkerLostError(f"{name!r}: the call was dropped")
+    if error is None:
+        return unpack(done.result())
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        # Ray's own words have the traceback in the worker.
+        error.cause.add_note(f"in worker {name!r}:\n{error}")
+        raise error.cause
+    if isinstance(error, RayError):
+        # A process, a machine or a result that is gone: the work can be done by another.
+        raise WorkerLostError(f"worker {name!r} is gone: {_reason(error)}") from error
+    raise error
 
 
 def _reason(error: RayError) -> str:

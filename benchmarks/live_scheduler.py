@@ -1,0 +1,168 @@
+"""How many leases the live coordinator serves: the loop and the fleet of a run, over real Ray workers.
+
+The workers' samples cost nothing, so that all the time is the coordinator's and Ray's. A round is a
+pull, a commit and the delivery of a lease, in two calls of a worker, as in a run that commits once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.devices import Weights
+from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState, Trajectory
+from gpu_runtime.fleet import Fleet
+from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.config import RunConfig
+
+CALLS_A_ROUND = 2
+_STEPS = 10
+_FEW_BYTES = bytes(320)  # a packed lease of four requests
+_SMALL = np.zeros(1, np.float32)
+_TRAJECTORY = Trajectory(_SMALL, _SMALL, _SMALL, _SMALL)
+
+
+class CostlessWorker:
+    """Answers as a device does, with states and samples of a few bytes, and computes nothing.
+
+    Args:
+        told: what a device is told; nobody trains here, watches, or keeps a history.
+    """
+
+    def __init__(self, *told: object) -> None:
+        self._requests: list[SampleRequest] = []
+        self._step = 0
+        self._free_since: float | None = None
+        self._waited_s: list[float] = []
+
+    def ready(self) -> float:
+        """Since when it is there."""
+        return time.time()
+
+    def load_weights(self, key: str, state: str) -> str:
+        """The digest that it is told."""
+        return state
+
+    def begin_samples(
+        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk:
+        """As of a device's worker."""
+        if self._free_since is not None:
+            self._waited_s.append(time.perf_counter() - self._free_since)
+        self._requests = [item.request if isinstance(item, SampleState) else item for item in work]
+        self._step = 0
+        return self.advance_samples(lease, steps)
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk:
+        """As of a device's worker."""
+        self._step += steps
+        if self._step < _STEPS:
+            states = [SampleState(one, self._step, 0, _SMALL, _TRAJECTORY) for one in self._requests]
+            return SampleChunk(tuple(states))
+        samples = [GeneratedSample(one, _SMALL, _TRAJECTORY, _SMALL) for one in self._requests]
+        self._free_since = time.perf_counter()
+        return SampleChunk(samples=tuple(samples))
+
+    def echo(self, value: bytes) -> bytes:
+        """What it is given, back."""
+        return value
+
+    def take_waits_s(self) -> list[float]:
+        """Seconds between each delivery and the next lease, since the last call."""
+        taken, self._waited_s = self._waited_s, []
+        self._free_since = None
+        return taken
+
+
+@dataclass(frozen=True)
+class LiveCost:
+    """One turn.
+
+    Attributes:
+        rounds_per_s: leases pulled, committed and delivered in a second on the wall.
+        waits_s: seconds that a worker waited for each lease, from its delivery to the next, sorted.
+        driver_s: seconds of the processor that a lease cost the coordinator's process, all threads.
+    """
+
+    rounds_per_s: float
+    waits_s: list[float]
+    driver_s: float
+
+
+class LiveCoordinator:
+    """A fleet of workers whose samples cost nothing.
+
+    Args:
+        workers: processes.
+        batch_size: requests in a lease.
+    """
+
+    def __init__(self, workers: int, batch_size: int) -> None:
+        self._config = RunConfig.model_validate(
+            {
+                "sampling": {"rollout_steps": _STEPS, "batch_size": batch_size},
+                "runtime": {
+                    "spot_workers": workers - 1,
+                    "commit_steps": _STEPS // CALLS_A_ROUND,
+                    "commit_s": 0.0,
+                },
+            }
+        )
+        self._cluster = Cluster(self._config)
+        self._fleet = Fleet(self._cluster, self._config, worker=CostlessWorker)
+        self._fleet.await_ready()
+        self._turns = 0
+
+    def measure(self, leases: int) -> LiveCost:
+        """Let the workers do so many leases."""
+        self._turns += 1
+        weights = Weights(f"v{self._turns}", "digest", self._cluster.share("digest"))
+        self._fleet.prepare(weights)
+        self._waits_s()
+        size = self._config.sampling.batch_size
+        requests = [
+            SampleRequest(RequestKind.ROLLOUT, 0, self._turns, number // 16, number % 16, self._turns, "")
+            for number in range(leases * size)
+        ]
+        cpu, began = time.process_time(), time.perf_counter()
+        self._fleet.generate(requests, weights)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        return LiveCost(leases / seconds, sorted(self._waits_s()), cpu / leases)
+
+    def calls_of_ray_alone(self, calls: int) -> float:
+        """Calls a second that Ray does with the same workers, without the loop, the fleet and our futures.
+
+        Each takes and returns a few hundred bytes, and every worker has two of them ahead.
+        """
+        handles = [actor.handle for actor in self._actors()]
+        ended: SimpleQueue[Any] = SimpleQueue()
+
+        def start(handle: Any) -> None:
+            handle.echo.remote(_FEW_BYTES).future().add_done_callback(lambda _: ended.put(handle))
+
+        began = time.perf_counter()
+        for handle in 2 * handles:
+            start(handle)
+        for _ in range(calls - 2 * len(handles)):
+            start(ended.get())
+        for _ in range(2 * len(handles)):
+            ended.get()
+        return calls / (time.perf_counter() - began)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._cluster.shutdown()
+
+    def _actors(self) -> list[RemoteActor]:
+        return [device.actor for device in self._fleet.workers(f"v{self._turns}")]
+
+    def _waits_s(self) -> list[float]:
+        calls = [actor.call("take_waits_s") for actor in self._actors()]
+        return [seconds for call in calls for seconds in call.result()]

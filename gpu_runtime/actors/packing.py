@@ -1,0 +1,84 @@
+"""What a call carries, as bytes: one small argument costs Ray far less than several.
+
+Large arrays are left to Ray, which moves them through its object store without a copy in a pickle.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+MOST_ARRAY_BYTES = 1024**2
+"""Bytes of arrays in a value that is packed; one that has more goes as it is."""
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A value that is not packed."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a reference, which has to be an argument of its own to be resolved."""
+
+    index: int
+
+
+class _TooLarge(Exception):
+    """A value has more arrays than should be copied."""
+
+
+def pack(value: Any) -> Any:
+    """A value as bytes, or wrapped as it is where its arrays are large."""
+    array_bytes = 0
+
+    def take_in(buffer: pickle.PickleBuffer) -> bool:
+        nonlocal array_bytes
+        array_bytes += buffer.raw().nbytes
+        if array_bytes > MOST_ARRAY_BYTES:
+            raise _TooLarge
+        return True  # into the bytes
+
+    try:
+        return pickle.dumps(value, protocol=5, buffer_callback=take_in)
+    except _TooLarge:
+        return _Whole(value)
+
+
+def unpack(packed: Any) -> Any:
+    """The inverse of `pack`."""
+    return packed.value if isinstance(packed, _Whole) else pickle.loads(packed)
+
+
+def pack_call(method: str, args: Sequence[Any]) -> list[Any]:
+    """A call for `Answering.answer`: its method and arguments, packed, then the references among them."""
+    references = [arg for arg in args if isinstance(arg, ray.ObjectRef)]
+    if references:
+        places = {reference: _Place(index) for index, reference in enumerate(references)}
+        args = [places[arg] if isinstance(arg, ray.ObjectRef) else arg for arg in args]
+    return [pack((method, tuple(args))), *references]
+
+
+class Answering:
+    """What an actor's class has beside its own: one method that Ray calls in place of all others."""
+
+    def answer(self, packed: Any, *referenced: Any) -> Any:
+        """Call a method of the actor.
+
+        Args:
+            packed: its name and arguments, from `pack_call`.
+            referenced: values of the references among them.
+
+        Returns:
+            What it returns, packed.
+        """
+        method, args = unpack(packed)
+        if referenced:
+            args = [referenced[arg.index] if isinstance(arg, _Place) else arg for arg in args]
+        return pack(getattr(self, method)(*args))

@@ -1,0 +1,63 @@
+"""Actors of a local Ray cluster: what goes in, comes back, is raised, or is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpu_runtime.actors.cluster import Cluster
+from storage.errors import RuntimeFailure, WorkerLostError
+from tests.tiny_run import tiny_config
+
+
+class Parrot:
+    def say(self, *what: Any) -> Any:
+        return what
+
+    def brood(self) -> None:
+        time.sleep(3600)
+
+    def refuse(self, why: str) -> None:
+        raise RuntimeFailure(why)
+
+    def unreadable(self) -> Unreadable:
+        return Unreadable()
+
+
+class Unreadable:
+    """Goes into bytes and not back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
+    yield cluster
+    cluster.shutdown()
+
+
+def test_references_arrive_as_their_values_beside_plain_arguments(cluster: Cluster):
+    small, large = np.arange(3), np.zeros(2_000_000, np.uint8)
+    references = [cluster.share(small), cluster.share(large)]
+    actor = cluster.start("parrot", Parrot, gpu=False)
+    said = actor.call("say", references[1], "key", references[0], references[1]).result(timeout=240)
+    assert said[1] == "key" and np.array_equal(said[2], small)
+    assert np.array_equal(said[0], large) and np.array_equal(said[3], large)
+
+
+def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: Cluster):
+    actor = cluster.start("parrot", Parrot, gpu=False)
+    with pytest.raises(RuntimeFailure, match="no seed today"):
+        actor.call("refuse", "no seed today").result(timeout=240)
+    with pytest.raises(ValueError, match="no number"):
+        actor.call("unreadable").result(timeout=240)
+    under_way = actor.call("brood")
+    actor.kill()
+    with pytest.raises(WorkerLostError, match="parrot"):
+        under_way.result(timeout=240)

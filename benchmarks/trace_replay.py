@@ -1,10 +1,10 @@
 """Trains the glyphs task twice: undisturbed, and while real local instances come and go as a trace says.
 
-The undisturbed run has its workers on this machine, as any local run. The other one joins a Ray cluster of a
-reserved instance and of spot instances with one worker each, which are added and removed (SIGKILL for the
-whole instance) in accelerated time. Of a trace with more instances at once than `--most`, every n-th is
-played. The replay begins with the run's first phase and is stretched to `--stretch` times what the
-undisturbed run took; a run that outlasts it goes on with the instances that are left.
+The undisturbed run has its workers, one of them spot, on this machine, as any local run. The other one joins
+a Ray cluster of a reserved instance and of spot instances with one worker each, which are added and removed
+(SIGKILL for the whole instance) in accelerated time. Of a trace with more instances at once than `--most`,
+every n-th is played. The replay begins with the run's first phase and is stretched to `--stretch` times what
+the undisturbed run took; a run that outlasts it goes on with the instances that are left.
 
 `identical_weights`: last checkpoints are the same bytes. `ledger_error`: share of the paid time that is in no
 state, or in two. `commit_share`: commits that the run made while it rolled out, times the CPU time of one,
@@ -47,6 +47,7 @@ from storage.results import run_result
 _SCORERS = 1
 _SETTINGS = ("algorithm.prompts_per_iteration=8", "evaluation.every=0", "checkpoint.every=5",
              f"runtime.scorer_workers={_SCORERS}", "runtime.start_timeout_s=600")  # fmt: skip
+_CALM_SPOT = "runtime.spot_workers=1"  # their number changes no bit, and each takes seconds to start
 _FULL = ("iterations=20", "evaluation.prompts=96")
 _QUICK = ("iterations=4", "evaluation.prompts=32")
 _GENERATED = TraceShape(capacity=4, length_s=20_000, mean_lifetime_s=3600, zones=1)
@@ -174,7 +175,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        calm = train(folder / _made(folder, "calm"), "undisturbed", settings, lambda: None)
+        calm = train(folder / _made(folder, "calm"), "undisturbed", [*settings, _CALM_SPOT], lambda: None)
         speed = trace.length_s / (arguments.stretch * calm.took_s)
         rough, done, cost, skipped = replayed_run(
             folder / _made(folder, "rough"), trace.scaled(speed), settings, arguments.notice

@@ -21,6 +21,7 @@ from gpu_runtime.actors.cluster import MARKET_LABEL, kept_signal_handlers
 from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2
+_ATTEMPTS = 4
 _SETTINGS = {
     # A lost instance, which answers nothing at all, is known in about two seconds, not in fourteen; a busy
     # one has ten for an answer.
@@ -66,12 +67,26 @@ class LocalInstances:
         """Start a spot instance; returns when the cluster knows it.
 
         Raises:
-            RuntimeFailure: if there is one of that name.
+            RuntimeFailure: if there is one of that name, or it does not start.
         """
         if name in self._nodes:
             raise RuntimeFailure(f"instance {name!r} is there already; remove it first")
-        with _own_process_group():
-            self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"))
+        before = set(_raylets())
+        reason: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                with _own_process_group():
+                    self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"))
+                return
+            except Exception as error:  # noqa: BLE001  (Ray raises no other where a raylet is slow to start)
+                reason = error
+                for raylet in set(_raylets()) - before:
+                    with suppress(ProcessLookupError):
+                        os.killpg(raylet, signal.SIGKILL)
+        raise RuntimeFailure(
+            f"instance {name!r} did not start in {_ATTEMPTS} attempts of half a minute: {reason}; "
+            "the machine is too busy, or out of memory"
+        ) from reason
 
     def warn(self, name: str) -> None:
         """Give the instance's workers their notice as Kubernetes does: SIGTERM.
@@ -120,6 +135,12 @@ def _arguments(cpus: int, market: str) -> dict[str, Any]:
         "object_store_memory": _STORE_BYTES,
         "labels": {MARKET_LABEL: market},
     }
+
+
+def _raylets() -> list[int]:
+    """Processes of raylets below this one; each leads its group, but the reserved instance's."""
+    children = psutil.Process().children()
+    return [process.pid for process in children if process.name() == "raylet"]
 
 
 def _is_worker(command: str) -> bool:

@@ -1,145 +1,90 @@
-"""A run's devices on real local instances that come and go."""
+"""Real Ray instances that come and go: who is placed where, and what a loss is. Its workers do nothing."""
 
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
 
-import numpy as np
 import psutil
 import pytest
 
+from gpu_runtime.actors.cluster import Cluster, RemoteActor
 from gpu_runtime.actors.local_instances import LocalInstances
 from gpu_runtime.actors.trace_replay import TraceReplay
-from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.generation import Generation
-from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
-from storage.config_loading import load_config
-from storage.errors import RuntimeFailure
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import Market
 
-SETTINGS = [
-    "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
-    "runtime.commit_s=0", "runtime.notices=kubernetes",
-]  # fmt: skip
 LIMIT_S = 600.0
-"""A guard against hanging: two instances and several workers are started, on a machine that may be busy."""
+"""A guard against hanging on a machine that is busy."""
 
-PLAN = plain_plan([0, 1, 2, 3], 8, 1)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[LocalInstances]:
-    instances = LocalInstances(reserved_cpus=2)
+    instances = LocalInstances(reserved_cpus=1)
     yield instances
     before = psutil.Process().children(recursive=True)
     instances.close()
-    assert not psutil.wait_procs(before, timeout=30)[1], "processes are left behind"
+    assert not psutil.wait_procs(before, timeout=60)[1], "processes are left behind"
 
 
 @pytest.fixture(scope="module")
-def runtime(instances: LocalInstances) -> Iterator[Runtime]:
-    runtime = Runtime(load_config("smoke", [*SETTINGS, f"runtime.ray_address={instances.address}"], {}))
-    yield runtime
-    runtime.close()
+def cluster(instances: LocalInstances) -> Iterator[Cluster]:
+    cluster = Cluster(RunConfig.model_validate({"runtime": {"ray_address": instances.address}}))
+    yield cluster
+    cluster.shutdown()
 
 
-def workers_of(rolled: Rollout) -> set[str]:
-    return {delivered.worker for delivered in rolled.delivered}
+def start(cluster: Cluster, name: str, market: Market) -> RemoteActor:
+    class Idler:  # in here, so that its process need not import this file
+        def where(self) -> tuple[int, int]:
+            return os.getpid(), os.getpgid(0)
+
+        def hang(self) -> None:
+            import time
+
+            time.sleep(3600)
+
+    return cluster.start(name, Idler, gpu=False, market=market)
 
 
-def same(a: Rollout, b: Rollout) -> bool:
-    return all(
-        np.array_equal(x.sample.image_HWC, y.sample.image_HWC)
-        and np.array_equal(x.sample.trajectory.log_prob_W, y.sample.trajectory.log_prob_W)
-        for x, y in zip(a.delivered, b.delivered, strict=True)
-    )
-
-
-def worker_process(name: str) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        if f"ray::{name}" in " ".join(process.cmdline()):
-            return process
-    raise AssertionError(f"no process of worker {name}")
-
-
-def at_first_chunk_of_a_spot_worker(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    settle, acted = Generation._settle, threading.Event()
-
-    def act_and_settle(loop: Generation, call: Future) -> None:
-        flight = loop._flight_of.get(call)
-        if flight is not None and flight.device.market == "spot" and not acted.is_set():
-            acted.set()
-            act()
-        settle(loop, call)
-
-    monkeypatch.setattr(Generation, "_settle", act_and_settle)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_devices_follow_the_instances_and_no_bit_changes(
-    instances: LocalInstances, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+def test_workers_are_placed_by_market_wait_for_an_instance_and_are_lost_with_it(
+    instances: LocalInstances, cluster: Cluster
 ):
     """One course of events, because every start of an instance takes seconds."""
-    # Without a spot instance nobody waits for one: the trainer works alone.
-    alone = runtime.rollout(PLAN)
-    assert workers_of(alone) == {"reserved-0"}
+    assert cluster.tells_markets_apart
+    # A spot worker waits, though the reserved instance has room.
+    first, second = start(cluster, "spot-0", "spot"), start(cluster, "spot-1", "spot")
+    starts = [actor.call("where") for actor in (first, second)]
+    reserved = start(cluster, "reserved-0", "reserved")
+    pid, _ = reserved.call("where").result(timeout=LIMIT_S)
+    assert psutil.pid_exists(pid)
+    assert not any(call.done() for call in starts)
 
-    # One comes while samples are generated. The trainer stands still: only the newcomer can go on.
-    trainer = worker_process("reserved_0")
-    trainer.suspend()
-    with ThreadPoolExecutor(1) as beside, monkeypatch.context() as patched:
-        at_first_chunk_of_a_spot_worker(patched, trainer.resume)
-        rolling = beside.submit(runtime.rollout, PLAN)
-        instances.add("one")
-        joined = rolling.result(timeout=LIMIT_S)
-    assert len(workers_of(joined)) == 2, "it joined in the midst of the phase"
-    assert same(alone, joined)
-    (first,) = workers_of(joined) - {"reserved-0"}
-    groups = {name: os.getpgid(worker_process(name).pid) for name in (first.replace("-", "_"), "reserved_0")}
-    assert len(set(groups.values())) == 2, "it is not placed on the trainer's instance"
-    assert groups[first.replace("-", "_")] == instances._process_group("one")
-
-    # It is lost without a word.
-    victim = worker_process(first.replace("-", "_"))
-    with monkeypatch.context() as patched:
-        at_first_chunk_of_a_spot_worker(patched, lambda: instances.remove("one"))
-        disturbed = runtime.rollout(PLAN)
-    assert not victim.is_running()
-    assert same(alone, disturbed)
-    assert runtime.lost_workers == [first]
-    assert runtime.samples_returned > 0
-
-    # A trace brings another one; a notice stops it, and nothing is done again.
-    replay = TraceReplay(Replay(Trace.of([TraceEvent(0.0, "add", "two")])), instances)
+    # A trace brings an instance: it has room for one of them, in its own process group.
+    replay = TraceReplay(Replay(Trace.of([TraceEvent(0.0, "add", "one")])), instances)
     replay.start()
-    deadline = time.monotonic() + LIMIT_S
-    second: set[str] = set()
-    while not second:
-        assert time.monotonic() < deadline
-        rolled = runtime.rollout(PLAN)
-        assert same(alone, rolled)
-        second = workers_of(rolled) - {"reserved-0"}
-    replay.stop()
-    assert (len(replay.done.added), instances.names) == (1, ["two"])
-    redone = runtime.steps_redone
-    instances.warn("two")
-    while runtime._fleet.drafters("v0", with_trainer=False):
-        assert time.monotonic() < deadline
+    while not any(call.done() for call in starts):
         time.sleep(0.1)
-    assert workers_of(runtime.rollout(PLAN)) == {"reserved-0"}
-    instances.remove("two")
-    assert same(alone, runtime.rollout(PLAN))
-    assert runtime.steps_redone == redone
-    kinds = [(event.worker, event.kind) for event in runtime.take_device_events()]
-    (name,) = second
-    assert kinds[:4] == [("reserved-0", "joined"), (first, "joined"), (first, "lost"), (name, "joined")]
-    assert (name, "notice") in kinds
+    replay.stop()
+    assert (len(replay.done.added), instances.names) == (1, ["one"])
+    (placed,) = [place for place, call in enumerate(starts) if call.done()]
+    pid, group = starts[placed].result()
+    assert group == instances._process_group("one")
+
+    # It goes: its worker is gone at once, and what it was doing ends as lost.
+    hanging = (first, second)[placed].call("hang")
+    instances.remove("one")
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    with pytest.raises(WorkerLostError, match=f"worker 'spot-{placed}' is gone"):
+        hanging.result(timeout=LIMIT_S)
+    assert reserved.call("where").result(timeout=LIMIT_S)
+    assert not starts[1 - placed].done(), "the other one still waits"
 
 
 def test_an_instance_that_is_not_there_cannot_go(instances: LocalInstances):

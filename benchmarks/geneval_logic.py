@@ -43,18 +43,18 @@ Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
 class PlayedFindings:
     """A detector and a classifier that find what they are told: both protocols of GenEval's logic."""
 
-    class_names = frozenset(CLASSES)
+    class_names: frozenset[str] = frozenset(CLASSES)
 
     def __init__(self, findings: Sequence[Detection]) -> None:
-        self._findings = findings
+        self.findings = findings
 
     def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
         """The findings without their colours, as a detector gives them."""
-        return [replace(item, colour="") for item in self._findings]
+        return [replace(item, colour="") for item in self.findings]
 
     def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
         """The colours of those findings, known again by their boxes."""
-        colours = {item.box: item.colour for item in self._findings}
+        colours = {item.box: item.colour for item in self.findings}
         return [colours[item.box] for item in found]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -32,7 +33,8 @@ COCO_NAMES = {"computer mouse": "mouse", "tv remote": "remote", "computer keyboa
 def save_detector(folder: Path, labels: tuple[str, ...] = CLASSES, seed: int = 0) -> Path:
     """A Mask2Former of ten queries; labels as COCO calls them."""
     torch.manual_seed(seed)
-    backbone = SwinConfig(
+    swin: Any = SwinConfig  # its parameters are those of several classes, which pyright does not see
+    backbone = swin(
         image_size=64, patch_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=2,
         out_features=["stage1", "stage2", "stage3", "stage4"],
     )  # fmt: skip
@@ -100,7 +102,8 @@ def save_reader(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0
         "n_shared_experts": 1, "num_experts_per_tok": 2, "mlp_layer_types": ["dense", "sparse"],
         "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
     }  # fmt: skip
-    config = DeepseekOcr2Config(
+    reader: Any = DeepseekOcr2Config
+    config = reader(
         vision_config=vision,
         text_config=text,
         image_token_id=3,
@@ -108,7 +111,7 @@ def save_reader(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0
         eos_token_id=2,
         pad_token_id=2,
     )
-    model = DeepseekOcr2ForConditionalGeneration(config)
+    model: Any = DeepseekOcr2ForConditionalGeneration(config)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

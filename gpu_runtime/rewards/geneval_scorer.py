@@ -6,7 +6,7 @@ and at most 16 objects of a class.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -65,9 +65,19 @@ class GenEvalScorer:
     def _coloured(
         self, image_HWC: np.ndarray, found: Sequence[Detection], prompt: PromptRecord
     ) -> list[Detection]:
-        """The objects, those with a colour whose class the row asks a colour of."""
-        asked = {item["class"] for item in prompt.metadata.get("include", []) if "color" in item}
-        wanted = [place for place, item in enumerate(found) if item.class_name in asked]
+        """The objects, the most confident first; those that a colour is asked of with theirs.
+
+        Only as many of a class as the row asks for are judged by their colour, so no more are looked at.
+        """
+        asked: Counter[str] = Counter()
+        for item in prompt.metadata.get("include", []):
+            if "color" in item:
+                asked[item["class"]] = max(asked[item["class"]], item["count"])
+        wanted = []
+        for place, item in enumerate(found):
+            if asked[item.class_name] > 0:
+                asked[item.class_name] -= 1
+                wanted.append(place)
         coloured = list(found)
         if wanted:
             colours = self._classifier.colours_of(image_HWC, [found[place] for place in wanted])

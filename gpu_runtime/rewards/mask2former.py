@@ -38,7 +38,7 @@ class Mask2FormerDetector:
     ) -> None:
         self._model: Any = model.eval()
         self._processor: Any = processor
-        labels: dict[int, str] = model.config.id2label or {}
+        labels: dict[Any, str] = dict(model.config.id2label or {})
         self._names_K = [_OTHER_NAMES.get(labels[index], labels[index]) for index in sorted(labels)]
         self.class_names = frozenset(self._names_K) & frozenset(CLASSES)
         missing = sorted(set(CLASSES) - self.class_names)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,10 +77,11 @@ def test_training_rows_follow_from_the_seed_and_fill_up():
 
 
 def test_what_the_same_pictures_fulfil_means_the_same():
-    def row(*include: dict[str, object]) -> dict[str, object]:
+    def row(*include: dict[str, Any]) -> dict[str, Any]:
         return {"include": list(include)}
 
-    dog, cat = {"class": "dog", "count": 1}, {"class": "cat", "count": 1}
+    dog: dict[str, Any] = {"class": "dog", "count": 1}
+    cat: dict[str, Any] = {"class": "cat", "count": 1}
     assert meaning(row(dog, cat)) == meaning(row(cat, dog))
     assert meaning(row(dog, cat)) != meaning(row(dog, {"class": "cat", "count": 2}))
     left = row(cat, dog | {"position": ["left of", 0]})

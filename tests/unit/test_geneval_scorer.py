@@ -98,6 +98,11 @@ def test_colours_are_asked_for_where_the_row_asks():
     assert played.asked == ["dog"]
     assert (score.value, score.exact, score.detail) == (1.0, True, "red dog, cat")
     played.asked = []
+    played.findings = findings("dog", 0.7, 0.9, 0.8, colour="red")
+    pair = row("colors", {"class": "dog", "count": 2, "color": "red"})
+    assert scorer.score(IMAGE, pair).value == pytest.approx((0.5 + 1) / 2)  # one too many, both colours right
+    assert played.asked == ["dog", "dog"]  # the third is not judged by its colour
+    played.asked = []
     scorer.score(IMAGE, row("two_object", {"class": "dog", "count": 1}))
     assert played.asked == []
 

@@ -101,7 +101,7 @@ def judge() -> Iterator[Judge]:
 
 
 def scorer(judge: Judge, waits: list[float] | None = None, **settings: Any) -> RemoteScorer:
-    remote = RemoteConfig(url=judge.url, **({"timeout_s": 20.0} | settings))
+    remote = RemoteConfig.model_validate({"url": judge.url, "timeout_s": 20.0} | settings)
     return RemoteScorer(remote, wait=(waits if waits is not None else []).append)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,9 @@ from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.records import StateInterval
 from storage.runtime_config import WORKER_IN_URL
+
+QUIET_ITERATIONS = 2
+"""At the beginning of a disturbed run; the last of them says how fast it is."""
 
 HANG_S = 240.0
 """A run that writes nothing into its history for so long hangs."""
@@ -53,7 +56,11 @@ class Outcome:
 
 
 def run(
-    config: RunConfig, history: Path, iterations: int, faults: Sequence[Fault] = (), longest_s: float = 3600.0
+    config: RunConfig,
+    history: Path,
+    iterations: int,
+    draw: Callable[[float], Sequence[Fault]] | None = None,
+    longest_s: float = 3600.0,
 ) -> Outcome:
     """Do some iterations; under faults as many more as it takes to do them all, and one to recover.
 
@@ -61,19 +68,24 @@ def run(
         config: the run's configuration.
         history: an empty folder.
         iterations: at least so many.
-        faults: what is done to it.
+        draw: the faults, for a run of which a quiet iteration takes so many seconds.
         longest_s: no further iteration begins after so many seconds.
     """
-    with PlayedNotices(WORKER_IN_URL) if faults else nullcontext() as notices:
+    with PlayedNotices(WORKER_IN_URL) if draw else nullcontext() as notices:
         if notices is not None:
             told = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
             config = config.model_copy(update={"runtime": told})
         runtime = Runtime(config, history)
         intervals: list[StateInterval] = []
-        done_iterations, blobs, began = 0, {}, time.monotonic()
+        done_iterations, blobs, began, iteration_s = 0, {}, time.monotonic(), 0.0
+        for quiet in range(1, QUIET_ITERATIONS + 1):
+            since, done_iterations = time.monotonic(), quiet
+            _iterate(runtime, quiet)
+            iteration_s = time.monotonic() - since
+        faults = draw(iteration_s) if draw else ()
         with FaultInjector(history, faults, notices) as injector, _watched(injector) as hung:
             try:
-                for _ in _rounds(iterations, injector, began + longest_s):
+                for _ in _rounds(iterations - QUIET_ITERATIONS, injector, began + longest_s):
                     done_iterations += 1
                     _iterate(runtime, done_iterations)
                     intervals += runtime.take_intervals()

@@ -16,13 +16,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.goodput import measure, waste
 from benchmarks.preempted_run import Outcome, run
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.spot.fault_schedule import FAULT_KINDS, draw_faults
+from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, draw_faults
 from storage.config_loading import load_config
 
 COMMIT_STEPS = 2
@@ -46,19 +47,22 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="16 faults instead of 208")
     parser.add_argument("--faults", type=int, help="so many faults")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between faults, on the average")
+    parser.add_argument("--every", type=float, default=1.0, help="quiet iterations between faults (mean)")
     parser.add_argument("--seed", type=int, default=0)
     add_keep_option(parser)
     arguments = parser.parse_args()
     count = arguments.faults or (16 if arguments.quick else 208)
-    length_s = count * arguments.every
-    faults = draw_faults(
-        arguments.seed, count, length_s, 1,
-        kinds=_KINDS, timed_share=1.0, graces_s=_GRACES_S, durations_s=_DURATIONS_S,
-    )  # fmt: skip
+
+    def draw(iteration_s: float) -> Sequence[Fault]:
+        """Faults as dense as the machine is fast."""
+        return draw_faults(
+            arguments.seed, count, count * arguments.every * iteration_s, 1,
+            kinds=_KINDS, timed_share=1.0, graces_s=_GRACES_S, durations_s=_DURATIONS_S,
+        )  # fmt: skip
+
     config = load_config("glyphs", list(_SETTINGS), {})
     with tempfile.TemporaryDirectory() as folder:
-        disturbed = run(config, Path(folder) / "disturbed", 3, faults, longest_s=3 * length_s + 300)
+        disturbed = run(config, Path(folder) / "disturbed", 3, draw)
         undisturbed = run(config, Path(folder) / "undisturbed", disturbed.iterations)
     figures = summarise(disturbed, undisturbed) | {"seed": arguments.seed}
     finish("preemption", figures, arguments.keep)

@@ -43,10 +43,10 @@ class Course:
     done: Sequence[Done]
 
     def windows(self) -> list[Span]:
-        """When samples were generated."""
+        """When samples were generated; a phase that was cut off is left out."""
         begun = [line.at for line in self.lines if line.by == DRIVER and line.event == "generate"]
         ended = [line.at for line in self.lines if line.by == DRIVER and line.event == "generated"]
-        return list(zip(begun, ended, strict=True))
+        return list(zip(begun, ended, strict=False))
 
     def seconds(self, worker: str | None, state: str | None, span: Span = (0.0, float("inf"))) -> float:
         """Device-seconds inside the windows and `span`; of one worker and one state, or of all."""

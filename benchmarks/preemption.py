@@ -26,17 +26,16 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, draw_faults
 from storage.config_loading import load_config
 
-COMMIT_STEPS = 2
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=3",
-    "runtime.scorer_workers=1", f"runtime.commit_steps={COMMIT_STEPS}", "runtime.commit_s=0",
-    "runtime.lease_s=15", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
+    "runtime.scorer_workers=1", "runtime.commit_steps=2", "runtime.commit_s=0",
+    "runtime.lease_s=20", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
     "sampling.window_size=1", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip
 _KINDS = [kind for kind in FAULT_KINDS if kind != "coordinator_restart"]
 _GRACES_S = (3.0, 4.0, 6.0)
 """A worker asks for notices once a second; without grace a notice would be none."""
-_DURATIONS_S = (2.0, 20.0)
+_DURATIONS_S = (1.0, 26.0)
 """Some hung workers recover before their lease expires, some do not."""
 
 
@@ -49,6 +48,7 @@ def main() -> None:
     parser.add_argument("--faults", type=int, help="so many faults")
     parser.add_argument("--every", type=float, default=1.0, help="quiet iterations between faults (mean)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     add_keep_option(parser)
     arguments = parser.parse_args()
     count = arguments.faults or (16 if arguments.quick else 208)
@@ -60,15 +60,18 @@ def main() -> None:
             kinds=_KINDS, timed_share=1.0, graces_s=_GRACES_S, durations_s=_DURATIONS_S,
         )  # fmt: skip
 
-    config = load_config("glyphs", list(_SETTINGS), {})
+    config = load_config("glyphs", [*_SETTINGS, *arguments.set], {})
     with tempfile.TemporaryDirectory() as folder:
         disturbed = run(config, Path(folder) / "disturbed", 3, draw)
         undisturbed = run(config, Path(folder) / "undisturbed", disturbed.iterations)
-    figures = summarise(disturbed, undisturbed) | {"seed": arguments.seed}
+    figures = summarise(disturbed, undisturbed, config.runtime.commit_steps) | {
+        "seed": arguments.seed,
+        "settings": arguments.set,
+    }
     finish("preemption", figures, arguments.keep)
 
 
-def summarise(disturbed: Outcome, undisturbed: Outcome) -> dict[str, Any]:
+def summarise(disturbed: Outcome, undisturbed: Outcome, commit_steps: int) -> dict[str, Any]:
     """The figures of a disturbed run beside an undisturbed one."""
     report, base = disturbed.course.report, measure(undisturbed.course)
     goodput = measure(disturbed.course)
@@ -83,7 +86,7 @@ def summarise(disturbed: Outcome, undisturbed: Outcome) -> dict[str, Any]:
         "hangs": int(disturbed.hung) + int(undisturbed.hung),
         "redone_steps_with_notice_max": report.most_redone(with_notice=True),
         "redone_steps_without_notice_max": report.most_redone(with_notice=False),
-        "commit_interval": COMMIT_STEPS,
+        "commit_interval": commit_steps,
         "goodput": goodput.share / base.share,
         "goodput_predicted": inputs.predicted,
         "broken_promises": [*report.broken(), *undisturbed.course.report.broken()],

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
@@ -26,7 +28,7 @@ GRACES_S = (3.0, 5.0, 8.0)
 """From a notice to the kill; a worker asks for notices once a second."""
 
 _SPOT_KINDS = frozenset(FAULT_KINDS) - {"coordinator_restart", "scorer_death"}
-_HERE = ("", "auto", "local", "127.0.0.1", "localhost")
+_HERE = ("auto", "local", "localhost")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ def _refuse_unfit(config: RunConfig) -> None:
             "runtime.history is false: the promises are checked from the history; leave it out"
         )
     address = config.runtime.ray_address
-    if address.rpartition(":")[0] not in _HERE and address not in _HERE:
+    own = {one.address for several in psutil.net_if_addrs().values() for one in several}
+    if address and not {address, address.rpartition(":")[0]} & {*_HERE, *own}:
         raise ConfigurationError(
             f"runtime.ray_address is {address!r}: faults are done to processes of this machine; "
             "leave it empty"

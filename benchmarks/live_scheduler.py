@@ -81,6 +81,13 @@ class CostlessWorker:
         return taken
 
 
+class _CostlessCluster(Cluster):
+    """A real cluster, with other workers than a run's."""
+
+    def start(self, name: str, actor: type, *args: Any, **options: Any) -> RemoteActor:
+        return super().start(name, CostlessWorker, *args, **options)
+
+
 @dataclass(frozen=True)
 class LiveCost:
     """One turn.
@@ -115,8 +122,8 @@ class LiveCoordinator:
                 },
             }
         )
-        self._cluster = Cluster(self._config)
-        self._fleet = Fleet(self._cluster, self._config, worker=CostlessWorker)
+        self._cluster = _CostlessCluster(self._config)
+        self._fleet = Fleet(self._cluster, self._config)
         self._fleet.await_ready()
         self._turns = 0
 

@@ -66,7 +66,9 @@ def train(
     ] = None,
 ) -> None:
     """Train a new run and print its result as one line of JSON."""
-    config = _configuration(preset, set_, ray_address)
+    from tasks.prices import with_prices
+
+    config = with_prices(_configuration(preset, set_, ray_address))
     home = Home.from_environment().ensure()
     if run_id is None:
         run_id = new_run_id(config.name)
@@ -248,7 +250,8 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
     )
     model = config.model.model_copy(update={"path": _absolute(config.model.path)})
     reward = config.reward.with_absolute_folders()
-    return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward})
+    price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
+    return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward, "price": price})
 
 
 def _absolute(path: str) -> str:

@@ -30,6 +30,7 @@ from storage.run_store import RunRow, RunStore, check_resumable
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
+from tasks.prices import with_prices
 from tasks.seeds import review_seeds
 from tasks.session import Session, open_session, status_after
 
@@ -55,6 +56,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     run_id = run_id or new_run_id(config.name)
     # A person who looks into the database locks it: a run that is paid for waits longer for that.
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
+    config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
     try:
         with open_session(home, store, run_id, config) as session:
@@ -93,6 +95,15 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
     refuse_changed_inputs(known.environment, config)
     store.resume_run(run_id, os.getpid())
     _note_other_versions(store, known)
+
+
+def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
+    """A new run's prices come from its price book; a run that is there keeps those of its beginning."""
+    try:
+        store.run(run_id)
+    except RunNotFoundError:
+        return with_prices(config)
+    return config
 
 
 def _note_other_versions(store: RunStore, known: RunRow) -> None:

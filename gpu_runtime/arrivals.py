@@ -25,16 +25,12 @@ class Arrivals:
         cluster: where they are started.
         config: the run's configuration; it says which places there are.
         history: of the driver; the workers write theirs beside it.
-        worker: class of the workers.
     """
 
-    def __init__(
-        self, cluster: Cluster, config: RunConfig, history: HistoryLog, worker: type = DeviceWorker
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog) -> None:
         self._cluster = cluster
         self._config = config
         self._history = history
-        self._worker = worker
         self._generation: dict[str, int] = {}
         self._coming: list[Arrival] = []
         self._failed: set[str] = set()
@@ -109,7 +105,7 @@ class Arrivals:
         watches = market == "spot"
         self._history.note("starting", worker=name)
         told = self._config, trains, watches, name, self._history.folder
-        actor = self._cluster.start(name, self._worker, *told, gpu=True, market=market)
+        actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
         device, loaded = Device(actor, market, started_at=time.time()), actor.call("ready")
         loaded.add_done_callback(lambda call: _note_death(device, call))
         return device, loaded

@@ -16,7 +16,6 @@ from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceEvent, DeviceEventKind, DeviceState, StateInterval
@@ -37,16 +36,9 @@ class Fleet:
         cluster: where the workers run.
         config: the run's configuration.
         history: of the driver; the workers write theirs beside it. None keeps none.
-        worker: class of the workers.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        config: RunConfig,
-        history: HistoryLog | None = None,
-        worker: type = DeviceWorker,
-    ) -> None:
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
         self._cluster = cluster
         self._config = config
         self._history = history or HistoryLog(None, "")
@@ -66,7 +58,7 @@ class Fleet:
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
-        self._arrivals = Arrivals(cluster, config, self._history, worker)
+        self._arrivals = Arrivals(cluster, config, self._history)
         self.trainer = self._arrivals.fill(())[0]
 
     def await_ready(self) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from storage.config_section import Section
 from storage.exploration_config import ExplorationConfig
+from storage.price_config import PriceConfig
 from storage.reward_config import RewardConfig
 from storage.runtime_config import RuntimeConfig
 
@@ -207,25 +208,6 @@ class EvaluationConfig(Section):
 
     gallery: int = Field(default=12, ge=0, le=256)
     """Evaluation images kept for the dashboard, the same prompts and seeds every time."""
-
-
-class PriceConfig(Section):
-    """What a device costs. The defaults are an H100's on GCP: see docs/measurements.md."""
-
-    reserved_usd_per_hour: float = Field(default=10.98, ge=0)
-    """Dollars an hour of a reserved device."""
-
-    spot_usd_per_hour: float = Field(default=2.51, ge=0)
-    """Dollars an hour of a spot device."""
-
-    @model_validator(mode="after")
-    def _spot_is_cheaper(self) -> Self:
-        if self.spot_usd_per_hour > self.reserved_usd_per_hour:
-            raise ValueError(
-                f"price.spot_usd_per_hour is {self.spot_usd_per_hour}, above reserved_usd_per_hour="
-                f"{self.reserved_usd_per_hour}; lower it, or raise price.reserved_usd_per_hour"
-            )
-        return self
 
 
 class CheckpointConfig(Section):

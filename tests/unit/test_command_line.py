@@ -103,6 +103,11 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
             ("a file of 128 prompts", "evaluation.prompts = 129", "lower evaluation.prompts"),
         ),
         (("--preset", "glyphs", "--set", "reward.scorer=shapes"), ("scorer 'shapes'", "choose prompts")),
+        (
+            ("--set", "price.book=none.csv", "--set", "price.device=H1", "--set", "price.reserved_zone=here"),
+            ("none.csv", "check the path"),
+        ),
+        (("--set", "price.spot_zone=here"), ("price.spot_zone='here' without price.book",)),
         (("--run-id", "../up"), ("run identifier '../up'", "use letters, digits")),
         (("--run-id", ""), ("run identifier ''",)),
     ],

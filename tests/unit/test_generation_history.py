@@ -43,7 +43,13 @@ class Stage:
 
     def run(self, accepted: dict | None = None) -> Generation:
         loop = Generation(
-            self.fleet, REQUESTS, "v1", self.config, self.script.clock, self.driver, self.next_lease
+            self.fleet,
+            REQUESTS,
+            "v1",
+            self.config,
+            self.script.clock,
+            history=self.driver,
+            first_lease=self.next_lease,
         )
         loop._ended = self.script  # type: ignore[assignment]
         if accepted is not None:

@@ -1,0 +1,41 @@
+"""A run's prices from its price book, before anything starts."""
+
+from __future__ import annotations
+
+from gpu_runtime.spot.known_prices import known_prices
+from gpu_runtime.spot.price_files import read_prices
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, PriceNotFoundError
+
+_CARRIED = "builtin:known"
+
+
+def with_prices(config: RunConfig) -> RunConfig:
+    """The configuration with the two prices that its price book says; as it is where it names none.
+
+    The run is then paid by these prices to its end, whatever becomes of the file.
+
+    Raises:
+        ConfigurationError: the book cannot be read, does not have the offers or has none available, or
+            its spot price is above the on-demand price.
+    """
+    price = config.price
+    if not price.book:
+        return config
+    book = known_prices() if price.book == _CARRIED else read_prices(price.book)
+    try:
+        reserved_usd = book.usd_per_hour(price.device, "on_demand", price.reserved_zone)
+        zone = price.spot_zone or price.reserved_zone
+        # A run without spot devices needs no offer of one.
+        spot_usd = (
+            book.usd_per_hour(price.device, "spot", zone) if config.runtime.spot_workers else reserved_usd
+        )
+    except PriceNotFoundError as error:
+        raise ConfigurationError(f"price.book = {price.book!r}: {error}") from error
+    if spot_usd > reserved_usd:
+        raise ConfigurationError(
+            f"price.book = {price.book!r}: {price.device} spot in {zone} costs {spot_usd} usd_per_hour, "
+            f"above {reserved_usd} on demand in {price.reserved_zone}; choose another price.spot_zone"
+        )
+    prices = {"reserved_usd_per_hour": reserved_usd, "spot_usd_per_hour": spot_usd}
+    return config.model_copy(update={"price": price.model_copy(update=prices)})

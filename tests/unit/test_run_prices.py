@@ -1,0 +1,103 @@
+"""A run's prices come from its price book, or the run is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from flows.post_train import prices_of
+from storage.config import RunConfig
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.price_config import PriceConfig
+from storage.run_store import RunStore
+from tasks.prices import with_prices
+
+BOOK = """device,market,zone,usd_per_hour
+H100,on_demand,here,4.0
+H100,spot,here,1.5
+H100,on_demand,there,2.0
+H100,spot,there,
+H100,spot,dear,5.0
+"""
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Path:
+    path = tmp_path / "prices.csv"
+    path.write_text(BOOK, encoding="utf-8")
+    return path
+
+
+def config(book: object, spot_workers: int = 2, **price: str) -> RunConfig:
+    settings = {"book": str(book), "device": "H100", "reserved_zone": "here"} | price
+    return RunConfig.model_validate({"price": settings, "runtime": {"spot_workers": spot_workers}})
+
+
+def prices(resolved: RunConfig) -> tuple[float, float]:
+    return resolved.price.reserved_usd_per_hour, resolved.price.spot_usd_per_hour
+
+
+def test_both_prices_come_from_the_book_and_the_rest_stays(book: Path):
+    asked = config(book)
+    resolved = with_prices(asked)
+    assert prices(resolved) == (4.0, 1.5)
+    assert resolved.price.book == str(book)
+    assert resolved.model_copy(update={"price": asked.price}) == asked
+
+
+def test_what_is_stored_is_read_again_without_the_book(book: Path):
+    resolved = with_prices(config(book))
+    book.unlink()
+    assert RunConfig.model_validate_json(resolved.model_dump_json()) == resolved
+
+
+def test_the_carried_book_and_none():
+    asked = config("builtin:known", reserved_zone="gcp/us-east4", spot_zone="gcp/us-central1")
+    assert prices(with_prices(asked)) == (10.98, 3.35)
+    plain = RunConfig()
+    assert with_prices(plain) is plain
+
+
+def test_a_run_that_is_there_keeps_the_prices_of_its_beginning(book: Path, tmp_path: Path):
+    store = RunStore(Home(tmp_path).ensure())
+    resolved = prices_of(store, "run-1", config(book))
+    assert prices(resolved) == (4.0, 1.5)
+    store.create_run("run-1", resolved, {}, os.getpid())
+    book.write_text(BOOK.replace("1.5", "1.25"), encoding="utf-8")
+    assert prices(prices_of(store, "run-2", config(book))) == (4.0, 1.25)
+    assert prices_of(store, "run-1", store.run("run-1").config) == resolved
+
+
+def test_a_run_without_spot_devices_needs_no_spot_offer(book: Path):
+    assert prices(with_prices(config(book, 0, reserved_zone="there"))) == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("price", "message"),
+    [
+        ({"device": "B300"}, "no price of B300 on_demand in here"),
+        ({"reserved_zone": "nowhere"}, "H100 on_demand has a price in here, there"),
+        ({"spot_zone": "there"}, "H100 spot in there is unavailable"),
+        ({"spot_zone": "dear"}, "costs 5.0 usd_per_hour, above 4.0 on demand in here"),
+    ],
+)
+def test_offers_that_cannot_be_had_are_refused(book: Path, price: dict[str, str], message: str):
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        with_prices(config(book, **price))
+    assert str(book) in str(refused.value)
+
+
+def test_a_book_that_cannot_be_read_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="check the path"):
+        with_prices(config(tmp_path / "none.csv"))
+
+
+def test_settings_that_do_not_fit_together_are_refused():
+    with pytest.raises(ValidationError, match=r"price.spot_zone='here' without price.book"):
+        PriceConfig(spot_zone="here")
+    with pytest.raises(ValidationError, match=r"nothing is given for price.device and price.reserved_zone"):
+        PriceConfig(book="prices.csv")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +22,7 @@ from gpu_runtime.actors.cluster import MARKET_LABEL, kept_signal_handlers
 from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2
+_LISTEN_PORT = "dashboard_agent_listen_port"
 _ATTEMPTS = 4
 _SETTINGS = {
     # A lost instance, which answers nothing at all, is known in about two seconds, not in fourteen; a busy
@@ -29,6 +31,7 @@ _SETTINGS = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 10_000,
     "health_check_failure_threshold": 3,
+    "agent_register_timeout_ms": 120_000,
     # Workers stay in the group of their raylet.
     "process_group_cleanup_enabled": False,
 }
@@ -45,12 +48,13 @@ class LocalInstances:
     """
 
     def __init__(self, reserved_cpus: int) -> None:
-        with kept_signal_handlers():
-            self._cluster = RayCluster(
-                initialize_head=True,
-                head_node_args=_arguments(reserved_cpus, "on-demand")
-                | {"include_dashboard": False, "_system_config": _SETTINGS},
-            )
+        ports = _free_ports()
+        head = _arguments(reserved_cpus, "on-demand") | {
+            "include_dashboard": False,
+            "_system_config": _SETTINGS,
+        }
+        with kept_signal_handlers(), _instance_of_its_own(ports):
+            self._cluster = RayCluster(initialize_head=True, head_node_args=head | ports)
         self._nodes: dict[str, Node] = {}
 
     @property
@@ -75,8 +79,9 @@ class LocalInstances:
         reason: Exception | None = None
         for _ in range(_ATTEMPTS):
             try:
-                with _own_process_group():
-                    self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"))
+                ports = _free_ports()
+                with _instance_of_its_own(ports):
+                    self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"), **ports)
                 return
             except Exception as error:  # noqa: BLE001  (Ray raises no other where a raylet is slow to start)
                 reason = error
@@ -137,6 +142,18 @@ def _arguments(cpus: int, market: str) -> dict[str, Any]:
     }
 
 
+def _free_ports() -> dict[str, int]:
+    """Ports for the agents of a raylet, by Ray's names of them."""
+    agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _LISTEN_PORT)
+    sockets = [socket.socket() for _ in agents]
+    for each in sockets:
+        each.bind(("", 0))
+    ports = {agent: int(each.getsockname()[1]) for agent, each in zip(agents, sockets, strict=True)}
+    for each in sockets:
+        each.close()
+    return ports
+
+
 def _raylets() -> list[int]:
     """Processes of raylets below this one; each leads its group, but the reserved instance's."""
     children = psutil.Process().children()
@@ -149,13 +166,19 @@ def _is_worker(command: str) -> bool:
 
 
 @contextmanager
-def _own_process_group() -> Iterator[None]:
-    """Processes that Ray starts lead a process group each; it has no setting for that."""
+def _instance_of_its_own(ports: dict[str, int]) -> Iterator[None]:
+    """What Ray starts leads a process group, and a raylet knows its agents' ports: no setting of Ray does it.
+
+    Without, a raylet waits until its agents have chosen their ports, and ends itself when that takes them
+    15 seconds, as it may on a busy machine.
+    """
     plain = services.ConsolePopen
 
     class _Leading(plain):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, process_group=0, **kwargs)
+        def __init__(self, command: list[str], *args: Any, **kwargs: Any) -> None:
+            if command[0] == services.RAYLET_EXECUTABLE:
+                command = [*command, f"--{_LISTEN_PORT}={ports[_LISTEN_PORT]}"]
+            super().__init__(command, *args, process_group=0, **kwargs)
 
     services.ConsolePopen = _Leading
     try:

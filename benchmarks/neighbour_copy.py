@@ -23,6 +23,18 @@ _CONFIG: dict[str, Any] = {
 }  # fmt: skip
 
 
+Taken = tuple[float, float]
+"""Seconds on the wall, and seconds of the processor."""
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._wall, self._busy = time.perf_counter(), time.process_time()
+
+    def read(self) -> Taken:
+        return time.perf_counter() - self._wall, time.process_time() - self._busy
+
+
 def measure(folder: Path, repeats: int) -> dict[str, Any]:
     """Medians over fresh processes, from asking for the weights to a model that could compute.
 
@@ -40,30 +52,32 @@ def measure(folder: Path, repeats: int) -> dict[str, Any]:
     finally:
         road.withdraw(offer)
     return {
-        "weight_copy_s": statistics.median(copied),
-        "weight_load_s": statistics.median(loaded),
+        "weight_copy_s": statistics.median(wall for wall, _ in copied),
+        "weight_load_s": statistics.median(wall for wall, _ in loaded),
+        "weight_copy_cpu_s": statistics.median(busy for _, busy in copied),
+        "weight_load_cpu_s": statistics.median(busy for _, busy in loaded),
         "weight_bytes": offer.size_bytes,
     }
 
 
-def _take(offer: WeightOffer, config: dict[str, Any]) -> float:
-    began = time.perf_counter()
+def _take(offer: WeightOffer, config: dict[str, Any]) -> Taken:
+    clock = _Clock()
     road = SharedMemoryWeights()
     qwen_transformer_of(config, road.take(offer))
-    took = time.perf_counter() - began
+    took = clock.read()
     road.withdraw(offer)
     return took
 
 
-def _load(offer: WeightOffer, folder: Path) -> float:
-    began = time.perf_counter()
+def _load(offer: WeightOffer, folder: Path) -> Taken:
+    clock = _Clock()
     transformer = QwenImageTransformer2DModel.from_pretrained(str(folder), low_cpu_mem_usage=False)
     assert isinstance(transformer, torch.nn.Module)
     assert weights_checksum(transformer.state_dict()) == offer.checksum
-    return time.perf_counter() - began
+    return clock.read()
 
 
-def _in_new_process(work: Callable[..., float], *arguments: Any) -> float:
+def _in_new_process(work: Callable[..., Taken], *arguments: Any) -> Taken:
     context = multiprocessing.get_context("forkserver")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(theirs, work, arguments))
@@ -74,6 +88,6 @@ def _in_new_process(work: Callable[..., float], *arguments: Any) -> float:
     return took
 
 
-def _send_result(link: Connection, work: Callable[..., float], arguments: tuple[Any, ...]) -> None:
+def _send_result(link: Connection, work: Callable[..., Taken], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     link.send(work(*arguments))

@@ -11,6 +11,7 @@ import os
 import random
 import signal
 import struct
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -118,6 +119,8 @@ class Trials:
 class RegroupTrials:
     """Four members at work on one batch after the other.
 
+    `first_step_s` is the time from the first process start to the first step that all four share.
+
     Args:
         folder: for the moments of kills.
         seed: of victims and collectives.
@@ -137,9 +140,11 @@ class RegroupTrials:
         start = functools.partial(self._local.start, address=self._store.address)
         self.controller = GroupController(self._store, start, WIDE, hang_s=3 * HANG_S)
         self._submit()
+        began = time.monotonic()
         for _ in range(RANKS):
             self.controller.add(self._name())
-        self._until(lambda event: event.kind == "step" and event.degree == RANKS, patience_s=600.0)
+        first = self._until(lambda event: event.kind == "step" and event.degree == RANKS, patience_s=600.0)
+        self.first_step_s = first.at_s - began
         self.controller.call(self._live()[0], publish)
         self._offer: WeightOffer = self._until(lambda event: event.kind == "called").value
 
@@ -153,6 +158,7 @@ class RegroupTrials:
         self._until(lambda event: event.kind == "called")
         step = self._first_step_after(epoch)
         self.result.killed_s.append(step.at_s - struct.unpack("d", written.read_bytes())[0])
+        _say(f"killed {victim}: {self.result.killed_s[-1]:.3f} s")
         name = self._name()
         link = self._local.start(
             name, self._store.address, functools.partial(build_from_neighbour, self._offer)
@@ -171,6 +177,8 @@ class RegroupTrials:
         began = time.monotonic()
         self.controller.resize(step_s)
         self.result.planned_s.append(self._first_step_after(epoch).at_s - began)
+        if len(self.result.planned_s) % 50 == 1:
+            _say(f"planned change {len(self.result.planned_s)}: {self.result.planned_s[-1]:.3f} s")
 
     def settle(self) -> None:
         """Go back to one group of all four."""
@@ -241,11 +249,15 @@ class RegroupTrials:
                     self._committed[event.batch] = event.value
                 elif event.kind == "finished":
                     self._submit()
-                    if before is not None:
+                    if before is not None and hit is None:
                         before.update(self._committed)
             if hit is not None:
                 return hit
         raise TimeoutError(f"nothing for {patience_s} s; groups: {self.controller.book.groups}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def process_usage(_: SequenceParallelMember | None) -> dict[str, float]:

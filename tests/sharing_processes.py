@@ -56,7 +56,7 @@ def _member(
 ) -> None:
     torch.set_num_threads(1)
     try:
-        group = InstanceGroup(address, "test", rank, size, TIMEOUT_S, CPU)
+        group = InstanceGroup(address.connect(TIMEOUT_S), "test", rank, size, TIMEOUT_S, CPU)
         link.send((work(group.group, *arguments),))
         group.close(broken=False)
     except Exception as error:  # noqa: BLE001  (the test says it)

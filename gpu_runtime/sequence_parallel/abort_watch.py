@@ -36,6 +36,7 @@ class AbortWatch:
         self._lock = threading.Lock()
         self._prefix: str | None = None
         self._broken = False
+        self._forming = False
         self._closed = threading.Event()
         self.controller_gone = False
         """Whether the store stopped answering: nobody will send work any more."""
@@ -44,9 +45,14 @@ class AbortWatch:
         self._thread.start()
 
     def guard(self, prefix: str) -> None:
-        """Watch a group from now on."""
+        """Watch a group from now on, first of all while it is being formed."""
         with self._lock:
-            self._prefix, self._broken = prefix, False
+            self._prefix, self._broken, self._forming = prefix, False, True
+
+    def formed(self) -> None:
+        """All members are there: from now on they wait for each other, and not at the store."""
+        with self._lock:
+            self._forming = False
 
     def release(self) -> None:
         """The group is left; after this returns, none of its sockets is touched any more."""
@@ -100,4 +106,5 @@ class AbortWatch:
     def _free(self) -> None:
         if self._prefix is not None:
             interrupt(self._device)
-            group_sockets.shut_down_connections_to(self._port, self._own_ports)
+            if self._forming:  # a connection that is not in the way is kept: a new one can take seconds
+                group_sockets.shut_down_connections_to(self._port, self._own_ports)

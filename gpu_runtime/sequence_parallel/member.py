@@ -54,6 +54,8 @@ class SequenceParallelMember:
         self._group: InstanceGroup | None = None
         self._shared: SharedSequence | None = None
         self._watch = AbortWatch(address, name, model.device, timeout_s)
+        # Made now and kept: to connect looks names up, and that can take five seconds.
+        self._store: dist.TCPStore | None = address.connect(timeout_s)
 
     @property
     def epoch(self) -> int | None:
@@ -93,20 +95,14 @@ class SequenceParallelMember:
         if degree > 1:
             self._watch.guard(group.prefix)
             try:
-                self._group = InstanceGroup(
-                    self._address,
-                    group.prefix,
-                    group.rank(self.name),
-                    degree,
-                    self._timeout_s,
-                    self.model.device,
-                )
+                self._group = self._meet(group)
                 self._shared = SharedSequence(
                     self.model.transformer, self._group.group, self._sequence_shape()
                 )
             except BaseException:
                 self._leave(broken=True)
                 raise
+            self._watch.formed()
         self._place = group
 
     def advance(
@@ -155,6 +151,13 @@ class SequenceParallelMember:
         """Leave, and end the watch."""
         self.leave()
         self._watch.close()
+
+    def _meet(self, group: NumberedGroup) -> InstanceGroup:
+        store, self._store = self._store or self._address.connect(self._timeout_s), None
+        rank, degree = group.rank(self.name), len(group.members)
+        formed = InstanceGroup(store, group.prefix, rank, degree, self._timeout_s, self.model.device)
+        self._store = store  # one that was interrupted is not used again
+        return formed
 
     def _leave(self, broken: bool) -> None:
         self._place = None

@@ -49,7 +49,7 @@ class InstanceGroup:
     """Members that can reach each other; forming it waits for all of them.
 
     Args:
-        address: of the controller's store.
+        store: a connection to the controller's store; broken if the forming is interrupted.
         prefix: of its keys; a new one for each group, or members of an old one would be met.
         rank: this process's place.
         size: members, at least 2.
@@ -63,7 +63,7 @@ class InstanceGroup:
 
     def __init__(
         self,
-        address: StoreAddress,
+        store: dist.Store,
         prefix: str,
         rank: int,
         size: int,
@@ -77,8 +77,7 @@ class InstanceGroup:
             )
         self._cuda = device.type == "cuda"
         self._prefix = prefix
-        self._store = address.connect(timeout_s)
-        self.group = self._form(rank, size, timeout_s)
+        self.group = self._form(store, rank, size, timeout_s)
 
     def close(self, broken: bool) -> None:
         """Leave: after a farewell of all members, or at once where the group is broken."""
@@ -91,19 +90,17 @@ class InstanceGroup:
         del self.group
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        self._store = None
 
-    def _form(self, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
+    def _form(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
         _register_backend()
         hook = sys.excepthook  # torch wraps it anew for each group, and never takes it back
         # An attempt that failed has used up a name, which is part of the keys that members meet at.
         world: Any = dist.distributed_c10d._world
         world.group_count = 0
-        assert self._store is not None
         try:
             dist.init_process_group(
                 "nccl" if self._cuda else _BACKEND,
-                store=dist.PrefixStore(self._prefix, self._store),
+                store=dist.PrefixStore(self._prefix, store),
                 rank=rank,
                 world_size=size,
                 timeout=datetime.timedelta(seconds=timeout_s),

@@ -28,13 +28,18 @@ class _GroupAsMesh:
     """A process group as the only dimension of a device mesh: what diffusers asks of one."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._group: dist.ProcessGroup | None = group
 
     def size(self) -> int:
-        return self._group.size()
+        return self.get_group().size()
 
     def get_group(self) -> dist.ProcessGroup:
+        assert self._group is not None, "the group was left"
         return self._group
+
+    def forget(self) -> None:
+        """Let go of the group: hooks and modules refer to each other in circles, and would keep it."""
+        self._group = None
 
 
 class SharedSequence:
@@ -63,7 +68,8 @@ class SharedSequence:
             return
         family = family_of(transformer)
         _refuse_backend(transformer)
-        mesh: Any = _GroupAsMesh(group)
+        self._mesh = _GroupAsMesh(group)
+        mesh: Any = self._mesh
         context = ContextParallelConfig(ulysses_degree=degree)
         context._flattened_mesh = context._ulysses_mesh = mesh
         context._ulysses_local_rank = group.rank()
@@ -80,6 +86,7 @@ class SharedSequence:
         family, self._family = self._family, None
         if family is None:
             return
+        self._mesh.forget()
         self._hook.remove()
         remove_context_parallel(self._transformer, family.plan)
         for module, processor in self._own_processors:

@@ -19,7 +19,7 @@ import torch
 from storage.errors import WeightsUnavailableError
 
 _LOG = logging.getLogger(__name__)
-_WORDS = 1 << 17  # summed at a time: 1 MiB, which stays in a core's cache
+_ROW, _ROWS = 512, 256  # words summed at a time: 1 MiB, which stays in a core's cache
 
 State = Mapping[str, torch.Tensor]
 
@@ -99,9 +99,9 @@ def take_or_load(
 def weights_checksum(state: State) -> str:
     """A checksum of weights that a device computes at the speed of its memory.
 
-    Each tensor's bits are read as 64-bit words w and summed twice, as w and as w times its place
-    (odd factors), modulo 2**64; names, types, shapes and sums go through BLAKE2b. One changed word changes
-    it for certain, as does the exchange of two words; it is no protection against intent.
+    Each tensor's bits are read as 64-bit words w and summed twice, as w and as w times (2 place + 1),
+    modulo 2**64; names, types, shapes and sums go through BLAKE2b. One changed word changes it for
+    certain, words in another order nearly so; it is no protection against intent.
     """
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(state):
@@ -132,15 +132,20 @@ def size_bytes(state: State) -> int:
 
 def _sums(tensor: torch.Tensor) -> tuple[int, int]:
     octets = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    rest = octets.numel() % 8
-    words = octets[: octets.numel() - rest]
-    plain = placed = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    if words.numel():
-        # A mapped file's tensors begin where its header ends, which need not be a multiple of eight.
-        words = words.clone() if words.data_ptr() % 8 else words
-        factors = 2 * torch.arange(min(_WORDS, words.numel() // 8), device=tensor.device) + 1
-        for place, part in enumerate(words.view(torch.int64).split(_WORDS)):
-            plain = plain + part.sum()
-            placed = placed + (part * factors[: part.numel()]).sum() + 2 * _WORDS * place * part.sum()
-    tail = int.from_bytes(bytes(octets[octets.numel() - rest :].tolist()), "little")
-    return int(plain) + (tail << 64), int(placed)
+    even = octets.numel() // (8 * _ROW) * 8 * _ROW
+    head = octets[:even]
+    # A mapped file's tensors begin where its header ends, which need not be a multiple of eight.
+    head = head.clone() if head.data_ptr() % 8 else head
+    tail = torch.zeros(8 * _ROW, dtype=torch.uint8, device=octets.device)
+    tail[: octets.numel() - even] = octets[even:]
+    factors = 2 * torch.arange(_ROW, device=octets.device) + 1
+    plain = placed = torch.zeros((), dtype=torch.int64, device=octets.device)
+    rows = 0
+    for part in (*head.view(torch.int64).view(-1, _ROW).split(_ROWS), tail.view(torch.int64)[None]):
+        # Word i counts 2i + 1 times: summed by columns and by rows, nothing as large as the part is made.
+        row_sums = part.sum(dim=1)
+        lines = torch.arange(rows, rows + len(part), device=octets.device)
+        plain = plain + row_sums.sum()
+        placed = placed + (part.sum(dim=0) * factors).sum() + (row_sums * (2 * _ROW * lines)).sum()
+        rows += len(part)
+    return int(plain), int(placed)

@@ -104,7 +104,11 @@ def test_the_readmes_links_lead_somewhere():
 
 
 @pytest.mark.parametrize(
-    "document", ["flow-grpo", "forward-process", "exploration", "determinism", "storage", "spot", "rewards"]
+    "document",
+    [
+        "flow-grpo", "forward-process", "exploration", "determinism",
+        "storage", "spot", "rewards", "sequence-parallel",
+    ],  # fmt: skip
 )
 def test_the_places_that_documents_name_exist(document: str):
     """`file.py::name` in a document: the file has that name in it."""

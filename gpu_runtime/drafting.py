@@ -1,20 +1,22 @@
 """The drafting loop: devices draft what a planner asks for, scorers judge it, until there is no more.
 
 It runs in the thread of the `explore` phase, beside training, and waits for one thing at a time: the
-next call that ends, or the window's word that training is done. Then it returns at once: what a device
-has in flight, at most one chunk of denoising steps, is dropped.
+next call that ends, the moment when a device counts as hung, or the window's word that training is done.
+Then it returns at once: what a device has in flight, at most one chunk of denoising steps, is dropped.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from gpu_runtime.devices import Device
+from gpu_runtime.drafting_bench import Bench
 from gpu_runtime.drafts_in_flight import DraftChunk
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.fidelity import preview_step
@@ -22,12 +24,8 @@ from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
 from gpu_runtime.scheduling.requests import SampleRequest
-from gpu_runtime.scoring_pool import Judging
 from gpu_runtime.spot.notice import Notice
-from gpu_runtime.training_window import TrainingWindow
 from storage.errors import WorkerLostError
-from storage.prompts import PromptRecord
-from storage.records import DeviceState
 
 CHUNK_STEPS = 2
 """Denoising steps of one call: what the rollout may have to wait for when a window closes."""
@@ -47,22 +45,6 @@ class DraftTask:
         return Draft(self.request.prompt_id, self.request.seed_index, self.fidelity)
 
 
-class DraftingFleet(Protocol):
-    """What the loop needs of the fleet; callable from the thread that explores."""
-
-    def enter(self, worker: str, state: DeviceState) -> None:
-        """Book what a device does from now on."""
-        ...
-
-    def lose(self, device: Device, error: WorkerLostError) -> None:
-        """A device has died."""
-        ...
-
-    def heed(self, device: Device, notice: Notice | None) -> None:
-        """What a device's provider says now."""
-        ...
-
-
 class DraftSource(Protocol):
     """Where drafts come from, beyond those that were there at the start."""
 
@@ -73,35 +55,6 @@ class DraftSource(Protocol):
     def judged(self, candidate: Candidate) -> None:
         """A draft has its judgement, or the reason why it has none."""
         ...
-
-
-@dataclass
-class Bench:
-    """What a drafting loop works with.
-
-    Attributes:
-        fleet: where devices' states are booked and their deaths reported.
-        devices: those that draft.
-        judging: the scorers.
-        prompts: what images are judged by, by prompt_id.
-        weights_key: what the devices hold.
-        batch_size: drafts that a device makes at once.
-        cost: of a draft of each fidelity, in full drafts.
-        window: the training window to keep to; None where nobody trains meanwhile.
-        stops_with_training: whether the loop ends with the training steps.
-        fits: whether so many full drafts may be begun after so many seconds.
-    """
-
-    fleet: DraftingFleet
-    devices: list[Device]
-    judging: Judging
-    prompts: Mapping[int, PromptRecord]
-    weights_key: str
-    batch_size: int
-    cost: Mapping[str, float]
-    window: TrainingWindow | None = None
-    stops_with_training: bool = True
-    fits: Callable[[float, float], bool] = lambda elapsed_s, full_drafts: True
 
 
 @dataclass
@@ -134,7 +87,8 @@ class DraftingLoop:
         self._source = source
         self._devices = list(bench.devices)
         self._queue: PullQueue[DraftTask] = PullQueue((), bench.batch_size, lambda task: task.fidelity)
-        self._busy: dict[Future[DraftChunk], tuple[Device, Lease[DraftTask]]] = {}
+        # Calls under way, oldest first, with the moment when their device counts as hung.
+        self._busy: dict[Future[DraftChunk], tuple[Device, Lease[DraftTask], float]] = {}
         self._tasks: list[DraftTask] = []
         self._begun: dict[str, float] = {}
         # Calls that have ended, in that order; None is the window's word that it is over.
@@ -158,7 +112,7 @@ class DraftingLoop:
                 self._feed(time.monotonic() - began)
                 if not self._busy and not bench.judging.calls:
                     break
-                self._settle(self._ended.get())
+                self._settle(self._await())
             else:
                 self._collect_what_is_done()
         finally:
@@ -186,7 +140,7 @@ class DraftingLoop:
     def _feed(self, elapsed_s: float) -> None:
         """Let every free device and every free scorer pull."""
         bench = self._bench
-        working = {device.name for device, _ in self._busy.values()}
+        working = {device.name for device, _, _ in self._busy.values()}
         for device in self._devices:
             if device.name in working:
                 continue
@@ -214,25 +168,46 @@ class DraftingLoop:
         return self._bench.batch_size * self._bench.cost[task.fidelity]
 
     def _wait_for(self, call: Future[DraftChunk], device: Device, lease: Lease[DraftTask]) -> None:
-        self._busy[call] = (device, lease)
+        self._busy[call] = (device, lease, time.monotonic() + self._bench.lease_s)
         call.add_done_callback(self._ended.put)
+
+    def _await(self) -> Future | None:
+        """The next call that ends; None where the window does, or a device was given up."""
+        due = min((due for _, _, due in self._busy.values()), default=math.inf)
+        try:
+            return self._ended.get(timeout=None if due == math.inf else max(0.0, due - time.monotonic()))
+        except Empty:
+            self._give_up_what_hangs()
+            return None
+
+    def _give_up_what_hangs(self) -> None:
+        now, limit_s = time.monotonic(), self._bench.lease_s
+        for call, (device, _, due) in list(self._busy.items()):
+            if due <= now and not call.done():
+                del self._busy[call]
+                self._drop(device)
+                self._bench.fleet.give_up(device, f"no word of its drafts in runtime.lease_s={limit_s:g} s")
+
+    def _drop(self, device: Device) -> None:
+        """A device drafts no more; others do what it has."""
+        self._queue.give_back(device.name)
+        self._devices.remove(device)
 
     def _settle(self, ended: Future | None) -> None:
         if ended is None or self._over:
             return
         if ended in self._busy:
             self._advance(ended)
-        else:
+        elif ended in self._bench.judging.calls:  # and not the late call of a device that was given up
             self._collect(ended)
 
     def _advance(self, call: Future[DraftChunk]) -> None:
         """A device has done a chunk: the next one, or its images are on their way to the scorers."""
-        device, lease = self._busy.pop(call)
+        device, lease, _ = self._busy.pop(call)
         try:
             chunk = call.result()
         except WorkerLostError as error:
-            self._queue.give_back(device.name)
-            self._devices.remove(device)
+            self._drop(device)
             self._bench.fleet.lose(device, error)
             return
         if chunk.notice is not None:

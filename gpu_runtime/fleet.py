@@ -235,12 +235,19 @@ class Fleet:
         """Call the trainer and wait.
 
         Raises:
-            RuntimeFailure: if its process is gone.
+            RuntimeFailure: if its process is gone, or hangs.
         """
+        call, limit_s = self.trainer.actor.call(method, *args), self._config.runtime.trainer_limit_s
         try:
-            return self.trainer.actor.call(method, *args).result()
+            return call.result(timeout=limit_s)
         except WorkerLostError as error:
             raise _trainer_gone(error) from error
+        except TimeoutError as error:
+            if call.done():  # the trainer's own
+                raise
+            self.trainer.actor.kill()
+            reason = f"it did not answer {method!r} in runtime.trainer_limit_s={limit_s:g} s and was ended"
+            raise _trainer_gone(WorkerLostError(reason)) from error
 
     def _ask_for_notices(self) -> None:
         """Ask the spot workers whether they will be taken, where anyone watches for it."""

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from gpu_runtime.devices import Device, Weights
-from gpu_runtime.drafting import Bench, Drafted, DraftingLoop, DraftTask
+from gpu_runtime.drafting import Drafted, DraftingLoop, DraftTask
+from gpu_runtime.drafting_bench import Bench
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of
@@ -253,6 +254,7 @@ class SeedSearch:
             cost=self._cost,
             window=window,
             stops_with_training=stops,
+            lease_s=self._config.runtime.lease_s,
         )
         return replace(bench, fits=self._explorer.forecast.fits) if stops else bench
 

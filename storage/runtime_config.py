@@ -46,6 +46,10 @@ class RuntimeConfig(Section):
     samples. It must be longer than loading the weights takes, and longer than what a device does between two
     saves (see `commit_steps`), decoding included."""
 
+    trainer_limit_s: float = Field(default=7200.0, gt=0)
+    """Seconds that one call of the trainer may take, such as an iteration's training steps, before it counts
+    as hung: the run then ends with an error, and can be resumed."""
+
     notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
     """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has
     and gets nothing more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ class Script:
         choose: which of the calls under way (their actors' names) ends next; the first by default.
         before: what happens before the loop's n-th wait, by n from 0.
         dying: actors whose next call ends with their death.
+        hung: actors whose calls do not end while others' do.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class Script:
         choose: Callable[[list[str]], int] = lambda names: 0,
         before: dict[int, Callable[[], object]] | None = None,
         dying: Sequence[str] = (),
+        hung: Sequence[str] = (),
     ) -> None:
         self.under_way: list[tuple[str, Future[Any], Any]] = []
         self.waits = 0
         self.dying = set(dying)
+        self.hung = set(hung)
         self._choose = choose
         self._before = before or {}
         self._ended: deque[Future[Any] | None] = deque()
@@ -62,13 +66,17 @@ class Script:
         """As of a queue."""
         self._ended.append(ended)
 
-    def get(self) -> Future[Any] | None:
+    def get(self, timeout: float | None) -> Future[Any] | None:
         """As of a queue, but where nothing has ended yet, something does."""
         number, self.waits = self.waits, self.waits + 1
         self._before.get(number, lambda: None)()
         if not self._ended:
             assert self.under_way, "the loop waits for nothing"
-            self.end(self._choose([name for name, _, _ in self.under_way]))
+            places = [place for place, (name, _, _) in enumerate(self.under_way) if name not in self.hung]
+            if not places:
+                assert timeout is not None, "the loop waits for what hangs"
+                raise Empty
+            self.end(places[self._choose([self.under_way[place][0] for place in places])])
         return self._ended.popleft()
 
     def end(self, place: int) -> None:
@@ -106,6 +114,10 @@ class FakeDrafter(RemoteActor):
         images = [DraftImage(r, _picture(r)) for r in self.begun[-1]] if self._left <= 0 else None
         warned = self.notice_from_chunk is not None and self.chunks >= self.notice_from_chunk
         return self._script.start(self.name, DraftChunk(images, NOTICE if warned else None))
+
+    def kill(self) -> None:
+        """Its calls end, late."""
+        self._script.hung.discard(self.name)
 
 
 class FakeScorer(RemoteActor):
@@ -152,6 +164,12 @@ class FakeFleet:
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self.lost.append(device.name)
+
+    def give_up(self, device: Device, reason: str) -> None:
+        """As of the fleet."""
+        assert "runtime.lease_s=" in reason
+        device.actor.kill()
+        self.lose(device, WorkerLostError(reason))
 
     def heed(self, device: Device, notice: Notice | None) -> None:
         """As of the fleet."""

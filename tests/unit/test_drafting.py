@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_runtime.drafting import Bench, Drafted, DraftingLoop, DraftTask
+from gpu_runtime.drafting import Drafted, DraftingLoop, DraftTask
+from gpu_runtime.drafting_bench import Bench
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.score_history import ScoreHistory
@@ -185,6 +186,16 @@ def test_a_device_that_dies_is_reported_and_another_does_its_drafts():
     made = stage.run()
     assert stage.fleet.lost == ["spot-0"]
     assert made.returned == BATCH
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_a_device_that_hangs_is_given_up_and_another_does_its_drafts():
+    stage = Stage(Script(hung=["spot-0"]), lease_s=0.0)
+    made = stage.run()
+    assert stage.fleet.lost == ["spot-0"]
+    assert made.returned == BATCH
+    # What it sent when it was killed came late, and counts for nothing.
+    assert stage.script.under_way == [] and stage.drafter(0).chunks == 1
     assert choice(stage) == choice(undisturbed())
 
 

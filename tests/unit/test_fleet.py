@@ -19,9 +19,10 @@ TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
 class Stage:
     """A fleet of a trainer and two spot workers that all hold the first weights."""
 
-    def __init__(self, notices: str = "gcp", lease_s: float = 300.0) -> None:
+    def __init__(self, notices: str = "gcp", lease_s: float = 300.0, trainer_limit_s: float = 300.0) -> None:
         self.cluster = FakeCluster()
         settings = {"notices": notices, "lease_s": lease_s, "spot_workers": 2}
+        settings["trainer_limit_s"] = trainer_limit_s
         self.fleet = Fleet(self.cluster, tiny_config(runtime=settings))
         self.fleet.await_ready()
         self.fleet.prepare(FIRST)
@@ -221,3 +222,12 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
     fleet.welcome()
     assert [device.name for device in fleet.workers("v1")] == [TRAINER, ONE]
     assert cluster.markets == {TRAINER: "reserved", ONE: "spot"}
+
+
+def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do():
+    stage = Stage(trainer_limit_s=0.01)
+    trainer = stage.cluster.workers[TRAINER]
+    trainer.silent.add("train")
+    with pytest.raises(RuntimeFailure, match=r"'train' in runtime.trainer_limit_s=0.01 s.*spotlight resume"):
+        stage.fleet.ask_trainer("train")
+    assert trainer.dead

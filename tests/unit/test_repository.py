@@ -106,8 +106,14 @@ def test_the_readmes_links_lead_somewhere():
 @pytest.mark.parametrize(
     "document",
     [
-        "flow-grpo", "forward-process", "exploration", "determinism",
-        "storage", "spot", "rewards", "sequence-parallel",
+        "flow-grpo",
+        "forward-process",
+        "exploration",
+        "determinism",
+        "storage",
+        "spot",
+        "rewards",
+        "sequence-parallel",
     ],  # fmt: skip
 )
 def test_the_places_that_documents_name_exist(document: str):

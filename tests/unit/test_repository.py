@@ -114,7 +114,7 @@ def test_the_readmes_links_lead_somewhere():
         "spot",
         "rewards",
         "sequence-parallel",
-    ],  # fmt: skip
+    ],
 )
 def test_the_places_that_documents_name_exist(document: str):
     """`file.py::name` in a document: the file has that name in it."""

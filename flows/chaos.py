@@ -32,6 +32,10 @@ _MOST_RUNS = 5
 """Disturbed runs at most; faults that found no victim in them are left."""
 
 
+_MOST_OWN_FAILURES = 2
+"""Times that a run may end without having been killed, before it is not resumed any more."""
+
+
 @dataclass
 class Tally:
     """What was done, over all disturbed runs.
@@ -83,7 +87,7 @@ def _disturb(
     home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault], tally: Tally
 ) -> Sequence[Fault]:
     """One run under faults, resumed whenever it is killed; the faults that are left."""
-    began = time.monotonic()
+    began, restarts = time.monotonic(), 0
     with played_notices() as notices, inject(home, run_id, faults, notices) as injector:
         told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
         child = _start("train", "--run-id", run_id, *arguments, *told)
@@ -92,7 +96,8 @@ def _disturb(
             if code is None:
                 tally.hangs += 1
                 break
-            if code == 0 or tally.restarts > 3 * len(faults) + 3:
+            restarts += 1
+            if code == 0 or restarts > _MOST_OWN_FAILURES + injector.done_of("coordinator_restart"):
                 break
             tally.restarts += 1
             reporter().note(f"run {run_id} ended with exit code {code}; resuming it")

@@ -56,12 +56,20 @@ class FakeWorker(RemoteActor):
 
 
 class FakeCluster(Cluster):
-    """Starts fake workers; `workers` has all of them by name, those of `slow` names load until told."""
+    """Starts fake workers.
+
+    Attributes:
+        workers: all of them, by name.
+        slow: names of those that load until they are told.
+        stillborn: names of those that die while they load.
+        markets: where each was to be placed, by name.
+    """
 
     def __init__(self) -> None:
         self.workers: dict[str, FakeWorker] = {}
         self.tells_markets_apart = False
         self.slow: set[str] = set()
+        self.stillborn: set[str] = set()
         self.markets: dict[str, Market] = {}
 
     def start(
@@ -71,6 +79,7 @@ class FakeCluster(Cluster):
         _, _, watches, *_ = args
         self.workers[name] = FakeWorker(name, watches)
         self.markets[name] = market
+        self.workers[name].dead = name in self.stillborn
         if name in self.slow:
             self.workers[name].silent.add("ready")
         return self.workers[name]

@@ -19,7 +19,7 @@ from typing import cast
 from gpu_runtime.chaos.cast import Cast, Player
 from gpu_runtime.history_tail import HistoryTail
 from gpu_runtime.scheduling.history_check import HistoryLine
-from gpu_runtime.spot.fault_schedule import Fault, FaultPhase, PendingFaults
+from gpu_runtime.spot.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
 from gpu_runtime.spot.played_service import PlayedNotices
 
 _LOOK_S = 0.05
@@ -101,6 +101,10 @@ class FaultInjector:
     def undone(self) -> tuple[Fault, ...]:
         """Faults that have met nobody yet."""
         return (*self._pending.pending, *(fault for _, fault in self._waiting))
+
+    def done_of(self, kind: FaultKind) -> int:
+        """How many faults of a kind were done."""
+        return sum(done.fault.kind == kind for done in self.done)
 
     def end_run(self) -> None:
         """Kill the trainer, which ends a run that hangs."""

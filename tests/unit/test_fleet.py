@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gpu_runtime.devices import Weights
@@ -109,6 +111,22 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(method: str):
     stage.fleet.prepare(SECOND)
     stage.fleet.prepare(SECOND)
     assert "spot-0.1" in stage.holders("v2")
+
+
+def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch: pytest.MonkeyPatch):
+    stage = Stage("none")
+    clock = itertools.count(1000)
+    monkeypatch.setattr("gpu_runtime.fleet.time.time", lambda: float(next(clock)))
+    stage.cluster.stillborn.add("spot-0.1")
+    stage.cluster.workers[ONE].dead = True
+    for _ in range(3):
+        stage.fleet.prepare(SECOND)
+    assert stage.fleet.lost == [ONE, "spot-0.1"]
+    (paid,) = [part for part in stage.fleet.take_intervals() if part.worker == "spot-0.1"]
+    (event,) = [event for event in stage.fleet.take_device_events() if event.worker == "spot-0.1"]
+    assert paid.state == "load" and paid.ended_at - paid.started_at == 1
+    assert event.kind == "lost" and event.at == paid.ended_at and "while loading" in event.detail
+    assert "spot-0.2" in stage.cluster.workers
 
 
 def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():

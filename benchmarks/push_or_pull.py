@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.report import add_keep_option, finish
-from benchmarks.uneven_workers import measured
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import WorkItem
@@ -127,7 +126,7 @@ def main() -> None:
     parser.add_argument("--modelled-only", action="store_true", help="without the live run")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    phases = 40 if arguments.quick else 400
+    phases = 40 if arguments.quick else 100
     calm = generated(phases // 10, 5400.0)
     sets = {
         "calm": modelled(calm, phases, arguments.slowest),
@@ -137,7 +136,11 @@ def main() -> None:
     if arguments.trace:
         trace = thinned(read_trace(arguments.trace), SPOT)
         sets["trace"] = modelled([trace], phases, arguments.slowest)
-    live = None if arguments.modelled_only else measured(turns=1 if arguments.quick else 3)
+    live = None
+    if not arguments.modelled_only:
+        from benchmarks.uneven_workers import measured  # torch and Ray, which modelling does not need
+
+        live = measured(turns=1 if arguments.quick else 3)
     figures = {
         "makespan_ratio_modelled": sets["trace" if arguments.trace else "calm"],
         "modelled_by_set": sets,

@@ -6,6 +6,7 @@ raylet, and all its processes are one process group: to lose it is one SIGKILL f
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -55,7 +56,11 @@ class LocalInstances:
         }
         with kept_signal_handlers(), _instance_of_its_own(ports):
             self._cluster = RayCluster(initialize_head=True, head_node_args=head | ports)
+        # Else each instance would take over the process's SIGTERM, which only the main thread can, and end
+        # with the thread that has started it. Without the reserved one they end by themselves.
+        self._cluster._shutdown_at_exit = False
         self._nodes: dict[str, Node] = {}
+        atexit.register(self._remove_all)
 
     @property
     def address(self) -> str:
@@ -83,7 +88,9 @@ class LocalInstances:
                 with _instance_of_its_own(ports):
                     self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"), **ports)
                 return
-            except Exception as error:  # noqa: BLE001  (Ray raises no other where a raylet is slow to start)
+            except Exception as error:  # Ray raises no other where a raylet is slow to start
+                if "timed out" not in str(error):
+                    raise
                 reason = error
                 for raylet in set(_raylets()) - before:
                     with suppress(ProcessLookupError):
@@ -122,9 +129,13 @@ class LocalInstances:
 
     def close(self) -> None:
         """End all instances."""
+        atexit.unregister(self._remove_all)
+        self._remove_all()
+        self._cluster.shutdown()
+
+    def _remove_all(self) -> None:
         for name in self.names:
             self.remove(name)
-        self._cluster.shutdown()
 
     def _process_group(self, name: str) -> int:
         if name not in self._nodes:

@@ -70,6 +70,7 @@ def test_workers_are_placed_by_market_wait_for_an_instance_and_are_lost_with_it(
     replay = TraceReplay(Replay(Trace.of([TraceEvent(0.0, "add", "one")])), instances)
     replay.start()
     while not any(call.done() for call in starts):
+        assert replay.done.failure is None
         time.sleep(0.1)
     replay.stop()
     assert (len(replay.done.added), instances.names) == (1, ["one"])

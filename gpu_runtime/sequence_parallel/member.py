@@ -14,6 +14,7 @@ import torch.distributed as dist
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.sequence_parallel.abort_watch import AbortWatch
+from gpu_runtime.sequence_parallel.control_store import aborted_key
 from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup, StoreAddress, is_group_failure
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
@@ -150,11 +151,15 @@ class SequenceParallelMember:
     def close(self) -> None:
         """Leave, and end the watch."""
         self.leave()
+        self._store = None
         self._watch.close()
 
     def _meet(self, group: NumberedGroup) -> InstanceGroup:
         store, self._store = self._store or self._address.connect(self._timeout_s), None
         rank, degree = group.rank(self.name), len(group.members)
+        if store.check([aborted_key(group.prefix)]):  # before the watch was there to see it
+            self._store = store
+            raise GroupBrokenError(f"group {group.prefix} was broken off before it was formed")
         formed = InstanceGroup(store, group.prefix, rank, degree, self._timeout_s, self.model.device)
         self._store = store  # one that was interrupted is not used again
         return formed

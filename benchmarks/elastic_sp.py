@@ -15,6 +15,7 @@ import argparse
 import math
 import os
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="20 trials, 60 regroups, one cold restart")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    trials, regroups, colds = (20, 60, 1) if arguments.quick else (100, 1000, 3)
+    trials, regroups, colds = (20, 60, 1) if arguments.quick else (100, 1000, 2)
     torch.set_num_threads(1)
     began_at = environment()["commit"]
     load: dict[str, Any] = {"before": os.getloadavg()[0]}
@@ -75,10 +76,13 @@ def main() -> None:
             run.change(HALF if number % 2 else ALONE)
         measured = run.result.killed_s + run.result.planned_s
         killed, planned = list(run.result.killed_s), list(run.result.planned_s)
+        run.settle()
         usage_before = run.usage()
+        print(f"killed {spread(killed)}, planned {spread(planned)}, {usage_before}", file=sys.stderr)
         for number in range(regroups):
             run.change(_PLANS[number % 4])
         usage_after = run.usage()
+        print(f"after {regroups} regroups: {usage_after}", file=sys.stderr)
         run.close()
         load["after regroups"] = os.getloadavg()[0]
         copied = neighbour_copy.measure(folder / "weights", 3 if arguments.quick else 7)

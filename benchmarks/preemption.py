@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.goodput import measure, waste
 from benchmarks.preempted_run import Outcome, run
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, draw_faults
+from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults
 from storage.config_loading import load_config
 
 _SETTINGS = (
@@ -32,7 +32,7 @@ _SETTINGS = (
     "runtime.lease_s=20", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
     "sampling.window_size=1", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip
-_KINDS = [kind for kind in FAULT_KINDS if kind != "coordinator_restart"]
+_KINDS: list[FaultKind] = [kind for kind in FAULT_KINDS if kind != "coordinator_restart"]
 _GRACES_S = (3.0, 4.0, 6.0)
 """A worker asks for notices once a second; without grace a notice would be none."""
 _DURATIONS_S = (1.0, 26.0)

@@ -76,7 +76,7 @@ def plan_faults(
         written = ()
         if count is not None and count < 1:
             raise ConfigurationError(f"--faults is {count}; give at least 1")
-    known = [kind for kind in FAULT_KINDS if not kinds or kind in kinds]
+    known: list[FaultKind] = [kind for kind in FAULT_KINDS if not kinds or kind in kinds]
     unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
     if unknown:
         raise ConfigurationError(f"--kinds: no fault {unknown[0]!r}; there are {', '.join(FAULT_KINDS)}")

@@ -153,7 +153,7 @@ def _arguments(cpus: int, market: str) -> dict[str, Any]:
     }
 
 
-def _free_ports() -> dict[str, int]:
+def _free_ports() -> dict[str, Any]:
     """Ports for the agents of a raylet, by Ray's names of them."""
     agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _LISTEN_PORT)
     sockets = [socket.socket() for _ in agents]

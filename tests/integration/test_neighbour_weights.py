@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -120,7 +121,7 @@ def test_a_transformer_around_a_neighbours_weights_computes_the_same_bits(tmp_pa
     donor, taker = SharedMemoryWeights(tmp_path), SharedMemoryWeights(tmp_path)
     offer = donor.publish(model.transformer.state_dict(), "i", 1)
     taken = taker.take(offer)
-    config = dict(model.transformer.config)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    config: Any = dict(model.transformer.config)  # pyright: ignore[reportArgumentType, reportCallIssue]
     transformer = qwen_transformer_of(config, taken)
     name, parameter = next(iter(transformer.named_parameters()))
     assert parameter.data_ptr() == taken[name].data_ptr(), "no copy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -32,7 +33,7 @@ def book(tmp_path: Path) -> Path:
     return path
 
 
-def config(book: object, spot_workers: int = 2, **price: str) -> RunConfig:
+def config(book: object, spot_workers: int = 2, **price: Any) -> RunConfig:
     settings = {"book": str(book), "device": "H100", "reserved_zone": "here"} | price
     return RunConfig.model_validate({"price": settings, "runtime": {"spot_workers": spot_workers}})
 

@@ -88,7 +88,7 @@ def test_a_run_without_spot_devices_needs_no_spot_offer(book: Path):
 )
 def test_offers_that_cannot_be_had_are_refused(book: Path, price: dict[str, str], message: str):
     with pytest.raises(ConfigurationError, match=message) as refused:
-        with_prices(config(book, **price))
+        with_prices(config(book, 2, **price))
     assert str(book) in str(refused.value)
 
 

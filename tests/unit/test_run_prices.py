@@ -86,7 +86,7 @@ def test_a_run_without_spot_devices_needs_no_spot_offer(book: Path):
         ({"spot_zone": "dear"}, "costs 5.0 usd_per_hour, above 4.0 on demand in here"),
     ],
 )
-def test_offers_that_cannot_be_had_are_refused(book: Path, price: dict[str, str], message: str):
+def test_offers_that_cannot_be_had_are_refused(book: Path, price: dict[str, Any], message: str):
     with pytest.raises(ConfigurationError, match=message) as refused:
         with_prices(config(book, 2, **price))
     assert str(book) in str(refused.value)

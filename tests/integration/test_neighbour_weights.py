@@ -121,7 +121,8 @@ def test_a_transformer_around_a_neighbours_weights_computes_the_same_bits(tmp_pa
     donor, taker = SharedMemoryWeights(tmp_path), SharedMemoryWeights(tmp_path)
     offer = donor.publish(model.transformer.state_dict(), "i", 1)
     taken = taker.take(offer)
-    config: Any = dict(model.transformer.config)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    built: Any = model.transformer
+    config: dict[str, Any] = dict(built.config)
     transformer = qwen_transformer_of(config, taken)
     name, parameter = next(iter(transformer.named_parameters()))
     assert parameter.data_ptr() == taken[name].data_ptr(), "no copy"

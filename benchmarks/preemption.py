@@ -14,6 +14,7 @@ those of `benchmarks/goodput.py`. Killing the driver is not among the faults: `b
 from __future__ import annotations
 
 import argparse
+import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -25,6 +26,8 @@ from benchmarks.preempted_run import Outcome, run
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults
 from storage.config_loading import load_config
+from storage.environment import environment
+from storage.home import Home
 
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=3",
@@ -49,6 +52,7 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=1.0, help="quiet iterations between faults (mean)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--again", action="store_true", help="figures of the last runs, without new ones")
     add_keep_option(parser)
     arguments = parser.parse_args()
     count = arguments.faults or (16 if arguments.quick else 208)
@@ -61,14 +65,22 @@ def main() -> None:
         )  # fmt: skip
 
     config = load_config("glyphs", [*_SETTINGS, *arguments.set], {})
-    with tempfile.TemporaryDirectory() as folder:
-        disturbed = run(config, Path(folder) / "disturbed", 3, draw)
-        undisturbed = run(config, Path(folder) / "undisturbed", disturbed.iterations)
+    commit = environment()["commit"]
+    outcomes = Home.from_environment().ensure().path / "benchmarks" / "preemption.pickle"
+    if not arguments.again:
+        with tempfile.TemporaryDirectory() as folder:
+            disturbed = run(config, Path(folder) / "disturbed", 3, draw)
+            undisturbed = run(config, Path(folder) / "undisturbed", disturbed.iterations)
+        outcomes.parent.mkdir(parents=True, exist_ok=True)
+        outcomes.write_bytes(pickle.dumps((commit, disturbed, undisturbed)))
+    # Our own file, in our own home.
+    run_by, disturbed, undisturbed = pickle.loads(outcomes.read_bytes())
     figures = summarise(disturbed, undisturbed, config.runtime.commit_steps) | {
         "seed": arguments.seed,
         "settings": arguments.set,
+        "runs_commit": run_by,
     }
-    finish("preemption", figures, arguments.keep)
+    finish("preemption", figures, arguments.keep, began_at=commit)
 
 
 def summarise(disturbed: Outcome, undisturbed: Outcome, commit_steps: int) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 Measured in the windows in which samples are generated, as these are what losses disturb. With t the mean
 seconds that a denoising step takes per sample, U the steps that the run needed, and P the device-seconds paid
-in the windows, goodput is U t / P. t comes from the same run: where worker processes share cores, the loss of
-one makes the others faster, and that is no merit of the run's. The prediction (docs/spot.md) is
+in the windows, goodput is U t / P. t comes from the same run, from leases that came to their end: where
+worker processes share cores, the loss of one makes the others faster, and a replacement that loads makes all
+slower, the driver too; neither is the run's own. The prediction (docs/spot.md) is
 
     goodput / goodput undisturbed = 1 - (R r + N i + L (w + d) + S s) / P
 
@@ -70,8 +71,8 @@ class Goodput:
     """What came of the paid time.
 
     Attributes:
-        step_s: seconds that a denoising step takes, per sample of a batch.
-        batch_step_s: seconds that a denoising step of a batch takes.
+        step_s: seconds that a denoising step takes, per sample of a batch, its share of commits included.
+        batch_step_s: the same of a batch.
         paid_s: device-seconds in the windows.
         useful_s: those that the needed steps take.
     """
@@ -132,24 +133,31 @@ def overlap(*spans: Span) -> float:
 
 
 def measure(course: Course) -> Goodput:
-    """The goodput of a run. Steps during which their worker was stopped do not say how long a step takes."""
-    sizes = {
-        line.facts["lease"]: len(line.facts["requests"]) for line in course.lines if line.event == "lease"
-    }
+    """The goodput of a run.
+
+    The pace is that of the leases that their device brought to their end, from grant to delivery: commits and
+    the driver's answers are in it, the time that a fault stopped the device is not.
+    """
+    granted = {line.facts["lease"]: line for line in course.lines if line.event == "lease"}
     stopped = stops(course)
-    steps = [
-        (line.facts["s"], sizes[line.facts["lease"]])
-        for line in course.lines
-        if line.event == "step"
-        and not any(
-            worker == line.by and overlap((line.at - line.facts["s"], line.at), span) > 0
-            for worker, span, _ in stopped
+    total_s, steps, sample_steps, length = 0.0, 0, 0, 0
+    for line in course.lines:
+        if line.event == "generate":
+            length = line.facts["steps"]
+        if line.event != "deliver" or not line.facts["accepted"]:
+            continue
+        lease = granted[line.facts["lease"]]
+        total_s += line.at - lease.at
+        total_s -= sum(
+            share * overlap(span, (lease.at, line.at))
+            for worker, span, share in stopped
+            if worker == lease.facts["worker"]
         )
-    ]
-    total_s = sum(seconds for seconds, _ in steps)
-    step_s = total_s / sum(size for _, size in steps)
+        steps += length - lease.facts["step"]
+        sample_steps += (length - lease.facts["step"]) * len(lease.facts["requests"])
+    step_s = total_s / sample_steps
     paid_s = course.seconds(None, None)
-    return Goodput(step_s, total_s / len(steps), paid_s, course.report.steps_needed * step_s)
+    return Goodput(step_s, total_s / steps, paid_s, course.report.steps_needed * step_s)
 
 
 def stops(course: Course) -> list[tuple[str, Span, float]]:

@@ -4,65 +4,97 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.learning_curve import Curve
+from benchmarks.report import RESULTS
 from storage.config import RunConfig
 from storage.home import Home
+
+KEPT = RESULTS / "curves"
+"""Curves that the repository keeps, so that a benchmark can go on on another machine."""
 
 
 @dataclass(frozen=True)
 class CurveStore:
-    """A folder of curves in the home; a curve counts for one commit, configuration and length only.
+    """A folder of curves in the home, and one in the repository.
+
+    A curve counts for its commit, configuration and length only.
 
     Attributes:
         name: the benchmark's.
         commit: of the code that makes the curves, read once at the start: workers run the code of that
             moment.
+        earlier: a commit whose curves count too, as nothing that makes them has changed since.
     """
 
     name: str
     commit: str
+    earlier: str | None = None
 
     def load(self, arm: str, config: RunConfig, iterations: int, every: int) -> Curve | None:
         """A kept curve; None where there is none."""
-        if self._unknown:
-            return None
-        path = self._path(arm, config, iterations, every)
-        return Curve(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        file = self._file(arm, config, iterations, every)
+        for folder in self._folders:
+            if (folder / file).is_file():
+                return _read(folder / file)
+        return None
 
     def save(self, arm: str, config: RunConfig, iterations: int, every: int, curve: Curve) -> None:
         """Keep a curve; a half-written one is never found."""
-        if self._unknown:
+        if _is_unknown(self.commit):
             return
-        path = self._path(arm, config, iterations, every)
+        path = self._home / self.commit / self._file(arm, config, iterations, every)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".writing")
         draft.write_text(json.dumps(curve.to_json()), encoding="utf-8")
         draft.replace(path)
 
     def kept(self) -> dict[tuple[str, int], Curve]:
-        """All curves of the commit by arm and run seed, the longest of each; later code may read them too."""
+        """All curves by arm and run seed, the longest of each; later code may read them too."""
         found: dict[tuple[str, int], Curve] = {}
-        for path in sorted(self._folder.glob("*.json")):
+        for path in sorted(path for folder in self._folders for path in folder.glob("*.json")):
             arm, run_seed, _ = path.stem.rsplit("-", 2)
-            curve = Curve(**json.loads(path.read_text(encoding="utf-8")))
+            curve = _read(path)
             known = found.get((arm, int(run_seed)))
             if known is None or known.iterations[-1] < curve.iterations[-1]:
                 found[arm, int(run_seed)] = curve
         return found
 
-    @property
-    def _unknown(self) -> bool:
-        """Nobody can say later what code a changed working tree held."""
-        return self.commit == "unknown" or self.commit.endswith("-dirty")
+    def keep(self) -> None:
+        """Copy the home's curves into the repository."""
+        for commit in self._commits:
+            for path in (self._home / commit).glob("*.json"):
+                place = KEPT / self.name / commit / path.name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place)
 
     @property
-    def _folder(self) -> Path:
-        return Home.from_environment().ensure().path / "benchmarks" / self.name / self.commit
+    def _commits(self) -> list[str]:
+        # Nobody can say later what code a changed working tree held.
+        return [commit for commit in (self.commit, self.earlier) if commit and not _is_unknown(commit)]
 
-    def _path(self, arm: str, config: RunConfig, iterations: int, every: int) -> Path:
-        identity = f"{config.model_dump_json()}|{iterations}|{every}"
+    @property
+    def _home(self) -> Path:
+        return Home.from_environment().ensure().path / "benchmarks" / self.name
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [place / commit for commit in self._commits for place in (self._home, KEPT / self.name)]
+
+    @staticmethod
+    def _file(arm: str, config: RunConfig, iterations: int, every: int) -> str:
+        # Without what is default: a setting that comes later does not make another run of it.
+        identity = f"{config.model_dump_json(exclude_defaults=True)}|{iterations}|{every}"
         digest = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
-        return self._folder / f"{arm}-{config.seed}-{digest}.json"
+        return f"{arm}-{config.seed}-{digest}.json"
+
+
+def _is_unknown(commit: str) -> bool:
+    return commit == "unknown" or commit.endswith("-dirty")
+
+
+def _read(path: Path) -> Curve:
+    return Curve(**json.loads(path.read_text(encoding="utf-8")))

@@ -157,12 +157,17 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed, a third of the iterations")
     parser.add_argument("--curves-of", metavar="COMMIT", help="summarise the kept curves of that commit")
+    parser.add_argument(
+        "--after",
+        metavar="COMMIT",
+        help="that commit's curves count: nothing that makes them has changed since",
+    )
     add_keep_option(parser)
     arguments = parser.parse_args()
     seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, 4)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     commit = environment()["commit"]
-    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit)
+    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit, arguments.after)
     wanted = []
     for run_seed in range(seeds):
         for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):
@@ -176,7 +181,13 @@ def main() -> None:
     else:
         curves = run_arms(store, wanted, arguments.processes)
     configs = {arm: arm_config(arguments.task, arm, 0) for arm, _ in curves}
-    figures = {"curves_commit": store.commit, **summarise(arguments.task, curves, configs)}
+    if arguments.keep:
+        store.keep()
+    figures = {
+        "curves_commit": store.commit,
+        "curves_after": store.earlier,
+        **summarise(arguments.task, curves, configs),
+    }
     name = f"exploration-{arguments.task}"
     finish(name, figures, arguments.keep, module="exploration", began_at=commit)
 

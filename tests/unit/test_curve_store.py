@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
+from benchmarks import curve_store
 from benchmarks.curve_store import CurveStore
 from benchmarks.exploration import arm_config
 from benchmarks.learning_curve import Curve
@@ -12,6 +15,7 @@ from benchmarks.learning_curve import Curve
 @pytest.fixture(autouse=True)
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr(curve_store, "KEPT", tmp_path / "repository")
     return tmp_path
 
 
@@ -56,3 +60,16 @@ def test_a_half_written_curve_is_not_found(home):
     path.rename(path.with_suffix(".writing"))
     assert store.load("stale", CONFIG, 8, 4) is None
     assert store.kept() == {}
+
+
+def test_curves_that_the_repository_keeps_serve_a_later_commit_that_says_so(home):
+    store = CurveStore("speed", "abc")
+    store.save("plain_nft", CONFIG, 8, 4, curve(8))
+    store.keep()
+    shutil.rmtree(home / "benchmarks")
+    assert CurveStore("speed", "def").load("plain_nft", CONFIG, 8, 4) is None
+    later = CurveStore("speed", "def", earlier="abc")
+    assert later.load("plain_nft", CONFIG, 8, 4) == curve(8)
+    later.save("stale", CONFIG, 8, 4, curve(4))
+    assert later.kept() == {("plain_nft", 1): curve(8), ("stale", 1): curve(4)}
+    assert CurveStore("speed", "def").kept() == {("stale", 1): curve(4)}

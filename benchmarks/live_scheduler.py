@@ -1,7 +1,7 @@
 """How many leases the live coordinator serves: the loop and the fleet of a run, over real Ray workers.
 
 The workers' samples cost nothing, so that all the time is the coordinator's and Ray's. A round is a
-pull, a commit and the delivery of a lease, in two calls of a worker, as in a run that commits once.
+pull, a commit and the delivery of a lease, in two calls of a worker; without the commit it is one call.
 """
 
 from __future__ import annotations
@@ -109,15 +109,17 @@ class LiveCoordinator:
     Args:
         workers: processes.
         batch_size: requests in a lease.
+        commits: whether each lease is committed once on its way. A run does so only where its steps are worth
+            it (`runtime.commit_s`), which costless ones never are.
     """
 
-    def __init__(self, workers: int, batch_size: int) -> None:
+    def __init__(self, workers: int, batch_size: int, commits: bool) -> None:
         self._config = RunConfig.model_validate(
             {
                 "sampling": {"rollout_steps": _STEPS, "batch_size": batch_size},
                 "runtime": {
                     "spot_workers": workers - 1,
-                    "commit_steps": _STEPS // CALLS_A_ROUND,
+                    "commit_steps": _STEPS // CALLS_A_ROUND if commits else 0,
                     "commit_s": 0.0,
                 },
             }

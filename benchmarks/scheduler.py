@@ -79,7 +79,13 @@ def measure(devices: int, rounds: int, batch_size: int) -> Cost:
 
 def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
     """Let live workers work through requests, in turn with Ray alone."""
-    coordinator = LiveCoordinator(_LIVE_WORKERS, batch_size)
+    plain = LiveCoordinator(_LIVE_WORKERS, batch_size, commits=False)
+    try:
+        plain.measure(rounds // 10)
+        pulls = [plain.measure(rounds).rounds_per_s for _ in range(turns)]
+    finally:
+        plain.close()
+    coordinator = LiveCoordinator(_LIVE_WORKERS, batch_size, commits=True)
     try:
         coordinator.measure(rounds // 10)
         costs, alone = [], []
@@ -90,6 +96,8 @@ def measure_live(turns: int, rounds: int, batch_size: int) -> dict[str, float]:
         coordinator.close()
     waits = sorted(second for cost in costs for second in cost.waits_s)
     return {
+        "live_pulls_per_s": statistics.median(pulls),
+        "live_pulls_per_s_best": max(pulls),
         "live_rounds_per_s": statistics.median(cost.rounds_per_s for cost in costs),
         "live_rounds_per_s_best": max(cost.rounds_per_s for cost in costs),
         "live_workers": _LIVE_WORKERS,

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--trace", help="a trace file for one more set of modelled phases")
     parser.add_argument("--slowest", type=float, default=2.0, help="seconds of the slowest step (default 2)")
     parser.add_argument(
-        "--quick", action="store_true", help="40 modelled phases a set and 1 turn, not 400 and 3"
+        "--quick", action="store_true", help="40 modelled phases a set and 1 turn, not 100 and 3"
     )
     parser.add_argument("--modelled-only", action="store_true", help="without the live run")
     add_keep_option(parser)

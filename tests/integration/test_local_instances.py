@@ -26,11 +26,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[LocalInstances]:
+    others = set(psutil.Process().children(recursive=True))  # of tests before
     instances = LocalInstances(reserved_cpus=1)
     yield instances
-    before = psutil.Process().children(recursive=True)
+    ours = set(psutil.Process().children(recursive=True)) - others
     instances.close()
-    assert not psutil.wait_procs(before, timeout=60)[1], "processes are left behind"
+    assert not psutil.wait_procs(ours, timeout=60)[1], "processes are left behind"
 
 
 @pytest.fixture(scope="module")

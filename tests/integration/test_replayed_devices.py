@@ -33,11 +33,12 @@ PLAN = plain_plan([0, 1, 2, 3], 8, 1)
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[LocalInstances]:
+    others = set(psutil.Process().children(recursive=True))  # of tests before
     instances = LocalInstances(reserved_cpus=2)
     yield instances
-    before = psutil.Process().children(recursive=True)
+    ours = set(psutil.Process().children(recursive=True)) - others
     instances.close()
-    assert not psutil.wait_procs(before, timeout=30)[1], "processes are left behind"
+    assert not psutil.wait_procs(ours, timeout=60)[1], "processes are left behind"
 
 
 @pytest.fixture(scope="module")

@@ -275,7 +275,11 @@ class Fleet:
                 yield device, answer
 
     def _admit(self, device: Device, alive_since: float) -> None:
-        """A worker has loaded: from now on it pulls, and its loading is on the bill."""
+        """A worker has loaded: from now on it pulls, and its loading is on the bill.
+
+        Ray may have had its process ready before anyone asked for it; that time is not the worker's.
+        """
+        alive_since = max(alive_since, device.started_at)
         with self._lock:
             self._timeline.add(device.name, device.market, self._usd_per_hour(device), alive_since)
             self._timeline.enter(device.name, "idle", time.time())

@@ -149,6 +149,7 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
     assert (lost.worker, lost.market, lost.kind) == ("spot-0", "spot", "lost")
     assert "spot-0" in lost.detail
     assert (joined.worker, joined.market, joined.kind) == ("spot-0.1", "spot", "joined")
+    assert joined.at > lost.at
     intervals = runtime.take_intervals()
     assert max(i.ended_at for i in intervals if i.worker == "spot-0") == lost.at
     assert min(i.started_at for i in intervals if i.worker == "spot-0.1") == joined.at

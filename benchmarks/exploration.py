@@ -125,15 +125,22 @@ class CurveWanted:
     measure: int
 
 
+def stored(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
+    """The wanted curves that there are."""
+    found = {
+        (want.arm, want.run_seed): store.load(want.arm, want.config, want.iterations, want.every)
+        for want in wanted
+    }
+    return {name: curve for name, curve in found.items() if curve is not None}
+
+
 def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> dict[tuple[str, int], Curve]:
     """All curves, some at a time; those that were kept by an interrupted run are not made again."""
-    curves: dict[tuple[str, int], Curve] = {}
+    curves = stored(store, wanted)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         running = {}
         for want in wanted:
-            kept = store.load(want.arm, want.config, want.iterations, want.every)
-            if kept is not None:
-                curves[want.arm, want.run_seed] = kept
+            if (want.arm, want.run_seed) in curves:
                 continue
             config_json = want.config.model_dump_json()
             running[pool.submit(make_curve, config_json, want.iterations, want.every, want.measure)] = want
@@ -175,7 +182,8 @@ def main() -> None:
             config = arm_config(arguments.task, arm, run_seed)
             wanted.append(CurveWanted(arm, run_seed, config, length, every, ARMS[arm].measure))
     if arguments.curves_of:
-        curves = store.kept()
+        # Of an arm's curves of several lengths, the one that a full run makes; else the longest.
+        curves = store.kept() | stored(store, wanted)
         if not any(arm == "plain" for arm, _ in curves):
             parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,6 +59,17 @@ def reached_at(iterations: list[int], values: list[float], target: float) -> flo
     return places[first - 1] + share * (places[first] - places[first - 1])
 
 
+def slowness_of(curves: Sequence[Curve]) -> list[float]:
+    """How much slower than usual the core of each curve was; the median over all curves is 1.
+
+    Other work on a machine slows even the CPU seconds of a core (shared caches, shared pipelines, stolen
+    time). All curves draw rollouts with the same model and sampler, so their seconds an image tell how much.
+    """
+    image_s = [statistics.median(c.rollout_s) / statistics.median(c.rollouts) for c in curves]
+    usual_s = statistics.median(image_s)
+    return [each / usual_s for each in image_s]
+
+
 def summarise(
     task: str, curves: dict[tuple[str, int], Curve], configs: Mapping[str, RunConfig]
 ) -> dict[str, Any]:
@@ -73,13 +85,16 @@ def summarise(
     for (arm, _), curve in sorted(curves.items()):
         by_arm.setdefault(arm, []).append(curve)
     target = statistics.median(end_of(measure_of(curve, signal)) for curve in by_arm["plain"])
+    slowness = {
+        id(curve): slow for curve, slow in zip(curves.values(), slowness_of([*curves.values()]), strict=True)
+    }
     arms = {}
     for arm, members in by_arm.items():
         reached = [reached_at(c.iterations, measure_of(c, signal), target) for c in members]
         # One that never reaches it counts as slower than any that does.
         median = statistics.median(float("inf") if r is None else r for r in reached)
         strategy = configs[arm].exploration.strategy
-        iteration_s = statistics.median(FLEET.critical_path_s(c, strategy) for c in members)
+        iteration_s = statistics.median(FLEET.critical_path_s(c, strategy) / slowness[id(c)] for c in members)
         arms[arm] = {
             "run_seeds": len(members),
             "iterations_to_target": {
@@ -117,7 +132,12 @@ def summarise(
             for part, slow, fast in PARTS
         },
         "allocation": bandit_gain(curves),
-        "fleet": {"reserved": FLEET.reserved, "spot": FLEET.spot, "rule": FLEET.critical_path_s.__doc__},
+        "fleet": {
+            "reserved": FLEET.reserved,
+            "spot": FLEET.spot,
+            "rule": inspect.cleandoc(FLEET.critical_path_s.__doc__ or ""),
+            "speed": inspect.cleandoc(slowness_of.__doc__ or ""),
+        },
         "arms": arms,
     }
 

@@ -17,6 +17,7 @@ from gpu_runtime.spot.trace import Trace, TraceEvent
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import Market
+from tests.local_ray_instances import local_ray_instances
 
 LIMIT_S = 600.0
 """A guard against hanging on a machine that is busy."""
@@ -26,12 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[LocalInstances]:
-    others = set(psutil.Process().children(recursive=True))  # of tests before
-    instances = LocalInstances(reserved_cpus=1)
-    yield instances
-    ours = set(psutil.Process().children(recursive=True)) - others
-    instances.close()
-    assert not psutil.wait_procs(ours, timeout=60)[1], "processes are left behind"
+    with local_ray_instances(reserved_cpus=1) as instances:
+        yield instances
 
 
 @pytest.fixture(scope="module")

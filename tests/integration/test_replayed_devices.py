@@ -20,6 +20,7 @@ from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
 from storage.config_loading import load_config
+from tests.local_ray_instances import local_ray_instances
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
@@ -33,12 +34,8 @@ PLAN = plain_plan([0, 1, 2, 3], 8, 1)
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[LocalInstances]:
-    others = set(psutil.Process().children(recursive=True))  # of tests before
-    instances = LocalInstances(reserved_cpus=2)
-    yield instances
-    ours = set(psutil.Process().children(recursive=True)) - others
-    instances.close()
-    assert not psutil.wait_procs(ours, timeout=60)[1], "processes are left behind"
+    with local_ray_instances(reserved_cpus=2) as instances:
+        yield instances
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.allocation_share import captured, captured_by
 from benchmarks.exploration import ARMS, PRESETS, arm_config
 from benchmarks.exploration_map import cell_of
-from benchmarks.exploration_summary import bandit_gain, end_of, reached_at, summarise
+from benchmarks.exploration_summary import bandit_gain, end_of, reached_at, slowness_of, summarise
 from benchmarks.learning_curve import Curve, ModelledFleet
 from gpu_runtime.exploration.explorer import SeedExplorer
 
@@ -125,6 +126,19 @@ def test_the_summary_of_hand_made_curves():
     assert figures["arms"]["larger_batch"]["seen_until"] == 8
     assert figures["speedup_by"]["over_larger_batch"] == {"iterations": None, "modelled": None}
     assert figures["speedup_by"]["objective"] == {"iterations": None, "modelled": None}
+
+
+def test_a_slow_core_changes_no_modelled_time():
+    usual = made([0.1, 0.3, 0.35, 0.4, 0.5], 4, 8.0)
+    slow = replace(
+        usual,
+        **{part: [1.5 * value for value in getattr(usual, part)] for part in
+           ("rollout_s", "score_s", "train_s", "explore_s")},
+    )  # fmt: skip
+    assert slowness_of([usual, usual, slow]) == [1, 1, 1.5]
+    curves = {("plain", 0): usual, ("plain", 1): usual, ("stale", 0): slow}
+    figures = summarise("shapes", curves, {arm: arm_config("shapes", arm, 0) for arm in ("plain", "stale")})
+    assert figures["modelled_speedup"] == figures["speedup"] == 1
 
 
 def test_a_cell_of_the_map():

@@ -33,10 +33,6 @@ app = typer.Typer(
 )
 
 
-_CARRIED = (BUILTIN_PREFIX, "embedded:")
-"""How names of prompts and models begin that the project carries; anything else is a path."""
-
-
 class EmbeddedTaskName(StrEnum):
     """The tasks of the embedded models."""
 
@@ -138,6 +134,17 @@ def evaluate(
         _print_json(evaluate_model(config, run_id))
 
 
+@app.command(epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora")
+def export(
+    run_id: str,
+    out: Annotated[Path, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+) -> None:
+    """Write a run's weights as diffusers loads them, with a model card."""
+    from tasks.export import export_run
+
+    _print_json(export_run(Home.from_environment(), run_id, out))
+
+
 @app.command(epilog="Example: spotlight chaos --preset smoke --faults 5 --kinds kill,notice_then_kill")
 def chaos(
     preset: Preset = None,
@@ -223,7 +230,7 @@ def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
 def presets() -> None:
     """List the presets."""
     for preset in list_presets():
-        typer.echo(f"{preset.name:20} {preset.summary}")
+        typer.echo(f"{preset.name:24} {preset.summary}")
 
 
 @app.command(epilog="Example: spotlight doctor")
@@ -248,14 +255,14 @@ def _with_absolute_paths(config: RunConfig) -> RunConfig:
     prompts = config.prompts.model_copy(
         update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
     )
-    model = config.model.model_copy(update={"path": _absolute(config.model.path)})
+    model = config.model.with_absolute_folder()
     reward = config.reward.with_absolute_folders()
     price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
     return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward, "price": price})
 
 
 def _absolute(path: str) -> str:
-    return path if path.startswith(_CARRIED) else os.path.abspath(os.path.expanduser(path))
+    return path if path.startswith(BUILTIN_PREFIX) else os.path.abspath(os.path.expanduser(path))
 
 
 def _preflight(config: RunConfig) -> None:

@@ -11,22 +11,10 @@ from pydantic import Field, model_validator
 
 from storage.config_section import Section
 from storage.exploration_config import ExplorationConfig
+from storage.model_config import ModelConfig
 from storage.price_config import PriceConfig
 from storage.reward_config import RewardConfig
 from storage.runtime_config import RuntimeConfig
-
-
-class ModelConfig(Section):
-    """Which diffusion transformer is trained, and where it runs."""
-
-    family: Literal["embedded"] = "embedded"
-    """Model family; one file each in gpu_runtime/models."""
-
-    path: str = "embedded:glyphs"
-    """A folder with the model's files, or `embedded:NAME` for one that the project carries."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where tensors live; `auto` takes CUDA when the worker is given a GPU."""
 
 
 class PromptsConfig(Section):
@@ -163,6 +151,10 @@ class AdaptationConfig(Section):
         "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
     )  # fmt: skip
     """Names of the linear layers that get an adapter (lora only)."""
+
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third
+    more time."""
 
 
 class OptimizerConfig(Section):

@@ -27,6 +27,9 @@ from storage.home import HOME_VARIABLE
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 """Folder of the presets that have a name."""
 
+BASES = PRESETS / "bases"
+"""Folder of what several presets share: `extends = ["NAME", ...]` at a preset's top puts these before it."""
+
 PREFIX = "SPOTLIGHT_"
 
 OTHER_VARIABLES = frozenset({HOME_VARIABLE})
@@ -83,8 +86,7 @@ def load_config(
     if base is not None:
         settings += _flatten((), differences(base), "the run's configuration")
     if preset is not None:
-        path = _preset_path(preset)
-        settings += _flatten((), _read_toml(path), f"preset {preset}")
+        settings += _preset_settings(preset)
     for name, text in sorted(environ.items()):
         key = _variable_key(name)
         if key is not None:
@@ -111,6 +113,23 @@ def differences(config: RunConfig) -> dict[str, Any]:
         elif value != defaults[name]:
             changed[name] = value
     return changed
+
+
+def _preset_settings(preset: str) -> list[_Setting]:
+    """What a preset's bases say, in their order, and then the preset itself."""
+    values = _read_toml(_preset_path(preset))
+    named = values.pop("extends", [])
+    bases = [named] if isinstance(named, str) else named
+    known = sorted(path.stem for path in BASES.glob("*.toml"))
+    settings: list[_Setting] = []
+    for base in bases if isinstance(bases, list) else [bases]:
+        if base not in known:
+            raise ConfigurationError(
+                f"preset {preset}: extends names {base!r}, and there is no such base; there are "
+                f"{', '.join(known)}"
+            )
+        settings += _flatten((), _read_toml(BASES / f"{base}.toml"), f"base {base} of preset {preset}")
+    return settings + _flatten((), values, f"preset {preset}")
 
 
 def _preset_path(preset: str) -> Path:

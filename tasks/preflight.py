@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-import torch
+from typing import cast
 
 from gpu_runtime.actors.cluster import refuse_silent_address
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.loading import load_model, refuse_missing_cuda
+from gpu_runtime.models.loading import ModelOutline, outline_model, refuse_missing_cuda
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
@@ -25,9 +24,9 @@ _ENCODED_AT_ONCE = 256
 
 
 def check(config: RunConfig) -> list[str]:
-    """Read and check every prompt, load the model and the scorer once, and judge one blank image.
+    """Read and check every prompt, look at the model, load the scorer once, and judge one blank image.
 
-    The model is loaded on the CPU: this process needs no GPU, and must not hold on to memory of one.
+    No weights go to a GPU: this process needs none, and must not hold on to memory of one.
 
     Returns:
         Warnings: what a run can live with, but a person should know.
@@ -42,13 +41,16 @@ def check(config: RunConfig) -> list[str]:
     _check_notice_url(config.runtime.notice_url)
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
-    model = load_model(config.model.model_copy(update={"device": "cpu"}))
+    outline = outline_model(config.model)
+    if not config.runtime.ray_address:
+        workers = config.runtime.reserved_workers + config.runtime.spot_workers
+        outline.check_memory(workers, config.adaptation.mode == "full")
     scorer = build_scorer(config.reward.scorer, config.reward)
-    _check_prompts(f"prompts.train = {config.prompts.train!r}", train, model, scorer)
-    _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, model, scorer)
-    _judge_blank(model, scorer, train[0])
-    # Last, as it adds its adapters to the model.
-    Policy(model, config.adaptation, config.seed, keeps_reference=False)
+    _check_prompts(f"prompts.train = {config.prompts.train!r}", train, outline, scorer)
+    _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, outline, scorer)
+    _judge_blank(outline, scorer, train[0])
+    # Last, as it adds its adapters to the transformer, which is all it looks at.
+    Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
     shared = {prompt.text for prompt in train} & {prompt.text for prompt in evaluate}
     if not shared:
         return []
@@ -68,7 +70,7 @@ def _check_notice_url(url: str) -> None:
 
 
 def _check_prompts(
-    setting: str, prompts: Sequence[PromptRecord], model: DiffusionModel, scorer: Scorer
+    setting: str, prompts: Sequence[PromptRecord], model: ModelOutline, scorer: Scorer
 ) -> None:
     """Refuse the first prompt that the scorer cannot judge by or the model cannot encode."""
     for prompt in prompts:
@@ -77,11 +79,11 @@ def _check_prompts(
     for start in range(0, len(prompts), _ENCODED_AT_ONCE):
         batch = prompts[start : start + _ENCODED_AT_ONCE]
         try:
-            model.encode_prompts([prompt.text for prompt in batch])
+            model.check_prompts([prompt.text for prompt in batch])
         except ConfigurationError:
             for prompt in batch:  # one by one, to say which
                 with _naming(setting, prompt):
-                    model.encode_prompts([prompt.text])
+                    model.check_prompts([prompt.text])
             raise
 
 
@@ -96,8 +98,8 @@ def _naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[No
         raise type(error)(f"{setting}, prompt number {number}{place}: {error}{advice}") from error
 
 
-def _judge_blank(model: DiffusionModel, scorer: Scorer, prompt: PromptRecord) -> None:
-    blank_HWC = model.decode(torch.zeros(1, *model.latent_shape))[0].numpy()
+def _judge_blank(model: ModelOutline, scorer: Scorer, prompt: PromptRecord) -> None:
+    blank_HWC = model.blank_image()
     try:
         scorer.score(blank_HWC, prompt)
     except Exception as error:

@@ -176,15 +176,17 @@ class Sampler:
         return samples
 
     def conditioning(self, prompts: Iterable[str]) -> Conditioning:
-        """Encoded prompts, one row each; every distinct prompt is encoded once."""
-        rows = []
-        for prompt in prompts:
-            if prompt not in self._prompt_cache:
-                self._prompt_cache[prompt] = self._model.encode_prompts([prompt])
-            rows.append(self._prompt_cache[prompt])
-        return Conditioning(
-            torch.cat([row.embeds_BLE for row in rows]), torch.cat([row.mask_BL for row in rows])
-        )
+        """Encoded prompts, one row each; every distinct prompt is encoded once.
+
+        They are kept in the machine's memory: those of a large family would fill a device's.
+        """
+        wanted = list(prompts)
+        new = [prompt for prompt in dict.fromkeys(wanted) if prompt not in self._prompt_cache]
+        if new:  # together, as a model may have to fetch its encoders first
+            encoded = self._model.encode_prompts(new).to("cpu")
+            self._prompt_cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
+        rows = Conditioning.joined([self._prompt_cache[prompt] for prompt in wanted])
+        return rows.to(self._model.device)
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
         """The noise schedule of this kind of request, T + 1 values from 1 to 0."""

@@ -3,25 +3,74 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
+import numpy as np
 import torch
 
 from gpu_runtime.models.embedded import FILES, EmbeddedModel, resolve_folder
+from gpu_runtime.models.embedded_outline import EmbeddedOutline
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config import ModelConfig
 from storage.errors import ConfigurationError
+
+
+class ModelOutline(Protocol):
+    """What the checks before a run need of a model."""
+
+    transformer: torch.nn.Module
+    """Its layers, perhaps without memory for their weights."""
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        """Refuse a prompt that the model cannot encode."""
+        ...
+
+    def check_memory(self, models: int, trains_all: bool) -> None:
+        """Refuse a model whose weights do not fit."""
+        ...
+
+    def blank_image(self) -> np.ndarray:
+        """An image of the size that the model makes, uint8, shape (H, W, 3)."""
+        ...
 
 
 def load_model(config: ModelConfig) -> DiffusionModel:
     """Load the configured family from its path.
 
     Raises:
-        ConfigurationError: if CUDA is asked for where there is none.
+        ConfigurationError: if CUDA is asked for where there is none, or a GPU is too small.
         ModelError: if files are missing or do not fit.
     """
     refuse_missing_cuda(config)
-    device = torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
-    return EmbeddedModel.load(config.path, device=device)
+    device = device_of(config)
+    if config.family == "embedded":
+        return EmbeddedModel.load(config.path, device=device)
+    # Imported here: it takes seconds, and the embedded models have no use for it.
+    from gpu_runtime.models.pipeline_outline import PipelineOutline
+
+    outline = PipelineOutline(config, device)
+    if device.type == "cuda":  # perhaps not the machine that the run was checked on
+        outline.check_memory(1, trains_all=False)
+    return outline.family.load(config, device)
+
+
+def outline_model(config: ModelConfig) -> ModelOutline:
+    """What can be known of the configured model before a run; only an embedded one is loaded, on the CPU.
+
+    Raises:
+        ConfigurationError: a setting that the model cannot work with.
+        ModelError: if files are missing or do not fit.
+    """
+    if config.family == "embedded":
+        return EmbeddedOutline(load_model(config.model_copy(update={"device": "cpu"})))
+    from gpu_runtime.models.pipeline_outline import PipelineOutline
+
+    return PipelineOutline(config, device_of(config))
+
+
+def device_of(config: ModelConfig) -> torch.device:
+    """Where the model works on this machine."""
+    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def refuse_missing_cuda(config: ModelConfig) -> None:
@@ -40,5 +89,9 @@ def model_files(config: ModelConfig) -> list[Path]:
     Raises:
         ModelError: if one is missing.
     """
-    folder = resolve_folder(config.path)
-    return [folder / name for name in FILES]
+    if config.family == "embedded":
+        folder = resolve_folder(config.path)
+        return [folder / name for name in FILES]
+    from gpu_runtime.models.pipeline_outline import find_pipeline
+
+    return find_pipeline(config).files()

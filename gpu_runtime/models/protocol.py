@@ -1,6 +1,6 @@
 """What every diffusion-transformer family offers to the sampler and the trainer.
 
-Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels,
+Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels,
 H W pixels, T denoising steps.
 """
 
@@ -20,15 +20,33 @@ class Conditioning:
     Attributes:
         embeds_BLE: text embeddings, float.
         mask_BL: True where a text token is real, False where it is padding.
+        pooled_BE: one vector for the whole prompt, of another width, in families that have one.
     """
 
     embeds_BLE: torch.Tensor
     mask_BL: torch.Tensor
+    pooled_BE: torch.Tensor | None = None
 
     def rows(self, index: Sequence[int]) -> Conditioning:
         """Select (and repeat) rows: one entry of `index` for each sample of the result."""
         row = torch.as_tensor(list(index), device=self.embeds_BLE.device)
-        return Conditioning(self.embeds_BLE[row], self.mask_BL[row])
+        pooled = None if self.pooled_BE is None else self.pooled_BE[row]
+        return Conditioning(self.embeds_BLE[row], self.mask_BL[row], pooled)
+
+    def to(self, device: torch.device | str) -> Conditioning:
+        """The same on a device."""
+        pooled = None if self.pooled_BE is None else self.pooled_BE.to(device)
+        return Conditioning(self.embeds_BLE.to(device), self.mask_BL.to(device), pooled)
+
+    @staticmethod
+    def joined(parts: Sequence[Conditioning]) -> Conditioning:
+        """All rows of several, in their order; all with a pooled vector or none."""
+        pooled = [part.pooled_BE for part in parts if part.pooled_BE is not None]
+        return Conditioning(
+            torch.cat([part.embeds_BLE for part in parts]),
+            torch.cat([part.mask_BL for part in parts]),
+            torch.cat(pooled) if pooled else None,
+        )
 
 
 class DiffusionModel(Protocol):

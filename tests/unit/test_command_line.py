@@ -18,7 +18,7 @@ from storage.home import Home
 from storage.run_store import RunStore
 from tests.sample_run import write_sample_run
 
-COMMANDS = ("train", "resume", "evaluate", "pretrain", "ui", "runs", "presets", "doctor", "chaos")
+COMMANDS = ("train", "resume", "evaluate", "export", "pretrain", "ui", "runs", "presets", "doctor", "chaos")
 
 
 @pytest.fixture(autouse=True)

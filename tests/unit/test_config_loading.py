@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage.config import RunConfig
-from storage.config_loading import PRESETS, differences, list_presets, load_config
+from storage.config_loading import BASES, PRESETS, differences, list_presets, load_config
 from storage.errors import ConfigurationError
 
-PRESET_NAMES = ["glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke"]
+OWN_NAMES = ["glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke"]
+FAMILY_NAMES = [
+    f"{family}-{task}-{side}"
+    for family in ("flux", "qwen-image", "sd3.5", "z-image")
+    for task in ("geneval", "ocr")
+    for side in (1280, 512)
+]
+PRESET_NAMES = sorted(OWN_NAMES + FAMILY_NAMES)
 
 
 def refusal(
@@ -128,5 +136,49 @@ def test_the_presets_are_the_ones_we_promise():
 def test_a_preset_loads_and_holds_only_differences(name: str):
     written = tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
     config = load_config(name, [], {})
-    assert differences(config) == written
+    without = RunConfig().model_dump(mode="json")
+    for base in written.pop("extends", []):
+        shared = tomllib.loads((BASES / f"{base}.toml").read_text(encoding="utf-8"))
+        assert said_again(shared, without) == []
+        for section, values in shared.items():
+            without[section] |= values
+    assert said_again(written, without) == []
     assert config.name == name
+    assert name in OWN_NAMES or config.model.family in name
+
+
+def said_again(written: dict[str, Any], without: dict[str, Any]) -> list[str]:
+    """Settings that have the same value where they are not written."""
+    same: list[str] = []
+    for name, value in written.items():
+        if isinstance(value, dict):
+            same += [f"{name}.{key}" for key, inner in value.items() if without[name][key] == inner]
+        elif without[name] == value:
+            same.append(name)
+    return same
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_preset_of_a_family_says_on_what_evidence_it_stands(name: str):
+    [preset] = [preset for preset in list_presets() if preset.name == name]
+    assert "Evidence: " in preset.summary
+    family, _, side = name.rpartition("-")
+    config = load_config(name, [], {})
+    assert (config.model.height or 512, config.model.width or 512) == (int(side), int(side))
+    assert family.startswith(config.model.family)
+    assert config.adaptation.mode == "lora"
+
+
+def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
+    preset = tmp_path / "mine.toml"
+    preset.write_text('extends = ["flux", "ocr"]\n[adaptation]\nrank = 8\n')
+    config = load_config(str(preset), [], {})
+    assert (config.model.family, config.reward.ocr_layout) == ("flux", "page")
+    assert (config.adaptation.rank, config.adaptation.alpha) == (8, 128.0)
+    preset.write_text('extends = "flax"\n')
+    assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))
+
+
+def test_settings_of_the_families_are_refused_for_the_embedded_model():
+    assert "model.height=512 is set, but model.family is embedded" in refusal(sets=("model.height=512",))
+    assert "name a folder or a model" in refusal(sets=("model.family=flux",))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu_runtime.models import loading
 from storage.config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
 from tasks import preflight
@@ -141,7 +142,7 @@ def test_the_model_is_loaded_on_the_cpu(tmp_path: Path, monkeypatch: pytest.Monk
         assert model.device == "cpu"
         raise Judged
 
-    monkeypatch.setattr(preflight, "load_model", load)
+    monkeypatch.setattr(loading, "load_model", load)
     with pytest.raises(Judged):
         preflight.check(config(tmp_path))
     monkeypatch.setattr(preflight, "refuse_silent_address", lambda address: None)

@@ -1,0 +1,91 @@
+"""The model families against their own diffusers pipelines, on tiny random weights of the real classes.
+
+`max_abs_error` is the largest difference of final latents between our sampler without noise and the
+pipeline, on the same initial noise with guidance; `ratio_deviation` the largest |ratio - 1| at the first
+update of a training step; `lora_roundtrip` whether the pipeline with exported adapters loaded gives what
+our policy gives, which differs from the base model by at least `lora_effect`. The weights are random and
+tiny: this is about the road, not about images. It runs in well under a minute.
+
+    python -m benchmarks.families [--only flux] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.families import FAMILIES, family_of
+from gpu_runtime.models.loading import load_model
+from gpu_runtime.models.lora_file import write_lora
+from tests.pipeline_reference import (
+    EXACT,
+    difference,
+    family_config,
+    own_pipeline,
+    run_pipeline,
+    run_sampler,
+    training_samples,
+)
+from tests.tiny_pipelines import save_pipeline
+from tests.tiny_run import perturbed
+
+
+def figures_of(family: str, folder: Path) -> dict[str, Any]:
+    """One family's figures.
+
+    Args:
+        family: its name.
+        folder: empty, for its pipeline and its adapters.
+    """
+    saved = save_pipeline(family, folder / "pipeline")
+    config = family_config(family, saved, adaptation={"gradient_checkpointing": True})
+    model = load_model(config.model)
+    pipeline = own_pipeline(family, saved)
+    base = run_sampler(model, config)
+    error = difference(base, run_pipeline(pipeline, config, model.latent_shape))
+    policy = Policy(model, config.adaptation, config.seed)
+    sampler = Sampler(model, config.sampling)
+    report = Trainer(policy, sampler, config).train(training_samples(sampler))
+    policy.load(perturbed(policy.state(), 0.2))
+    ours = run_sampler(model, config)
+    write_lora(family_of(family).PIPELINE, folder, policy.state(), config.adaptation)
+    pipeline.load_lora_weights(str(folder))
+    lora_error = difference(ours, run_pipeline(pipeline, config, model.latent_shape))
+    effect = float(abs(ours[0] - base[0]).max())
+    return {
+        "name": family,
+        "max_abs_error": error,
+        "ratio_deviation": report.ratio_deviation,
+        "lora_roundtrip": lora_error <= EXACT and effect > 100 * EXACT,
+        "lora_max_abs_error": lora_error,
+        "lora_effect": effect,
+        "transformer_parameters": sum(weight.numel() for weight in model.transformer.parameters()),
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=list(FAMILIES), help="one family")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    families = []
+    for family in [arguments.only] if arguments.only else FAMILIES:
+        with tempfile.TemporaryDirectory() as folder:
+            families.append(figures_of(family, Path(folder)))
+    finish("families", {"families": families}, arguments.keep)
+
+
+if __name__ == "__main__":
+    main()

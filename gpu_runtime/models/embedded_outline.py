@@ -1,0 +1,33 @@
+"""An embedded model as the checks before a run see it: it is small, so it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gpu_runtime.models.protocol import DiffusionModel
+
+
+class EmbeddedOutline:
+    """Offers what `gpu_runtime.models.pipeline_outline.PipelineOutline` does, of a loaded model."""
+
+    def __init__(self, model: DiffusionModel) -> None:
+        self._model = model
+        self.transformer = model.transformer
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Refuse a prompt that the model cannot encode.
+
+        Raises:
+            ConfigurationError: naming the prompt.
+        """
+        self._model.encode_prompts(prompts)
+
+    def check_memory(self, models: int, trains_all: bool) -> None:
+        """Nothing to refuse: it has a few million parameters."""
+
+    def blank_image(self) -> np.ndarray:
+        """What the model decodes zeros to, uint8, shape (H, W, 3)."""
+        return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()

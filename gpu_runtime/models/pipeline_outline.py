@@ -1,0 +1,92 @@
+"""What can be known of a pipeline's model without loading its weights: enough to refuse what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gpu_runtime.models.families import family_of
+from gpu_runtime.models.memory_need import MemoryNeed, refuse_too_large
+from gpu_runtime.models.pipeline_folder import PipelineFolder
+from gpu_runtime.models.pipeline_model import OWN_SIDE, PipelineModel, dtype_on
+from gpu_runtime.models.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
+from storage.errors import ConfigurationError
+from storage.model_config import ModelConfig
+
+_UNMASKED_KERNELS = ("flash", "_flash_3", "sage", "_native_flash")
+
+
+class PipelineOutline:
+    """A model's files, sizes, tokenizers and layers.
+
+    Args:
+        settings: of the model.
+        device: the kind of device that it will work on.
+
+    Attributes:
+        folder: its files, all there.
+        transformer: its layers, without memory for their weights.
+        height, width: of an image, in pixels.
+
+    Raises:
+        ModelError: files are missing, cut off, or of another model.
+        ConfigurationError: a setting that the model cannot work with.
+    """
+
+    def __init__(self, settings: ModelConfig, device: torch.device) -> None:
+        self.family: type[PipelineModel] = family_of(settings.family)
+        self.folder = find_pipeline(settings)
+        self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
+        self._settings, self._device = settings, device
+        self.family.check_size(self.folder, self.height, self.width)
+        self.family.check_settings(self.folder, settings)
+        if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:
+            raise ConfigurationError(
+                f"model.attention is {settings.attention}, which takes no mask, but {settings.family} hides "
+                "the padding of its text by one; use native or _native_cudnn"
+            )
+        load_scheduler(self.folder)
+        self._tokenizers = load_tokenizers(self.folder)
+        self._text_length = settings.text_length or self.family.TEXT_LENGTH
+        self.check_prompts([settings.negative_prompt])
+        self.transformer: torch.nn.Module = empty_transformer(
+            self.family.TRANSFORMER, self.folder, dtype_on(settings, device)
+        )
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Refuse a prompt that is too long.
+
+        Raises:
+            ConfigurationError: naming the prompt.
+        """
+        for prompt in prompts:
+            self.family.refuse_long(self._tokenizers, prompt, self._text_length)
+
+    def check_memory(self, models: int, trains_all: bool) -> None:
+        """Refuse a model whose weights do not fit.
+
+        Args:
+            models: how many share this machine's memory, where the device is the CPU.
+            trains_all: whether all weights are trained.
+
+        Raises:
+            ConfigurationError: with what is needed and what is there.
+        """
+        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device)
+        refuse_too_large(need, self._device, models, trains_all)
+
+    def blank_image(self) -> np.ndarray:
+        """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""
+        return np.full((self.height, self.width, 3), 127, np.uint8)
+
+
+def find_pipeline(settings: ModelConfig) -> PipelineFolder:
+    """The files of the configured model.
+
+    Raises:
+        ModelError: files are missing, cut off, or of another model.
+    """
+    family = family_of(settings.family)
+    return PipelineFolder.find(settings.path, family.PIPELINE.__name__, family.part_kinds())

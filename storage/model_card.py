@@ -1,0 +1,64 @@
+"""The model card of exported weights: what they were trained from, on what, to what effect, at what price."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from storage.run_store import RunRow
+
+
+def model_card(
+    row: RunRow, result: Mapping[str, Any], iteration: int, evaluated: int | None, usage: str
+) -> str:
+    """A README.md as model hubs read it.
+
+    Args:
+        row: the run.
+        result: of `storage.results.run_result`.
+        iteration: after which the weights were saved.
+        evaluated: iteration of the run's last evaluation; None before the first.
+        usage: how the weights are loaded, Markdown.
+    """
+    config, environment = row.config, row.environment
+    kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"
+    algorithm = {"grpo": "Flow-GRPO", "nft": "DiffusionNFT"}[config.algorithm.objective]
+    reward = config.reward.scorer
+    if config.reward.parts:
+        reward += " of " + ", ".join(f"{name} × {weight:g}" for name, weight in config.reward.parts.items())
+    facts = {
+        "Base model": f"`{config.model.path}` ({config.model.family})",
+        "Trained": f"{kind}, by {algorithm}; the moving average after iteration {iteration} of "
+        f"{config.iterations}, policy of run `{row.run_id}`",
+        "Reward": f"{reward}, {config.reward.signal}",
+        "Prompts to train on": _file(config.prompts.train, environment, "digest prompts.train"),
+        "Held-out prompts": _file(config.prompts.evaluate, environment, "digest prompts.evaluate"),
+        "Score before → after": f"{_pair(result, 'score')}{_when(iteration, evaluated)}",
+        "Exact before → after": _pair(result, "exact"),
+        "Cost": f"${result['cost_usd']:.2f} at the run's prices, {result['wall_s'] / 3600:.2f} h at work",
+        "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
+        "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
+    }
+    table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
+    return (
+        f"---\nbase_model: {json.dumps(config.model.path)}\nlibrary_name: diffusers\n"
+        f"tags: [text-to-image, {'lora, ' if config.adaptation.mode == 'lora' else ''}spotlight]\n---\n\n"
+        f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
+        f'[0, 1]; "exact" is the share of images that do all that their prompt asks.\n\n## Use\n\n{usage}\n'
+    )
+
+
+def _file(path: str, environment: Mapping[str, str], digest: str) -> str:
+    return f"`{path}` (SHA-256 `{environment.get(digest, 'unknown')[:12]}`)"
+
+
+def _pair(result: Mapping[str, Any], name: str) -> str:
+    before, after = result[f"{name}_before"], result[f"{name}_after"]
+    return "not evaluated" if before is None else f"{before:.4f} → {after:.4f}"
+
+
+def _when(iteration: int, evaluated: int | None) -> str:
+    if evaluated in (None, iteration):
+        return ""
+    return f" (the later one of iteration {evaluated}, not of these weights)"

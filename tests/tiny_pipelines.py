@@ -1,0 +1,258 @@
+"""Pipelines of the real classes with tiny random weights, saved to disk in the hub's own layout.
+
+Widths are multiples of 32, for the reason that tests/tiny_model.py gives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    FluxPipeline,
+    FluxTransformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    StableDiffusion3Pipeline,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    CLIPTokenizer,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Tokenizer,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+    T5Tokenizer,
+)
+
+WIDTH, LATENT = 32, 4
+SIDE = 16
+"""Pixels of an image's side; the VAEs halve it, the transformers' patches halve it again."""
+
+_CORPUS = [
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n",
+    'a photo of a red sign that says "K7B" on a blue wall<|im_end|>\n<|im_start|>assistant\n',
+]
+_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:
+    """Save a pipeline of a family of `gpu_runtime.models.families`; the same weights for the same seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        PIPELINES[family]().save_pretrained(folder)
+    return folder
+
+
+def _lively(model: Any) -> Any:
+    """Weights at which every input counts; the usual start is so small that all outputs are alike."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.6 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.1)
+            elif name.endswith("bias"):
+                parameter.normal_(0, 0.1)
+    return model.eval()
+
+
+def _scheduler(**config: Any) -> Any:
+    return FlowMatchEulerDiscreteScheduler(**config)
+
+
+def _bpe_tokenizer() -> Any:
+    inner = Tokenizer(BPE())
+    inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trainer: Any = BpeTrainer
+    inner.train_from_iterator(
+        _CORPUS, trainer(vocab_size=500, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
+    )
+    vocabulary: dict[str, int] = inner.get_vocab()
+    merges = [tuple(pair) for pair in json.loads(inner.to_str())["model"]["merges"]]
+    tokenizer: Any = Qwen2Tokenizer(vocab=vocabulary, merges=merges)  # pyright: ignore
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def _clip_tokenizer() -> Any:
+    letters = sorted(ByteLevel.alphabet())
+    words = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    return CLIPTokenizer(
+        vocab={word: index for index, word in enumerate(words)}, merges=[], model_max_length=77
+    )
+
+
+def _t5_tokenizer() -> Any:
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
+    pieces += [(chr(code), -3.0) for code in range(33, 127)]
+    return T5Tokenizer(vocab=pieces, extra_ids=0, model_max_length=512)
+
+
+def _clip(tokenizer: Any, model_class: Any) -> Any:
+    count = len(tokenizer)
+    config: Any = CLIPTextConfig
+    return _lively(
+        model_class(
+            config(
+                vocab_size=count, hidden_size=WIDTH // 2, intermediate_size=WIDTH, num_hidden_layers=2,
+                num_attention_heads=2, max_position_embeddings=77, projection_dim=WIDTH // 2,
+                bos_token_id=count - 2, eos_token_id=count - 1, pad_token_id=count - 1,
+            )
+        )
+    )  # fmt: skip
+
+
+def _t5(tokenizer: Any) -> Any:
+    config: Any = T5Config
+    return _lively(
+        T5EncoderModel(
+            config(
+                vocab_size=len(tokenizer), d_model=WIDTH, d_kv=16, d_ff=WIDTH, num_layers=2, num_heads=2,
+                feed_forward_proj="gated-gelu",
+            )
+        )
+    )  # fmt: skip
+
+
+def _vae() -> Any:
+    return _lively(
+        AutoencoderKL(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 8), latent_channels=LATENT, norm_num_groups=4, layers_per_block=1,
+            scaling_factor=0.36, shift_factor=0.12, use_quant_conv=False, use_post_quant_conv=False,
+        )
+    )  # fmt: skip
+
+
+def _qwen_image() -> Any:
+    tokenizer = _bpe_tokenizer()
+    layers: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": WIDTH,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    }  # fmt: skip
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_heads": 2,
+        "out_hidden_size": WIDTH,
+    }
+    config: Any = Qwen2_5_VLConfig
+    return QwenImagePipeline(
+        scheduler=_scheduler(
+            use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192,
+            shift_terminal=0.02,
+        ),
+        vae=_lively(
+            AutoencoderKLQwenImage(
+                base_dim=8, z_dim=LATENT, dim_mult=[1, 1], num_res_blocks=1, temperal_downsample=[False],
+                latents_mean=[0.1, -0.2, 0.3, 0.0], latents_std=[1.5, 2.0, 0.7, 1.1],
+            )
+        ),
+        text_encoder=_lively(
+            Qwen2_5_VLForConditionalGeneration(config(text_config=layers, vision_config=vision))
+        ),
+        tokenizer=tokenizer,
+        transformer=_lively(
+            QwenImageTransformer2DModel(
+                patch_size=2, in_channels=4 * LATENT, out_channels=LATENT, num_layers=2,
+                attention_head_dim=16, num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6),
+            )
+        ),
+    )  # fmt: skip
+
+
+def _stable_diffusion_3() -> Any:
+    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    return StableDiffusion3Pipeline(
+        transformer=_lively(
+            SD3Transformer2DModel(
+                sample_size=8, patch_size=2, in_channels=LATENT, num_layers=2, attention_head_dim=16,
+                num_attention_heads=2, joint_attention_dim=WIDTH, caption_projection_dim=WIDTH,
+                pooled_projection_dim=WIDTH, out_channels=LATENT, pos_embed_max_size=16,
+                dual_attention_layers=(0,), qk_norm="rms_norm",
+            )
+        ),
+        scheduler=_scheduler(shift=3.0),
+        vae=_vae(),
+        text_encoder=_clip(clip, CLIPTextModelWithProjection),
+        tokenizer=clip,
+        text_encoder_2=_clip(clip, CLIPTextModelWithProjection),
+        tokenizer_2=clip,
+        text_encoder_3=_t5(t5),
+        tokenizer_3=t5,
+    )  # fmt: skip
+
+
+def _flux() -> Any:
+    clip, t5 = _clip_tokenizer(), _t5_tokenizer()
+    return FluxPipeline(
+        scheduler=_scheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, shift=3.0),
+        vae=_vae(),
+        text_encoder=_clip(clip, CLIPTextModel),
+        tokenizer=clip,
+        text_encoder_2=_t5(t5),
+        tokenizer_2=t5,
+        transformer=_lively(
+            FluxTransformer2DModel(
+                patch_size=1, in_channels=4 * LATENT, num_layers=1, num_single_layers=2,
+                attention_head_dim=16, num_attention_heads=2, joint_attention_dim=WIDTH,
+                pooled_projection_dim=WIDTH // 2, guidance_embeds=True, axes_dims_rope=(4, 6, 6),
+            )
+        ),
+    )  # fmt: skip
+
+
+def _z_image() -> Any:
+    tokenizer = _bpe_tokenizer()
+    config: Any = Qwen3Config
+    return ZImagePipeline(
+        scheduler=_scheduler(shift=3.0),
+        vae=_vae(),
+        text_encoder=_lively(
+            Qwen3Model(
+                config(
+                    vocab_size=len(tokenizer), hidden_size=WIDTH, intermediate_size=WIDTH,
+                    num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                )
+            )
+        ),
+        tokenizer=tokenizer,
+        transformer=_lively(
+            ZImageTransformer2DModel(
+                in_channels=LATENT, dim=WIDTH, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2,
+                cap_feat_dim=WIDTH, axes_dims=[4, 6, 6], axes_lens=[512, 64, 64],
+            )
+        ),
+    )  # fmt: skip
+
+
+PIPELINES: dict[str, Callable[[], Any]] = {
+    "qwen-image": _qwen_image,
+    "sd3.5": _stable_diffusion_3,
+    "flux": _flux,
+    "z-image": _z_image,
+}

@@ -1,0 +1,116 @@
+"""`spotlight export`: what it writes can be loaded, and the card tells no tales."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save
+
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.loading import load_model
+from storage.checkpoints import CheckpointStore
+from storage.config import RunConfig
+from storage.errors import CheckpointError, ConfigurationError, RunNotFoundError
+from storage.home import Home
+from storage.run_store import RunStore
+from tasks.export import export_run
+from tests.pipeline_reference import (
+    EXACT,
+    difference,
+    family_config,
+    own_pipeline,
+    run_pipeline,
+    run_sampler,
+)
+from tests.sample_run import evaluation_record
+from tests.tiny_pipelines import save_pipeline
+from tests.tiny_run import perturbed
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").ensure()
+
+
+def finished_run(home: Home, config: RunConfig) -> Policy:
+    """A run with one checkpoint, whose average are a policy's weights, moved as training would."""
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    policy.load(perturbed(policy.state(), 0.1))
+    RunStore(home).create_run("a-run", config, {"commit": "abc123", "digest model": "f" * 64}, os.getpid())
+    blobs = {"average.safetensors": save(policy.state())}
+    CheckpointStore(home.checkpoints("a-run"), 1).save(2, blobs, {}, config.model_dump(mode="json"))
+    return policy
+
+
+def test_a_familys_run_gives_what_its_pipeline_loads(home: Home, tmp_path: Path):
+    folder = save_pipeline("sd3.5", tmp_path / "model")
+    config = family_config("sd3.5", folder)
+    policy = finished_run(home, config)
+    store, out = RunStore(home), tmp_path / "lora"
+    store.commit_evaluation(evaluation_record("a-run", 0, 1000.0))
+    store.commit_evaluation(evaluation_record("a-run", 2, 2000.0))
+    answer = export_run(home, "a-run", out)
+    assert answer["iteration"] == 2
+    assert answer["files"] == ["README.md", "pytorch_lora_weights.safetensors"]
+    pipeline = own_pipeline("sd3.5", folder)
+    pipeline.load_lora_weights(str(out))
+    expected = run_pipeline(pipeline, config, policy.model.latent_shape)
+    assert difference(run_sampler(policy.model, config), expected) <= EXACT
+    card = (out / "README.md").read_text(encoding="utf-8")
+    for part in (
+        f'base_model: "{folder}"', "StableDiffusion3Pipeline.from_pretrained", "`abc123`",
+        "LoRA, rank 4, by Flow-GRPO", "iteration 2 of 40", "| Reward | ocr, graded |", "builtin:glyphs-train",
+    ):  # fmt: skip
+        assert part in card, part
+    assert "Score before → after | 0." in card
+    with pytest.raises(ConfigurationError, match="is not an empty folder"):
+        export_run(home, "a-run", out)
+
+
+def velocity_of(model: Any) -> torch.Tensor:
+    latents = torch.randn(4, *model.latent_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return model.velocity(latents, torch.full((4,), 0.5), model.encode_prompts(['a "K7B"'] * 4))
+
+
+def test_an_embedded_models_adapters_and_weights(home: Home, tmp_path: Path):
+    config = RunConfig.model_validate({"adaptation": {"mode": "lora", "rank": 2, "alpha": 4.0}})
+    policy = finished_run(home, config)
+    export_run(home, "a-run", tmp_path / "lora")
+    model: Any = EmbeddedModel.load(config.model.path)
+    model.transformer.load_lora_adapter(str(tmp_path / "lora"))
+    torch.testing.assert_close(velocity_of(model), velocity_of(policy.model), atol=1e-5, rtol=1e-5)
+
+
+def test_a_run_of_all_weights_gives_a_model_to_begin_from(home: Home, tmp_path: Path):
+    policy = finished_run(home, RunConfig())
+    answer = export_run(home, "a-run", tmp_path / "whole")
+    assert "spotlight.json" in answer["files"]
+    assert torch.equal(velocity_of(EmbeddedModel.load(tmp_path / "whole")), velocity_of(policy.model))
+    assert "| Score before → after | not evaluated |" in (tmp_path / "whole/README.md").read_text("utf-8")
+
+
+def test_a_familys_whole_transformer_can_be_loaded(home: Home, tmp_path: Path):
+    folder = save_pipeline("flux", tmp_path / "model")
+    config = family_config("flux", folder, adaptation={"mode": "full"})
+    policy = finished_run(home, config)
+    export_run(home, "a-run", tmp_path / "whole")
+    loaded: Any = type(policy.model.transformer)
+    transformer = loaded.from_pretrained(str(tmp_path / "whole"), subfolder="transformer")
+    for name, weight in transformer.named_parameters():
+        assert np.array_equal(weight.detach().numpy(), policy.state()[name]), name
+
+
+def test_refusals(home: Home, tmp_path: Path):
+    with pytest.raises(RunNotFoundError, match="no run 'none'"):
+        export_run(home, "none", tmp_path / "out")
+    RunStore(home).create_run("young", RunConfig(), {}, os.getpid())
+    with pytest.raises(CheckpointError, match="`spotlight resume young`"):
+        export_run(home, "young", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,136 @@
+"""The model families against their own pipelines, on tiny random weights loaded from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.families import FAMILIES, family_of
+from gpu_runtime.models.loading import load_model
+from gpu_runtime.models.lora_file import write_lora
+from storage.errors import ModelError
+from tests.pipeline_reference import (
+    EXACT,
+    PROMPTS,
+    difference,
+    family_config,
+    own_pipeline,
+    run_pipeline,
+    run_sampler,
+    training_samples,
+)
+from tests.tiny_pipelines import save_pipeline
+from tests.tiny_run import perturbed
+
+Saved = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """A family's pipeline on disk, saved once."""
+    folders: dict[str, Path] = {}
+
+    def folder_of(family: str) -> Path:
+        if family not in folders:
+            folders[family] = save_pipeline(family, tmp_path_factory.mktemp(family))
+        return folders[family]
+
+    return folder_of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sampling_is_that_of_the_familys_own_pipeline(saved: Saved, family: str):
+    config = family_config(family, saved(family))
+    model = load_model(config.model)
+    found = run_sampler(model, config)
+    assert (
+        difference(found, run_pipeline(own_pipeline(family, saved(family)), config, model.latent_shape))
+        <= EXACT
+    )
+    assert len({image.tobytes() for image in found[1]}) == len(PROMPTS)  # the comparison is not of nothing
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_guidance_too(saved: Saved, family: str):
+    config = family_config(family, saved(family), model={"guidance": 1.0, "negative_prompt": ""})
+    model = load_model(config.model)
+    expected = run_pipeline(own_pipeline(family, saved(family)), config, model.latent_shape)
+    assert difference(run_sampler(model, config), expected) <= EXACT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_does_not_depend_on_its_neighbrun_sampler(saved: Saved, family: str):
+    model = load_model(family_config(family, saved(family)).model)
+    together = model.encode_prompts(PROMPTS)
+    for row, prompt in enumerate(PROMPTS):
+        alone = model.encode_prompts([prompt])
+        assert torch.equal(alone.embeds_BLE[0], together.embeds_BLE[row])
+        assert torch.equal(alone.mask_BL[0], together.mask_BL[row])
+    latents = torch.randn(4, *model.latent_shape, generator=torch.Generator().manual_seed(0))
+    sigma = torch.tensor([1.0, 0.8, 0.5, 0.2])
+    with torch.no_grad():
+        expected = model.velocity(latents, sigma, together)
+        order = [2, 1, 1, 3]
+        found = model.velocity(latents[order], sigma[order], together.rows(order))
+    assert torch.equal(found, expected[order])
+    assert torch.equal(model.decode(latents)[order], model.decode(latents[order]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_exported_adapters_give_the_pipeline_our_policy(saved: Saved, family: str, tmp_path: Path):
+    config = family_config(family, saved(family))
+    model = load_model(config.model)
+    before = run_sampler(model, config)
+    policy = Policy(model, config.adaptation, config.seed)
+    policy.load(perturbed(policy.state(), 0.2))
+    found = run_sampler(model, config)
+    assert np.abs(found[0] - before[0]).max() > 100 * EXACT  # the adapters do something
+    with policy.reference():
+        assert difference(run_sampler(model, config), before) == 0
+    kind = family_of(family).PIPELINE
+    assert write_lora(kind, tmp_path, policy.state(), config.adaptation).is_file()
+    pipeline = own_pipeline(family, saved(family))
+    pipeline.load_lora_weights(str(tmp_path))
+    assert difference(found, run_pipeline(pipeline, config, model.latent_shape)) <= EXACT
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_training_step_begins_at_the_policy_that_drew_the_samples(saved: Saved, family: str):
+    config = family_config(family, saved(family), adaptation={"gradient_checkpointing": True})
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    sampler = Sampler(policy.model, config.sampling)
+    trainer = Trainer(policy, sampler, config)
+    before = policy.state()
+    report = trainer.train(training_samples(sampler))
+    assert report.ratio_deviation <= 1e-5
+    assert report.gradient_norm > 0
+    assert any(not np.array_equal(before[name], value) for name, value in policy.state().items())
+
+
+def test_adapters_are_float32_on_a_bfloat16_model_and_full_training_is_refused(saved: Saved):
+    config = family_config("sd3.5", saved("sd3.5"), model={"dtype": "bfloat16"})
+    model = load_model(config.model)
+    assert next(model.transformer.parameters()).dtype == torch.bfloat16
+    with pytest.raises(ModelError, match=r"set model\.dtype=float32"):
+        Policy(model, config.adaptation.model_copy(update={"mode": "full"}), 0)
+    policy = Policy(model, config.adaptation, 0)
+    assert {weight.dtype for weight in policy.trained.values()} == {torch.float32}
+    latents, images = run_sampler(model, config)
+    assert latents.dtype == np.float32
+    assert np.isfinite(latents).all()
+    assert len({image.tobytes() for image in images}) > 1
+
+
+def test_offloaded_encoders_change_nothing(saved: Saved):
+    one, other = (
+        load_model(family_config("flux", saved("flux"), model={"encoders": where}).model)
+        for where in ("resident", "offload")
+    )
+    assert torch.equal(one.encode_prompts(PROMPTS).embeds_BLE, other.encode_prompts(PROMPTS).embeds_BLE)

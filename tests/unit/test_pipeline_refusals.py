@@ -1,0 +1,165 @@
+"""What a run with a model family cannot work with is refused before any weight is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpu_runtime.models.loading import load_model, model_files
+from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, ModelError, SpotlightError
+from tasks import preflight
+from tests.pipeline_reference import family_config
+from tests.tiny_pipelines import save_pipeline
+
+WEIGHTS = "transformer/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole pipeline, not to be changed."""
+    return save_pipeline("sd3.5", tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy to be spoilt."""
+    return shutil.copytree(whole, tmp_path / "model")
+
+
+def run_config(folder: Path, family: str = "sd3.5", **sections: dict[str, Any]) -> RunConfig:
+    """A run on a family, judged without weights."""
+    prompts = folder.parent / "prompts.txt"
+    prompts.write_text("".join(f"a sign number {number}\n" for number in range(4)))
+    more: dict[str, dict[str, Any]] = {
+        "prompts": {"train": str(prompts), "evaluate": str(prompts)},
+        "reward": {"scorer": "jpeg"},
+        "evaluation": {"prompts": 4},
+    }
+    return family_config(family, folder, **(more | sections))
+
+
+def refusal(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The message of a refused run; to load weights is an error."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("weights were to be loaded")
+
+    monkeypatch.setattr("gpu_runtime.models.pipeline_model.load_weights", refuse)
+    with pytest.raises(SpotlightError) as caught:
+        preflight.check(config)
+    return str(caught.value)
+
+
+def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
+    config = run_config(whole)
+    [warning] = preflight.check(config)
+    assert "held-out prompts are trained on too" in warning
+    files = [file.relative_to(whole).as_posix() for file in model_files(config.model)]
+    assert files[0] == "model_index.json"
+    assert {WEIGHTS, "text_encoder_3/model.safetensors", "scheduler/scheduler_config.json"} <= set(files)
+    assert len(files) == len(set(files))
+
+
+def test_a_name_that_is_not_here(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    message = refusal(run_config(whole, model={"path": "nobody/no-such-model"}), monkeypatch)
+    assert "'nobody/no-such-model' is no folder here" in message
+    assert "`hf download nobody/no-such-model`" in message
+
+
+def test_a_model_of_another_family(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    message = refusal(run_config(whole, family="flux"), monkeypatch)
+    assert "is a StableDiffusion3Pipeline, not a FluxPipeline; set model.family" in message
+
+
+def test_missing_files_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / WEIGHTS).unlink()
+    (folder / "tokenizer_3/tokenizer_config.json").unlink()
+    message = refusal(run_config(folder), monkeypatch)
+    assert f"lacks {WEIGHTS}, tokenizer_3/tokenizer_config.json; download the model again" in message
+    index = {"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}
+    (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
+    message = refusal(run_config(folder), monkeypatch)
+    assert "transformer/part-1.safetensors, transformer/part-2.safetensors" in message
+
+
+def test_a_file_that_is_cut_off(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    whole_bytes = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(whole_bytes[:-100])
+    message = refusal(run_config(folder), monkeypatch)
+    assert f"has {len(whole_bytes) - 100} bytes of {len(whole_bytes)}: it is cut off" in message
+    (folder / WEIGHTS).write_bytes(b"version https")
+    assert "is no safetensors file" in refusal(run_config(folder), monkeypatch)
+
+
+def test_weights_that_lack_some_are_not_filled_with_random_numbers(folder: Path):
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["proj_out.weight"]
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(
+        ModelError, match=r"lacks 1 weights of a SD3Transformer2DModel, such as proj_out\.weight"
+    ):
+        load_model(run_config(folder).model)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ({"height": 30}, r"model.height is 30; this model makes images whose sides 4 divides, such as 32"),
+        ({"width": 128}, r"table of positions ends at 64 pixels: lower them"),
+        ({"text_length": 4}, r"has 14 tokens; model.text_length is 4: shorten the prompt"),
+    ],
+)
+def test_sizes_that_do_not_fit(
+    whole: Path, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any], says: str
+):
+    assert says in refusal(run_config(whole, model={"negative_prompt": ""} | model), monkeypatch)
+
+
+def test_adapters_that_name_no_layer(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    message = refusal(run_config(whole, adaptation={"targets": ["img_mlp.net.2"]}), monkeypatch)
+    assert "names no layer of this model" in message
+
+
+def test_a_kernel_without_a_mask_for_a_family_that_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_pipeline("qwen-image", tmp_path / "model")
+    config = run_config(folder, family="qwen-image", model={"attention": "flash"})
+    assert "takes no mask" in refusal(config, monkeypatch)
+
+
+def test_guidance_of_a_model_that_takes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_pipeline("flux", tmp_path / "model")
+    file = folder / "transformer/config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"guidance_embeds": False}))
+    message = refusal(run_config(folder, family="flux", model={"negative_prompt": ""}), monkeypatch)
+    assert "model.guidance is 3.5" in message
+    assert "takes none" in message
+
+
+def test_a_machine_too_small(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 19))
+    message = refusal(run_config(whole), monkeypatch)
+    assert "the weights need 0.0 GiB for 3 models" in message
+    assert "take a larger device or a smaller model, or fewer workers" in message
+
+
+def test_a_gpu_too_small(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    gpu = torch.device("cuda")
+    need = MemoryNeed(transformer_bytes=40 * GIB, vae_bytes=GIB, encoders_bytes=15 * GIB)
+    refuse_too_large(need, gpu, 3, trains_all=False)
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_too_large(need, gpu, 3, trains_all=True)
+    assert "need 176.0 GiB (transformer 40.0, text encoders 15.0, VAE 1.0 each)" in str(caught.value)
+    assert "a GPU has 80.0 GiB" in str(caught.value)
+    assert "or adaptation.mode=lora" in str(caught.value)

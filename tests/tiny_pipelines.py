@@ -179,7 +179,8 @@ def _qwen_image() -> Any:
         transformer=_lively(
             QwenImageTransformer2DModel(
                 patch_size=2, in_channels=4 * LATENT, out_channels=LATENT, num_layers=2,
-                attention_head_dim=16, num_attention_heads=2, joint_attention_dim=WIDTH, axes_dims_rope=(4, 6, 6),
+                attention_head_dim=16, num_attention_heads=2, joint_attention_dim=WIDTH,
+                axes_dims_rope=(4, 6, 6),
             )
         ),
     )  # fmt: skip

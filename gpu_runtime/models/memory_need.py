@@ -73,7 +73,9 @@ def refuse_too_large(
         ConfigurationError: it does not fit.
     """
     if device.type == "cuda":
-        there, where = torch.cuda.mem_get_info(device_index)[1], torch.cuda.get_device_name(device_index)
+        # Not mem_get_info, which would take memory of the device for this process.
+        found = torch.cuda.get_device_properties(device_index)
+        there, where = found.total_memory, found.name
         wanted = need.total(trains_all)
     else:
         there, where = psutil.virtual_memory().available, "this machine (free memory)"

@@ -245,15 +245,8 @@ def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
     return getattr(torch, auto if settings.dtype == "auto" else settings.dtype)
 
 
-def packed(latents_BChw: torch.Tensor) -> torch.Tensor:
-    """Four latent pixels a token: (B, C/4, h, w) to (B, h/2 * w/2, C)."""
-    count, channels, rows, columns = latents_BChw.shape
-    split = latents_BChw.reshape(count, channels, rows // 2, 2, columns // 2, 2)
-    return split.permute(0, 2, 4, 1, 3, 5).reshape(count, rows * columns // 4, channels * 4)
-
-
 def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """The inverse of `packed`: (B, S, C) to (B, C/4, rows, columns)."""
+    """Latents of four pixels a token, (B, S, C), as a picture: (B, C/4, rows, columns)."""
     count, _, channels = latents_BSC.shape
     split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
     return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)

@@ -153,8 +153,8 @@ def test_a_machine_too_small(whole: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_gpu_too_small(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (70 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    found = SimpleNamespace(total_memory=80 * GIB, name="a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     gpu = torch.device("cuda")
     need = MemoryNeed(transformer_bytes=40 * GIB, vae_bytes=GIB, encoders_bytes=15 * GIB)
     refuse_too_large(need, gpu, 3, trains_all=False)

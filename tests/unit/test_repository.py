@@ -107,6 +107,7 @@ def test_the_readmes_links_lead_somewhere():
     "document",
     [
         "flow-grpo",
+        "models",
         "forward-process",
         "exploration",
         "determinism",

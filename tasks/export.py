@@ -76,7 +76,7 @@ def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
         return _python(
             "from gpu_runtime.models.embedded import EmbeddedModel\n\n"
             f"model = EmbeddedModel.load({config.model.path!r})\n"
-            'model.transformer.load_lora_adapter("FOLDER")'
+            'model.transformer.load_lora_adapter("FOLDER", use_safetensors=True)'
         )
     return _python(
         f"import torch\nfrom diffusers import {pipeline.__name__}\n\n"

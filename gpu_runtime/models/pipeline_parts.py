@@ -105,8 +105,11 @@ def empty_transformer(model_class: Any, folder: PipelineFolder, dtype: torch.dty
     """
     try:
         with torch.device("meta"):
-            return model_class.from_config(folder.config("transformer")).to(dtype)
+            model = model_class.from_config(folder.config("transformer"))
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
         raise ModelError(
             f"{folder.path / 'transformer'} is no {model_class.__name__}: {error}; name another model"
         ) from error
+    for weight in model.parameters():  # to() would warn of parts that a model keeps in float32
+        weight.data = weight.data.to(dtype)
+    return model

@@ -97,6 +97,10 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         ),
         (("--set", "prompts.train=builtin:nothing"), ("no built-in prompt set 'nothing'",)),
         (("--set", "model.path=missing-model"), ("missing-model", "no spotlight.json")),
+        (
+            ("--set", "model.family=flux", "--set", "model.path=nobody/none"),
+            ("'nobody/none' is no folder here", "`hf download nobody/none`"),
+        ),
         (("--set", "model.path=embedded:glyfs"), ("embedded:glyfs", "there are glyphs, glyphs-sparse")),
         (
             ("--set", "evaluation.prompts=129"),

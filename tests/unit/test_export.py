@@ -84,7 +84,7 @@ def test_an_embedded_models_adapters_and_weights(home: Home, tmp_path: Path):
     policy = finished_run(home, config)
     export_run(home, "a-run", tmp_path / "lora")
     model: Any = EmbeddedModel.load(config.model.path)
-    model.transformer.load_lora_adapter(str(tmp_path / "lora"))
+    model.transformer.load_lora_adapter(str(tmp_path / "lora"), use_safetensors=True)
     torch.testing.assert_close(velocity_of(model), velocity_of(policy.model), atol=1e-5, rtol=1e-5)
 
 

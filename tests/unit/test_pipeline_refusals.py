@@ -116,7 +116,7 @@ def test_weights_that_lack_some_are_not_filled_with_random_numbers(folder: Path)
     [
         ({"height": 30}, r"model.height is 30; this model makes images whose sides 4 divides, such as 32"),
         ({"width": 128}, r"table of positions ends at 64 pixels: lower them"),
-        ({"text_length": 4}, r"has 14 tokens; model.text_length is 4: shorten the prompt"),
+        ({"text_length": 4}, r"tokens; model.text_length is 4: shorten the prompt"),
     ],
 )
 def test_sizes_that_do_not_fit(

@@ -44,7 +44,7 @@ def check(config: RunConfig) -> list[str]:
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
         workers = config.runtime.reserved_workers + config.runtime.spot_workers
-        outline.check_memory(workers, config.adaptation.mode == "full")
+        outline.check_machine(workers, config.adaptation.mode == "full")
     scorer = build_scorer(config.reward.scorer, config.reward)
     _check_prompts(f"prompts.train = {config.prompts.train!r}", train, outline, scorer)
     _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, outline, scorer)

@@ -25,8 +25,8 @@ class EmbeddedOutline:
         """
         self._model.encode_prompts(prompts)
 
-    def check_memory(self, models: int, trains_all: bool) -> None:
-        """Nothing to refuse: it has a few million parameters."""
+    def check_machine(self, models: int, trains_all: bool) -> None:
+        """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
 
     def blank_image(self) -> np.ndarray:
         """What the model decodes zeros to, uint8, shape (H, W, 3)."""

@@ -25,8 +25,8 @@ class ModelOutline(Protocol):
         """Refuse a prompt that the model cannot encode."""
         ...
 
-    def check_memory(self, models: int, trains_all: bool) -> None:
-        """Refuse a model whose weights do not fit."""
+    def check_machine(self, models: int, trains_all: bool) -> None:
+        """Refuse a model that this machine has no attention kernel or no memory for."""
         ...
 
     def blank_image(self) -> np.ndarray:
@@ -50,7 +50,7 @@ def load_model(config: ModelConfig) -> DiffusionModel:
 
     outline = PipelineOutline(config, device)
     if device.type == "cuda":  # perhaps not the machine that the run was checked on
-        outline.check_memory(1, trains_all=False)
+        outline.check_machine(1, trains_all=False)
     return outline.family.load(config, device)
 
 

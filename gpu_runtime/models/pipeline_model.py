@@ -98,7 +98,7 @@ class PipelineModel(ABC):
             {part: load_weights(kind, folder, part, dtype) for part, kind in cls.ENCODERS.items()},
             load_tokenizers(folder),
         )
-        _choose_attention(parts.transformer, settings.attention)
+        choose_attention(parts.transformer, settings.attention)
         return cls(parts, settings, device)
 
     @torch.no_grad()
@@ -252,7 +252,12 @@ def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor
     return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)
 
 
-def _choose_attention(transformer: Any, name: str) -> None:
+def choose_attention(transformer: Any, name: str) -> None:
+    """Let a transformer use diffusers' attention kernel of that name; `auto` leaves its own.
+
+    Raises:
+        ConfigurationError: it cannot be had on this machine.
+    """
     if name == "auto":
         return
     try:

@@ -10,7 +10,7 @@ import torch
 from gpu_runtime.models.families import family_of
 from gpu_runtime.models.memory_need import MemoryNeed, refuse_too_large
 from gpu_runtime.models.pipeline_folder import PipelineFolder
-from gpu_runtime.models.pipeline_model import OWN_SIDE, PipelineModel, dtype_on
+from gpu_runtime.models.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
 from storage.errors import ConfigurationError
 from storage.model_config import ModelConfig
@@ -64,8 +64,8 @@ class PipelineOutline:
         for prompt in prompts:
             self.family.refuse_long(self._tokenizers, prompt, self._text_length)
 
-    def check_memory(self, models: int, trains_all: bool) -> None:
-        """Refuse a model whose weights do not fit.
+    def check_machine(self, models: int, trains_all: bool) -> None:
+        """Refuse a model that this machine has no attention kernel or no memory for.
 
         Args:
             models: how many share this machine's memory, where the device is the CPU.
@@ -74,6 +74,7 @@ class PipelineOutline:
         Raises:
             ConfigurationError: with what is needed and what is there.
         """
+        choose_attention(self.transformer, self._settings.attention)
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device)
         refuse_too_large(need, self._device, models, trains_all)
 

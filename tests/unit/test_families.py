@@ -128,9 +128,9 @@ def test_adapters_are_float32_on_a_bfloat16_model_and_full_training_is_refused(s
     assert len({image.tobytes() for image in images}) > 1
 
 
-def test_offloaded_encoders_change_nothing(saved: Saved):
-    one, other = (
-        load_model(family_config("flux", saved("flux"), model={"encoders": where}).model)
-        for where in ("resident", "offload")
-    )
+def test_offloaded_encoders_and_a_named_kernel_change_nothing(saved: Saved):
+    config = family_config("flux", saved("flux"))
+    one = load_model(config.model)
+    other = load_model(config.model.model_copy(update={"encoders": "offload", "attention": "native"}))
+    assert difference(run_sampler(other, config), run_sampler(one, config)) == 0
     assert torch.equal(one.encode_prompts(PROMPTS).embeds_BLE, other.encode_prompts(PROMPTS).embeds_BLE)

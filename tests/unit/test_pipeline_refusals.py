@@ -145,6 +145,12 @@ def test_guidance_of_a_model_that_takes_none(tmp_path: Path, monkeypatch: pytest
     assert "takes none" in message
 
 
+def test_a_kernel_that_is_not_installed(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    message = refusal(run_config(whole, model={"attention": "sage"}), monkeypatch)
+    assert "model.attention is sage, which cannot be had here" in message
+    assert "use native" in message
+
+
 def test_a_machine_too_small(whole: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 19))
     message = refusal(run_config(whole), monkeypatch)

@@ -34,9 +34,11 @@ _RETRY_PAUSE_S = (0.005, 0.030)
 """Bounds of the random pause between two tries; random so that two waiters fall out of step."""
 
 # One thread more is a thread started at each open, and our batches are small. The extensions are
-# off because a machine without a network would wait for them.
+# off because a machine without a network would wait for them; other files, because a database made
+# elsewhere may hold views that read them in place of our tables.
 _SETTINGS = {
     "threads": 1,
+    "enable_external_access": False,
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
@@ -129,7 +131,11 @@ class Database:
         give_up_at = time.monotonic() + self.wait_s
         while True:
             try:
-                return duckdb.connect(str(self.path), read_only=read_only, config=_SETTINGS)
+                connection = duckdb.connect(str(self.path), read_only=read_only, config=_SETTINGS)
+                # After two seconds of one statement it would be drawn into the standard output, which ends
+                # with a line of JSON.
+                connection.execute("SET enable_progress_bar = false")
+                return connection
             except duckdb.Error as error:
                 if not _is_locked(error):
                     raise StorageError(

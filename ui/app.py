@@ -21,9 +21,13 @@ st.set_page_config(page_title="Spotlight", page_icon=":material/wb_twilight:", l
 # because the tiles of a page need the width that a side bar would take.
 st.navigation(
     [
+        st.Page("screens/runs.py", title="Runs", icon=":material/list:"),
         st.Page("screens/convergence.py", title="Convergence", icon=":material/trending_up:", default=True),
         st.Page("screens/seeds.py", title="Seeds", icon=":material/grain:"),
         st.Page("screens/spot.py", title="Spot", icon=":material/bolt:"),
+        st.Page("screens/cost.py", title="Cost", icon=":material/payments:"),
+        st.Page("screens/images.py", title="Images", icon=":material/image:"),
+        st.Page("screens/health.py", title="Health", icon=":material/stethoscope:"),
     ],
     position="top",
 ).run()

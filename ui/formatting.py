@@ -1,8 +1,9 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and texts as they were written: nothing in them is markup."""
 
 from __future__ import annotations
 
 import math
+import re
 import time
 
 
@@ -57,5 +58,24 @@ def moment(unix_s: float) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text for Streamlit's markdown, where two `$` would begin a formula."""
+    """Text of ours for Streamlit's markdown, where two `$` would begin a formula."""
     return text.replace("$", r"\$")
+
+
+def plain_markdown(text: str) -> str:
+    """Text of others (an error, a name) for Streamlit's markdown: shown as it is, but for code spans.
+
+    Without this a message could bring a link or a picture from elsewhere into the page.
+    """
+    parts = re.split(r"(`[^`\n]+`)", text)
+    if "``" in text:  # spans may then end elsewhere than here
+        parts = [text]
+    return "".join(
+        part if place % 2 else re.sub(r"([\\`*_{}\[\]<>#|~$!&])", r"\\\1", part)
+        for place, part in enumerate(parts)
+    )
+
+
+def chart_text(text: str) -> str:
+    """Text of others for a plot, where tags would be markup and entities be taken for characters."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

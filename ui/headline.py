@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from ui.formatting import duration, markdown_text, percent, short_duration, usd
+from ui.formatting import duration, markdown_text, percent, plain_markdown, short_duration, usd
 from ui.run_view import RunView
 
 TILE_PX = 189
@@ -19,7 +19,7 @@ def planned_iterations(view: RunView) -> int | None:
 
 def show_state(view: RunView) -> None:
     """Say what a person should do about a run that did not end well."""
-    run_id = view.row.run_id
+    run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
     if view.row.status == "running" and not view.alive:
         st.warning(
             f"The run's process {view.row.pid} is gone. Go on from its last checkpoint with "
@@ -28,11 +28,8 @@ def show_state(view: RunView) -> None:
         )
     elif view.row.status in ("failed", "interrupted", "cancelled"):
         happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
-        reason = f": {view.row.error.rstrip('.')}" if view.row.error else ""
-        st.warning(
-            markdown_text(f"The run {happened}{reason}{_advice(run_id, view.row.error)}"),
-            icon=":material/error:",
-        )
+        reason = f": {plain_markdown(view.row.error.rstrip('.'))}" if view.row.error else ""
+        st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
 
 
 def _advice(run_id: str, error: str | None) -> str:

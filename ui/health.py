@@ -8,15 +8,16 @@ import numpy as np
 import streamlit as st
 
 from ui.formatting import figure, percent
+from ui.learning_charts import learning_courses
 from ui.run_view import RunView
 
 
 @dataclass(frozen=True)
 class _Sign:
-    """One figure; `column` None means the share of groups without variance."""
+    """One figure; `course` is its name in `ui.learning_charts.learning_courses`."""
 
     title: str
-    column: str | None
+    course: str
     is_share: bool
     meaning: str
 
@@ -38,27 +39,28 @@ _SIGNS = (
         "small; above half, most of the samples teach nothing: lower optimizer.learning_rate.",
     ),
     _Sign(
-        "Groups without variance", None, True,
+        "Groups without variance", "zero_variance", True,
         "Share of prompts whose samples all scored the same. They teach nothing, but were paid for.",
     ),
 )  # fmt: skip
 
 
 def show_health(view: RunView) -> None:
-    """Show the signs in a row, each with its course over the iterations."""
+    """Show the signs in a row, as they are now; `ui.learning_charts` draws their courses."""
     if view.metrics.empty:
         st.caption("These figures appear with the first iteration.")
         return
+    courses = learning_courses(view)
     for column, sign in zip(st.columns(len(_SIGNS)), _SIGNS, strict=True):
-        course = _course(view, sign)
-        if not course:
+        course = courses[sign.course]
+        course = course[np.isfinite(course)]
+        if not course.size:
             column.metric(sign.title, "-", help=sign.meaning, border=True)
             continue
-        latest = course[-1]
+        latest = float(course[-1])
         column.metric(
-            sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True,
-            chart_data=course if len(course) > 1 else None, chart_type="line",
-        )  # fmt: skip
+            sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True
+        )
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(
@@ -66,13 +68,3 @@ def show_health(view: RunView) -> None:
             "The errors are in the table `samples`.",
             icon=":material/visibility_off:",
         )
-
-
-def _course(view: RunView, sign: _Sign) -> list[float]:
-    if sign.column is not None:
-        values = view.metric(sign.column)
-    else:
-        values = view.metric("groups_dropped") / view.metric("groups")
-    if sign.column == "kl" and not np.nan_to_num(values).any():
-        return []  # the trainer writes 0 where it does not measure it
-    return values[np.isfinite(values)].tolist()

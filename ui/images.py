@@ -1,4 +1,4 @@
-"""Images beside each other and what was read in them: before and after training, best and worst."""
+"""Images beside each other and what was read in them: before and after, best and worst, over iterations."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ _STYLE = """
   border: 1px solid rgba(128,128,128,.28);}
 .sl-when {font-size: .72rem; opacity: .65;}
 .sl-read {font-size: .78rem; overflow-wrap: anywhere; margin-top: 3px;}
+.sl-course {display: grid; grid-template-columns: repeat(auto-fill, minmax(110px, 1fr)); gap: 8px;}
+.sl-course img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
+  border: 1px solid rgba(128,128,128,.28);}
+.sl-zoom summary {list-style: none; cursor: zoom-in;}
+.sl-zoom[open] {grid-column: 1 / -1; max-width: 560px;} .sl-zoom[open] summary {cursor: zoom-out;}
+.sl-large {display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 12px;}
+.sl-large img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
+  border: 1px solid rgba(128,128,128,.28);}
 .sl-good {color: #1f9d61; font-weight: 600;} .sl-bad {opacity: .75;} .sl-error {color: #d64545;}
 </style>
 """
@@ -36,8 +44,7 @@ def show_images(images: pd.DataFrame) -> None:
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     if before == after:
         st.caption("The untouched model's images; the next evaluation puts the trained one's beside them.")
-    cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]
-    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
+    st.html(gallery_html(images))
 
 
 def show_best_and_worst(images: pd.DataFrame) -> None:
@@ -51,6 +58,52 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
         sides = "".join(_side(row, "", _place(row)) for row in _rows(part))
         cards.append(_framed(f"Iteration {iteration}", "", sides))
     st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
+
+
+def course_html(images: pd.DataFrame) -> str:
+    """A card a prompt, in it its pictures over the iterations; a click enlarges one, another shrinks it.
+
+    Args:
+        images: as `storage.image_queries.pictures` gives it.
+    """
+    cards = []
+    for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
+        rows = _rows(part)
+        sides = "".join(_zoomed(row) for row in rows)
+        cards.append(
+            f'<div class="sl-card"><div class="sl-prompt">{html.escape(rows[0]["prompt"])} '
+            f'<span class="sl-when">seed {rows[0]["seed_index"]}</span></div>'
+            f'<div class="sl-course">{sides}</div></div>'
+        )
+    return f'{_STYLE}<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>'
+
+
+def large_html(images: pd.DataFrame) -> str:
+    """One prompt's pictures, large.
+
+    Args:
+        images: as above, of one image.
+    """
+    sides = "".join(_side(row, "", _when(row["iteration"])) for row in _rows(images))
+    return f'{_STYLE}<div class="sl-large">{sides}</div>'
+
+
+def gallery_html(images: pd.DataFrame) -> str:
+    """The pairs before and after, as a grid; for a page without Streamlit.
+
+    Args:
+        images: as `storage.queries.images_before_after` gives it, at least one.
+    """
+    before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
+    cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]
+    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>'
+
+
+def _zoomed(row: dict) -> str:
+    # A <details> opens and closes by mouse and keyboard without a script, which the page would not run.
+    picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
+    when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
+    return f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
 
 
 def _place(row: dict) -> str:
@@ -81,6 +134,11 @@ def _framed(title: str, remark: str, sides: str) -> str:
 
 def _side(row: dict, suffix: str, when: str) -> str:
     """One picture and what was read in it, from the row's columns of that suffix."""
+    picture, read = _picture_and_reading(row, suffix, when)
+    return f'<div><div class="sl-when">{when}</div>{picture}{read}</div>'
+
+
+def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
     png = base64.b64encode(bytes(row[f"png{suffix}"])).decode()
     if row[f"error{suffix}"]:
         read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
@@ -88,7 +146,5 @@ def _side(row: dict, suffix: str, when: str) -> str:
         style, mark = ("sl-good", "✓") if row[f"exact{suffix}"] else ("sl-bad", "✗")
         detail = html.escape(row[f"detail{suffix}"]) or "nothing recognised"
         read = f'<span class="{style}">{mark} {row[f"score{suffix}"]:.2f}</span> {detail}'
-    return (
-        f'<div><div class="sl-when">{when}</div><img alt="{html.escape(row["prompt"])}, {when}" '
-        f'src="data:image/png;base64,{png}"><div class="sl-read">{read}</div></div>'
-    )
+    picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="data:image/png;base64,{png}">'
+    return picture, f'<div class="sl-read">{read}</div>'

@@ -10,7 +10,7 @@ import streamlit as st
 
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
-from ui.formatting import moment
+from ui.formatting import moment, plain_markdown
 from ui.headline import show_state
 from ui.run_view import RunView, load_overview, load_run
 
@@ -26,18 +26,35 @@ RunPage = Callable[[Path, RunView], None]
 
 def show_page(draw: RunPage) -> None:
     """Choose a run and show it; without any, say how to start one."""
-    home = Home.from_environment().path
-    try:
-        overview = load_overview(home)
-    except StorageError as error:
-        st.error(str(error), icon=":material/database_off:")
-        return
-    if overview.empty:
-        st.fragment(_show_nothing, run_every=_REFRESH)(home)
+    home, overview = _opened()
+    if overview is None:
         return
     run_id = _choose(overview)
     live = bool((overview.loc[overview["run_id"] == run_id, "status"] == "running").all())
     st.fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
+
+
+def show_home_page(draw: Callable[[Path], None]) -> None:
+    """Show what concerns all runs of the home; without any, say how to start one."""
+    home, overview = _opened()
+    if overview is None:
+        return
+    live = bool((overview["status"] == "running").any())
+    st.fragment(draw, run_every=_REFRESH if live else None)(home)
+
+
+def _opened() -> tuple[Path, pd.DataFrame | None]:
+    """The home and its runs; None where what there is to say has been said."""
+    home = Home.from_environment().path
+    try:
+        overview = load_overview(home)
+    except StorageError as error:
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+        return home, None
+    if overview.empty:
+        st.fragment(_show_nothing, run_every=_REFRESH)(home)
+        return home, None
+    return home, overview
 
 
 def _show_nothing(home: Path) -> None:
@@ -76,11 +93,11 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
     try:
         view = load_run(home, run_id)
     except (StorageError, RunNotFoundError) as error:
-        st.error(str(error), icon=":material/database_off:")
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
         return
     if live and view.row.status != "running":
         st.rerun()  # it has ended: the whole page again, without the refreshing
     status = view.row.status if view.is_live or view.row.status != "running" else "interrupted"
-    st.header(f"{view.row.run_id} :{_COLOURS[status]}-badge[{status}]", anchor=False)
+    st.header(f"{plain_markdown(view.row.run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
     show_state(view)
     draw(home, view)

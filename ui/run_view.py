@@ -79,6 +79,12 @@ class RunView:
             return np.full(len(self.metrics), np.nan)
         return self.metrics[name].to_numpy(dtype=float)
 
+    def usd_at(self, iterations: pd.Series) -> np.ndarray:
+        """Dollars paid up to the end of each of these iterations, evaluations included."""
+        paid = (self.cost["reserved_usd"] + self.cost["spot_usd"]).to_numpy(dtype=float)
+        place = np.searchsorted(self.cost["iteration"].to_numpy(), iterations.to_numpy(), side="right")
+        return np.concatenate(([0.0], paid))[place]
+
     def setting(self, section: str, name: str) -> Any:
         """A setting as the run stored it; None where it has none of that name (another version's)."""
         stored = json.loads(self.row.config_json)
@@ -105,7 +111,16 @@ def load_run(home: Path, run_id: str) -> RunView:
         RunNotFoundError: there is none of that identifier.
         StorageError: the database stayed locked, or is of another version.
     """
-    store = RunStore(Home(home))
+    return read_run(RunStore(Home(home)), run_id)
+
+
+def read_run(store: RunStore, run_id: str) -> RunView:
+    """The same, read now: for what is no page.
+
+    Raises:
+        RunNotFoundError: there is none of that identifier.
+        StorageError: the database stayed locked, or is of another version.
+    """
     row = store.run(run_id)
     with store.database.reading() as connection:
         return RunView(

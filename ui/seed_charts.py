@@ -9,12 +9,14 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts import BASELINE_COLOUR, DRAFT_COLOUR, OVERLAP_COLOUR, SCORE_COLOUR, TRAINING_COLOUR, laid_out
+from ui.formatting import chart_text
 from ui.run_view import RunView
 from ui.seeds_view import spread_measure
 
 MAP_PROMPTS = 24
 """Rows of the map of drafts: the most drafted prompts."""
 
+_COLUMNS = 120  # iterations of the map that stand beside each other, drafted or not
 _POINTS = 300  # more different pairs than this are put on a grid
 _GRID = 0.05
 _LARGEST_PX = 34
@@ -26,7 +28,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
     """Every seed's score by the stale draft against its fresh one; circles grow with how many there are.
 
     Args:
-        pairs: as `storage.seed_queries.stale_and_fresh` gives it.
+        pairs: as `storage.seed_queries.pair_counts` gives it; at least one.
     """
     scores = [*pairs["stale"], *pairs["fresh"]]
     low, high = min(0.0, *scores), max(1.0, *scores)
@@ -116,7 +118,7 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure:
     for (prompt_id, _), row in cells.items():
         totals[prompt_id] += row["drafts"]
     rows = [prompt_id for prompt_id, _ in totals.most_common(MAP_PROMPTS)]
-    iterations = list(range(min(drafts["iteration"]), max(drafts["iteration"]) + 1))
+    iterations = _columns(sorted(set(drafts["iteration"].tolist())))
 
     def table(column: str) -> list[list]:
         return [[cells.get((row, i), {}).get(column) for i in iterations] for row in rows]
@@ -126,7 +128,8 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure:
             # Rows are told apart by the prompt's number: two shortened prompts may read the same.
             x=iterations, y=[str(row) for row in rows], z=table("drafts"), xgap=1, ygap=1,
             colorscale=_MAP_COLOURS, colorbar={"title": "drafts", "thickness": 12}, hoverongaps=False,
-            customdata=table("success_share"), text=[[prompts[row]] * len(iterations) for row in rows],
+            customdata=table("success_share"),
+            text=[[chart_text(prompts[row])] * len(iterations) for row in rows],
             hovertemplate="%{text}<br>iteration %{x}: %{z} drafts, %{customdata:.0%} succeed<extra></extra>",
         )
     )  # fmt: skip
@@ -136,7 +139,7 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure:
     return figure.update_yaxes(
         showgrid=False, type="category", autorange="reversed",
         tickmode="array", tickvals=[str(row) for row in rows],
-        ticktext=[_shortened(f"#{row} {prompts[row]}") for row in rows],
+        ticktext=[chart_text(_shortened(f"#{row} {prompts[row]}")) for row in rows],
     )  # fmt: skip
 
 
@@ -157,7 +160,7 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
         x=[part / whole for part, whole in zip(successes, seeds, strict=True)],
         y=[sum(row["drafts"] for row in rows) / len(rows) for rows in by_prompt.values()],
         mode="markers", name="a prompt", marker={"color": SCORE_COLOUR, "size": 10, "opacity": 0.7},
-        customdata=[(rows[0]["prompt"], len(rows)) for rows in by_prompt.values()],
+        customdata=[(chart_text(rows[0]["prompt"]), len(rows)) for rows in by_prompt.values()],
         hovertemplate="%{customdata[0]}<br>%{x:.0%} of its drafts succeed, %{y:.1f} drafts in each of "
         "%{customdata[1]} iterations<extra></extra>",
     )  # fmt: skip
@@ -180,11 +183,22 @@ def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: d
 
 def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:
     """How many seeds each (kept, stale, fresh) has; many different scores are put on a grid."""
-    kept = [bool(value) for value in pairs["kept"]]
-    scores = pairs[["stale", "fresh"]].to_numpy(dtype=float).round(4)
+    scores = pairs[["stale", "fresh"]].to_numpy(dtype=float)
     if len(np.unique(scores, axis=0)) > _POINTS:
         scores = np.round(scores / _GRID) * _GRID
-    return Counter(zip(kept, scores[:, 0].tolist(), scores[:, 1].tolist(), strict=True))
+    counted: Counter[tuple[bool, float, float]] = Counter()
+    for kept, stale, fresh, seeds in zip(
+        pairs["kept"].tolist(), scores[:, 0].tolist(), scores[:, 1].tolist(), pairs["seeds"].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        counted[bool(kept), stale, fresh] += seeds
+    return counted
+
+
+def _columns(iterations: list[int]) -> list[int]:
+    """The iterations of the map: without a gap, unless only some of a long run were looked at."""
+    every = range(iterations[0], iterations[-1] + 1)
+    return iterations if len(every) > _COLUMNS else list(every)
 
 
 def _shortened(text: str) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 import streamlit as st
 
 from ui.formatting import figure as as_figure
-from ui.formatting import markdown_text, moment, percent, short_duration
+from ui.formatting import moment, percent, plain_markdown, short_duration
 from ui.headline import TILE_PX
 from ui.run_view import RunView
 from ui.seeds_view import least_spearman, recent, spread_measure
@@ -40,10 +40,10 @@ def show_alerts(alerts: pd.DataFrame) -> None:
     rows = alerts.head(_SHOWN_ALERTS).to_dict("records")
     if not rows:
         return
-    lines = [f"{moment(row['happened_at'])}: {row['message']}" for row in rows]
+    lines = [f"{moment(row['happened_at'])}: {plain_markdown(row['message'])}" for row in rows]
     if len(alerts) > len(rows):
         lines.append(f"and {len(alerts) - len(rows)} earlier, among the events of the page Convergence")
-    st.warning(markdown_text("\n\n".join(lines)), icon=":material/notification_important:")
+    st.warning("\n\n".join(lines), icon=":material/notification_important:")
 
 
 def show_seed_verdict(view: RunView) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pandas as pd
 import streamlit as st
@@ -17,18 +18,38 @@ from ui.run_view import RunView
 ALERT_KINDS = ("staleness", "exploration")
 """Events that a person should see before the figures."""
 
+MOST_ITERATIONS = 60
+"""Iterations whose drafts a page reads; of more, so many evenly spread ones."""
+
 _ALERTS = 20
 _PICTURED_ITERATIONS = 8
 
 
 @dataclass(frozen=True)
 class SeedsView:
-    """A run's frames; see storage/seed_queries.py for their columns."""
+    """A run's frames; see storage/seed_queries.py for their columns.
 
-    pairs: pd.DataFrame
+    Attributes:
+        has_pairs: whether any of the iterations that were looked at has stale and fresh scores.
+    """
+
+    has_pairs: bool
     drafts: pd.DataFrame
     prompts: pd.DataFrame
     alerts: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Stale against fresh scores of some iterations.
+
+    Attributes:
+        counts: as `storage.seed_queries.pair_counts` gives them.
+        iterations: those that were looked at.
+    """
+
+    counts: pd.DataFrame
+    iterations: list[int]
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,15 @@ def load_seeds(home: Path, view: RunView) -> SeedsView:
     return _load(
         home, view.row.run_id, _newest(view.metrics, "ended_at"), _newest(view.events, "happened_at")
     )
+
+
+def load_pairs(home: Path, view: RunView, first: int, last: int) -> Pairs:
+    """Stale against fresh scores of iterations `first` to `last`; of many, of evenly spread ones.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_pairs(home, view.row.run_id, first, last, _newest(view.metrics, "ended_at"))
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
@@ -91,12 +121,30 @@ def recent(values: np.ndarray, count: int) -> np.ndarray:
 def _load(home: Path, run_id: str, iteration_at: float, event_at: float) -> SeedsView:
     """Both times are there to be part of the cache's key."""
     with Database(Home(home).database).reading() as connection:
-        return SeedsView(
-            pairs=seed_queries.stale_and_fresh(connection, run_id),
-            drafts=seed_queries.drafts_by_prompt(connection, run_id),
-            prompts=seed_queries.pictured_prompts(connection, run_id),
-            alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
-        )
+        return read_seeds(connection, run_id)
+
+
+def read_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> SeedsView:
+    """What the page shows of one run, from an open connection."""
+    chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS)
+    return SeedsView(
+        has_pairs=not seed_queries.pair_counts(connection, run_id, chosen).empty,
+        drafts=seed_queries.drafts_by_prompt(connection, run_id, chosen),
+        prompts=seed_queries.pictured_prompts(connection, run_id),
+        alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
+    )
+
+
+def read_pairs(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> Pairs:
+    """Stale against fresh scores of some iterations, from an open connection."""
+    chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
+    return Pairs(seed_queries.pair_counts(connection, run_id, chosen), chosen)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_pairs(home: Path, run_id: str, first: int, last: int, iteration_at: float) -> Pairs:
+    with Database(Home(home).database).reading() as connection:
+        return read_pairs(connection, run_id, first, last)
 
 
 def _newest(frame: pd.DataFrame, column: str) -> float:

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts import BASELINE_COLOUR, laid_out
-from ui.formatting import time_unit, usd
+from ui.formatting import chart_text, time_unit, usd
 from ui.run_view import RunView
 from ui.spot_view import DeviceCourse
 from ui.work_clock import WorkClock
@@ -121,7 +121,7 @@ def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_
             marker={
                 "symbol": symbol, "color": colour, "size": 12, "line": {"width": 1, "color": "white"},
             },
-            customdata=list(zip(part["worker"], part["detail"].map(_as_plain_text), strict=True)),
+            customdata=list(zip(part["worker"], part["detail"].map(chart_text), strict=True)),
             hovertemplate=f"%{{customdata[0]}} {kind} %{{customdata[1]}}<extra></extra>",
         )  # fmt: skip
 
@@ -178,8 +178,3 @@ def _when(row: dict) -> str:
     if row["phase"] == "evaluation":
         return f"evaluation after iteration {row['iteration']}"
     return f"iteration {row['iteration']}" + (", thrown away" if row["phase"] == "discarded" else "")
-
-
-def _as_plain_text(detail: str) -> str:
-    """Plotly shows tags as markup."""
-    return detail.replace("<", "‹").replace(">", "›")

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import streamlit as st
 
 from storage.errors import StorageError
 from ui.charts import PLOT_SETTINGS
+from ui.downloads import offer_downloads
+from ui.formatting import plain_markdown
 from ui.headline import planned_iterations
 from ui.images import show_best_and_worst
 from ui.run_choice import show_page
 from ui.run_view import RunView
 from ui.seed_charts import MAP_PROMPTS, draft_map, pair_chart, rank_chart, spread_chart, success_chart
 from ui.seed_verdict import show_alerts, show_plain, show_seed_figures, show_seed_verdict
-from ui.seeds_view import SeedsView, least_spearman, load_pictures, load_seeds, strategy
+from ui.seeds_view import SeedsView, least_spearman, load_pairs, load_pictures, load_seeds, strategy
 
 
 def _show_seeds(home: Path, view: RunView) -> None:
     try:
         seeds = load_seeds(home, view)
     except StorageError as error:
-        st.error(str(error), icon=":material/database_off:")
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
         return
     has_drafts = bool((seeds.drafts["drafts"] > 0).any())
     if strategy(view) == "plain" and not has_drafts:
@@ -37,35 +38,44 @@ def _show_seeds(home: Path, view: RunView) -> None:
         return
     show_seed_verdict(view)
     show_seed_figures(view)
-    _show_staleness(view, seeds)
+    try:
+        _show_staleness(home, view, seeds)
+    except StorageError as error:
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)
+    offer_downloads(
+        view.row.run_id, {"drafts by prompt": seeds.drafts, "figures of each iteration": view.metrics}
+    )
 
 
-def _show_staleness(view: RunView, seeds: SeedsView) -> None:
+def _show_staleness(home: Path, view: RunView, seeds: SeedsView) -> None:
     st.subheader("Stale against fresh")
     left, right = st.columns(2)
     with left:
-        _show_pairs(seeds.pairs, planned_iterations(view))
+        _show_pairs(home, view, seeds)
     right.plotly_chart(rank_chart(view, least_spearman(view)), key="ranks", config=PLOT_SETTINGS)
 
 
-def _show_pairs(pairs: pd.DataFrame, planned: int | None) -> None:
-    if pairs.empty:
+def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
+    if not seeds.has_pairs:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
     place = st.empty()
     # Up to the planned end, not the present one: a slider that grows forgets what was chosen.
-    last = max(planned or 0, *pairs["iteration"].tolist())
+    last = max(planned_iterations(view) or 0, *view.metrics["iteration"].tolist())
     first, until = 1, last
     if last > 1:
         first, until = st.slider("Iterations", 1, last, (1, last), key="pair_iterations")
-    chosen = pairs.loc[pairs["iteration"].between(first, until)]
-    if chosen.empty:
+    pairs = load_pairs(home, view, first, until)
+    if pairs.counts.empty:
         place.caption("No seed of these iterations has both a stale and a fresh score.")
         return
-    place.plotly_chart(pair_chart(chosen), key="pairs", config=PLOT_SETTINGS)
+    place.plotly_chart(pair_chart(pairs.counts), key="pairs", config=PLOT_SETTINGS)
+    there = int(view.metrics["iteration"].between(first, until).sum())
+    if there > len(pairs.iterations):
+        st.caption(f"Seeds of {len(pairs.iterations)} of these {there:,} iterations, evenly spread.")
 
 
 def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -> None:
@@ -83,6 +93,9 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
     if prompts > MAP_PROMPTS:
         st.caption(f"The {MAP_PROMPTS} most drafted of {prompts} prompts.")
+    looked_at = seeds.drafts["iteration"].nunique()
+    if looked_at < len(view.metrics):
+        st.caption(f"Drafts of {looked_at} of {len(view.metrics):,} iterations, evenly spread.")
 
 
 def _show_pictures(home: Path, view: RunView, seeds: SeedsView) -> None:

@@ -7,7 +7,10 @@ from pathlib import Path
 import streamlit as st
 
 from storage.errors import StorageError
+from ui.bill import bill_entries
 from ui.charts import PLOT_SETTINGS, cost_chart, state_chart
+from ui.downloads import offer_downloads
+from ui.formatting import plain_markdown
 from ui.headline import planned_iterations
 from ui.run_choice import show_page
 from ui.run_view import RunView
@@ -32,7 +35,7 @@ def _show_spot(home: Path, view: RunView) -> None:
         show_spot_figures(spot.ledger)
         _show_course(home, view, spot)
     except StorageError as error:
-        st.error(str(error), icon=":material/database_off:")
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
         return
     _show_use(spot)
     st.subheader("Cost")
@@ -42,6 +45,10 @@ def _show_spot(home: Path, view: RunView) -> None:
     st.subheader("Lost devices")
     show_losses(spot.ledger)
     show_accounts(spot.ledger)
+    offer_downloads(
+        view.row.run_id,
+        {"use of the devices": spot.utilisation, "bill by phase and state": bill_entries(spot.ledger)},
+    )
 
 
 def _show_course(home: Path, view: RunView, spot: SpotView) -> None:

@@ -1,0 +1,118 @@
+"""How long each page of the dashboard takes to render on a large run.
+
+A home is generated: one run of 1,000 iterations x 512 samples x 64 devices, and two that differ from it in
+the seed. Every page is then rendered by Streamlit's AppTest in this process, several times with
+empty caches (what the first visitor waits) and once more with warm ones (what a reload waits). Imports are
+not in it: a server has done them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from benchmarks.report import add_keep_option, finish
+from benchmarks.ui_database import LARGE_RUN, Scale, row_counts, write_home
+from storage.home import HOME_VARIABLE, Home
+from storage.run_store import RunStore
+
+_SCREENS = Path(__file__).resolve().parents[1] / "ui" / "screens"
+_LIMIT_S = 120.0  # of one rendering, so that a hanging page ends the benchmark
+
+
+def main() -> None:
+    """Generate, render, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--iterations", type=int, default=1000)
+    parser.add_argument("--samples", type=int, default=512, help="of an iteration; a multiple of 16")
+    parser.add_argument("--devices", type=int, default=64, help="at least 6")
+    parser.add_argument("--repeats", type=int, default=5, help="renderings of a page with empty caches")
+    parser.add_argument("--quick", action="store_true", help="60 iterations x 128 samples x 16 devices")
+    parser.add_argument("--home", type=Path, help="generate here and keep it; used again if it is there")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    scale = Scale(arguments.iterations, arguments.samples, arguments.devices)
+    if arguments.quick:
+        scale = Scale(60, 128, 16)
+    if scale.samples % 16 or scale.samples < 16 or scale.devices < 6 or scale.iterations < 20:
+        parser.error(f"{scale}: needs 20 iterations, 6 devices, and samples in multiples of 16")
+    if arguments.repeats < 1:
+        parser.error(f"--repeats is {arguments.repeats}; must be at least 1")
+    with tempfile.TemporaryDirectory() as folder:
+        figures = measure(arguments.home or Path(folder), scale, arguments.repeats)
+    finish("ui", figures, arguments.keep and not arguments.quick)
+
+
+def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
+    """Render every page of a generated home.
+
+    Args:
+        folder: of the home; generated where it is empty.
+        scale: of the run.
+        repeats: renderings of each page with empty caches.
+    """
+    os.environ[HOME_VARIABLE] = str(folder.absolute())
+    store = RunStore(Home(folder.absolute()))
+    begin = time.monotonic()
+    if not store.home.database.exists():
+        unfinished = RunStore(Home(folder.absolute() / "unfinished"))
+        unfinished.home.database.unlink(missing_ok=True)
+        write_home(unfinished, scale)
+        unfinished.home.database.rename(store.home.database)
+    generate_s = time.monotonic() - begin
+    pages = {path.stem: _render(path, repeats) for path in sorted(_SCREENS.glob("[a-z]*.py"))}
+    rows = row_counts(store)
+    return {
+        "pages": len(pages),
+        "p95_render_s": max(page["p95_s"] for page in pages.values()),
+        "rows": sum(rows.values()),
+        "slowest_page": max(pages, key=lambda name: pages[name]["p95_s"]),
+        "by_page": pages,
+        "rows_by_table": rows,
+        "database_mb": round(store.home.database.stat().st_size / 1e6, 1),
+        "generate_s": round(generate_s, 1),
+        "iterations": scale.iterations,
+        "samples": scale.samples,
+        "devices": scale.devices,
+        "repeats": repeats,
+    }
+
+
+def _render(path: Path, repeats: int) -> dict[str, float]:
+    """Seconds of one page, in wall-clock and in CPU time; the first rendering, which imports, is left out."""
+    _rendered(path)
+    cold, cpu = [], []
+    for _ in range(repeats):
+        st.cache_data.clear()
+        before_s = time.process_time()
+        cold.append(_rendered(path))
+        cpu.append(time.process_time() - before_s)
+    warm = _rendered(path)
+    found = {
+        "p50_s": float(np.median(cold)), "p95_s": float(np.quantile(cold, 0.95)), "warm_s": warm,
+        "cpu_s": float(np.median(cpu)),
+    }  # fmt: skip
+    return {name: round(value, 3) for name, value in found.items()}
+
+
+def _rendered(path: Path) -> float:
+    page = AppTest.from_file(str(path), default_timeout=_LIMIT_S)
+    page.query_params["run"] = LARGE_RUN
+    begin = time.monotonic()
+    page.run()
+    took_s = time.monotonic() - begin
+    if page.exception:
+        raise RuntimeError(f"{path.name} failed: {page.exception[0].value}")
+    return took_s
+
+
+if __name__ == "__main__":
+    main()

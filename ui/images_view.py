@@ -1,0 +1,79 @@
+"""What the page of the images reads, cached: which images there are, and the pictures that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage import image_queries
+from storage.database import Database
+from storage.home import Home
+
+Image = tuple[int, int]
+"""A held-out image: prompt_id and seed_index."""
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """The images that have pictures, and the evaluations that do.
+
+    Attributes:
+        images: as `storage.image_queries.pictured_images` gives them.
+        evaluations: iterations in order; 0 is before training.
+    """
+
+    images: pd.DataFrame
+    evaluations: list[int]
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def load_pictured(home: Path, run_id: str, newest: float) -> Pictured:
+    """What there is to see of a run; `newest` (its latest evaluation) is part of the cache's key.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    with Database(Home(home).database).reading() as connection:
+        return Pictured(
+            image_queries.pictured_images(connection, run_id),
+            image_queries.pictured_evaluations(connection, run_id),
+        )
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def load_pictures(
+    home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], newest: float
+) -> pd.DataFrame:
+    """The pictures of some images at some evaluations; see `storage.image_queries.pictures`.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    with Database(Home(home).database).reading() as connection:
+        return image_queries.pictures(connection, run_id, images, iterations)
+
+
+def spread(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most `most` of the values, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return tuple(values)
+    places = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
+    return tuple(values[place] for place in dict.fromkeys(places))
+
+
+def ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
+    """The images whose prompt contains the words, in an order of `ORDERS`."""
+    text = words.strip().casefold()
+    kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
+    gain = (kept["score_latest"] - kept["score_first"]).rename("gain")
+    if order == ORDERS[0]:
+        return kept
+    return kept.assign(gain=gain).sort_values("gain", ascending=order == ORDERS[2], kind="stable")
+
+
+ORDERS = ("as in the file", "most gained", "most lost")
+"""Orders of the grid."""

@@ -202,6 +202,17 @@ def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0
     raise typer.Exit(serve(port))
 
 
+@app.command(epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html")
+def report(
+    run_id: str,
+    out: Annotated[Path | None, typer.Option(help="The file; RUN.html in this folder by default.")] = None,
+) -> None:
+    """Write a run's charts, images and figures into one HTML file that needs no network."""
+    from flows.report import write_report
+
+    raise typer.Exit(write_report(Home.from_environment(), run_id, out))
+
+
 @app.command(epilog="Example: spotlight runs --json")
 def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
     """List all runs, newest first."""

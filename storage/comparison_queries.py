@@ -51,7 +51,8 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame
         done AS (SELECT run_id, max(iteration) AS iterations FROM iterations GROUP BY run_id),
         paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
         SELECT run_id, name, status, created_at, coalesce(iterations, 0) AS iterations,
-            score_before, score_now, score_best, exact_now, coalesce(wall_s, 0) AS wall_s, coalesce(usd, 0) AS usd, config, of
+            score_before, score_now, score_best, exact_now, coalesce(wall_s, 0) AS wall_s,
+            coalesce(usd, 0) AS usd, config, of
         FROM latest LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
             LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
         ORDER BY created_at DESC, run_id DESC

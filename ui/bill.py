@@ -1,8 +1,8 @@
 """The bill of a run by phase, and what the same run would have cost with every device rented on demand.
 
-The assumption of the latter: the same devices do the same for the same seconds, and a spot second costs what a reserved
-one of this run does. So it is neither what a faster run without losses would have cost, nor a run on the
-reserved devices alone, which would have taken longer.
+The assumption of the latter: the same devices do the same for the same seconds, and a spot second costs
+what a reserved one of this run does. So it is neither what a faster run without losses would have cost, nor
+a run on the reserved devices alone, which would have taken longer.
 """
 
 from __future__ import annotations

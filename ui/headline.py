@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import streamlit as st
 
 from ui.formatting import duration, markdown_text, percent, plain_markdown, short_duration, usd
@@ -39,21 +42,31 @@ def _advice(run_id: str, error: str | None) -> str:
     return "" if text.startswith("ConfigurationError") or command in text else f". Go on with {command}"
 
 
-def show_verdict(view: RunView) -> None:
-    """One sentence: better, worse or not to tell yet, by how much, after how long, for how much."""
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the run is getting better.
+
+    Attributes:
+        kind: clearly better, clearly worse, or neither (yet).
+        text: a sentence with its figures; `**` marks what is bold.
+    """
+
+    kind: Literal["better", "worse", "even", "waiting"]
+    text: str
+
+
+def verdict(view: RunView) -> Verdict:
+    """Better, worse or not to tell yet, by how much, after how long, for how much."""
     if view.scores.empty:
-        st.info(
-            "The model is scored before training begins; its first figures appear here.",
-            icon=":material/hourglass:",
+        return Verdict(
+            "waiting", "The model is scored before training begins; its first figures appear here."
         )
-        return
     before, now = view.scores["score"].iloc[0], view.scores["score"].iloc[-1]
     if view.change is None:
-        st.info(
+        return Verdict(
+            "waiting",
             f"**Score before training: {before:.2f}.** The next evaluation tells whether training helps.",
-            icon=":material/hourglass:",
         )
-        return
     change = view.change
     figures = f"score {before:.2f} → {now:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
     base = (
@@ -61,11 +74,23 @@ def show_verdict(view: RunView) -> None:
         f"{duration(view.scores['elapsed_s'].iloc[-1])}; {usd(view.paid_usd)} so far at the set prices."
     )
     if not change.is_clear:
-        st.info(markdown_text(f"**No clear change yet: {figures}**, {base}"), icon=":material/drag_handle:")
-    elif change.mean > 0:
-        st.success(markdown_text(f"**Better: {figures}**, {base}"), icon=":material/trending_up:")
-    else:
-        st.error(markdown_text(f"**Worse: {figures}**, {base}"), icon=":material/trending_down:")
+        return Verdict("even", f"**No clear change yet: {figures}**, {base}")
+    if change.mean > 0:
+        return Verdict("better", f"**Better: {figures}**, {base}")
+    return Verdict("worse", f"**Worse: {figures}**, {base}")
+
+
+def show_verdict(view: RunView) -> None:
+    """Show the sentence in a box of its colour."""
+    boxes = {
+        "better": (st.success, ":material/trending_up:"),
+        "worse": (st.error, ":material/trending_down:"),
+        "even": (st.info, ":material/drag_handle:"),
+        "waiting": (st.info, ":material/hourglass:"),
+    }
+    found = verdict(view)
+    box, icon = boxes[found.kind]
+    box(markdown_text(found.text), icon=icon)
 
 
 def show_figures(view: RunView) -> None:

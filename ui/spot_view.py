@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import duckdb
 import pandas as pd
 import streamlit as st
 
@@ -64,21 +65,31 @@ def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCours
 def _load_spot(home: Path, run_id: str, newest: tuple[float, ...]) -> SpotView:
     """`newest` is there to be part of the cache's key; likewise below."""
     with Database(Home(home).database).reading() as connection:
-        recorded = device_queries.recorded_iterations(connection, run_id)
-        return SpotView(
-            ledger=read_ledger(connection, run_id),
-            utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
-            iterations=[int(iteration) for iteration in recorded["iteration"]],
-        )
+        return read_spot(connection, run_id)
+
+
+def read_spot(connection: duckdb.DuckDBPyConnection, run_id: str) -> SpotView:
+    """What the page shows of one run, from an open connection."""
+    recorded = device_queries.recorded_iterations(connection, run_id)
+    return SpotView(
+        ledger=read_ledger(connection, run_id),
+        utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
+        iterations=[int(iteration) for iteration in recorded["iteration"]],
+    )
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
 def _load_course(home: Path, run_id: str, first: int, last: int, newest: tuple[float, ...]) -> DeviceCourse:
     with Database(Home(home).database).reading() as connection:
-        return DeviceCourse(
-            intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
-            events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
-        )
+        return read_course(connection, run_id, first, last)
+
+
+def read_course(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> DeviceCourse:
+    """The time line of iterations `first` to `last`, from an open connection."""
+    return DeviceCourse(
+        intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
+        events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
+    )
 
 
 def _newest(view: RunView) -> tuple[float, ...]:

@@ -64,8 +64,8 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
         return pd.DataFrame()
     if courses["run_id"].nunique() < 2:
         st.caption(
-            "One run seed: how much is luck? Start the same run with another `--set seed=`; the interval over "
-            "seeds then appears here."
+            "One run seed: how much is luck? Start the same run with another `--set seed=`; the interval "
+            "over seeds then appears here."
         )
         return pd.DataFrame()
     st.plotly_chart(interval_chart(courses, seeds, measure), key="score_by_seed", config=PLOT_SETTINGS)

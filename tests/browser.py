@@ -81,7 +81,7 @@ def open_run(page: Page, url: str, run_id: str | None = None) -> None:
     """Open the dashboard at a run (the newest without one) and wait until all of it is drawn."""
     page.goto(url if run_id is None else f"{url}/?run={run_id}")
     page.get_by_text("Settings and environment").wait_for(timeout=START_LIMIT_S * 1000)
-    _await_drawn(page, plots=4)
+    _await_drawn(page, plots=9)
 
 
 def open_seeds(page: Page, url: str, run_id: str) -> None:
@@ -96,6 +96,13 @@ def open_spot(page: Page, url: str, run_id: str) -> None:
     page.goto(f"{url}/spot?run={run_id}")
     page.get_by_text("The accounts").wait_for(timeout=START_LIMIT_S * 1000)
     _await_drawn(page, plots=5)
+
+
+def open_page(page: Page, address: str, last: str, plots: int) -> None:
+    """Open a page by its whole address and wait until the text that comes last and all plots are drawn."""
+    page.goto(address)
+    page.get_by_text(last).first.wait_for(timeout=START_LIMIT_S * 1000)
+    _await_drawn(page, plots)
 
 
 def _await_drawn(page: Page, plots: int) -> None:

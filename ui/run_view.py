@@ -121,8 +121,8 @@ def read_run(store: RunStore, run_id: str) -> RunView:
         RunNotFoundError: there is none of that identifier.
         StorageError: the database stayed locked, or is of another version.
     """
-    row = store.run(run_id)
     with store.database.reading() as connection:
+        row = store.run(run_id)  # inside: opening the file is most of the work of a small run, and is shared
         return RunView(
             row=row,
             alive=process_is_alive(row),

@@ -13,7 +13,16 @@ import pytest
 
 from storage.home import Home
 from storage.run_store import RunStore
-from tests.browser import browser_page, dashboard, find_chromium, open_run, open_seeds, open_spot, photograph
+from tests.browser import (
+    browser_page,
+    dashboard,
+    find_chromium,
+    open_page,
+    open_run,
+    open_seeds,
+    open_spot,
+    photograph,
+)
 from tests.sample_run import write_sample_run
 
 pytestmark = [
@@ -44,7 +53,11 @@ def test_a_run_is_shown_with_scores_charts_and_images(url: str, tmp_path: Path):
         assert re.search(r"Iterations\s+40 of 40", text)
         assert re.search(r"Score now\s+0\.8\d\d", text)
         titles = page.locator(".js-plotly-plot .gtitle").all_text_contents()
-        assert titles == ["Over iterations", "Over wall-clock", "Cost so far, by market", "What was paid for"]
+        assert titles == [
+            "Over iterations", "Over wall-clock", "Over cost", "Cost so far, by market", "What was paid for",
+            "Groups without variance", "Ratio deviation at the first update", "KL to the reference policy",
+            "Clipped denoising steps",
+        ]  # fmt: skip
         held_out = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
         assert held_out.count() == 5, "five held-out evaluations, each with its marker"
         pictures = page.locator(".sl-grid img")
@@ -100,6 +113,31 @@ def test_the_devices_of_a_run_are_shown(url: str, tmp_path: Path):
         assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, "three iterations, and the evaluation after the tenth"
         photograph(page, tmp_path / "spot.png")
     assert (tmp_path / "spot.png").stat().st_size > 50_000
+    assert errors == []
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "plots"),
+    [
+        ("runs", "Time to a score", 4),
+        ("cost", "Download the figures", 4),
+        ("images", "One prompt, enlarged", 0),
+        ("health", "Not measured", 0),
+    ],
+)
+def test_the_other_pages_are_drawn(url: str, tmp_path: Path, name: str, last: str, plots: int):
+    errors: list[str] = []
+    with browser_page() as page:
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        open_page(page, f"{url}/{name}?run=glyphs-1", last, plots)
+        if name == "images":
+            picture = page.locator(".sl-zoom").first
+            small = picture.locator("img").bounding_box()
+            picture.locator("summary").click()
+            large = picture.locator("img").bounding_box()
+            assert small and large and large["width"] > 2 * small["width"], "a click enlarges"
+        photograph(page, tmp_path / f"{name}.png")
+    assert (tmp_path / f"{name}.png").stat().st_size > 20_000
     assert errors == []
 
 

@@ -44,7 +44,8 @@ def test_a_finished_run(store: RunStore):
     assert shown["Spot share"] == "67 %"
     assert shown["Ratio deviation"].endswith("e-07")
     assert shown["Groups without variance"].endswith("%")
-    assert len(page.get("plotly_chart")) == 4
+    assert len(page.get("plotly_chart")) == 3 + 2 + 4, "scores, costs, learning"
+    assert "One run seed: how much is luck?" in "".join(caption.value for caption in page.caption)
     gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24
     assert gallery.count("after 40 iterations</div>") == 12
@@ -148,6 +149,25 @@ def test_scorer_errors_and_hostile_text(store: RunStore):
     gallery = pictures(page)
     assert "<script>" not in gallery
     assert "not scored: &lt;b&gt;boom" in gallery
+
+
+def test_runs_that_differ_in_the_seed_alone_give_an_interval(store: RunStore):
+    for seed in (3, 4):
+        store.create_run(f"seed-{seed}", RunConfig(seed=seed), {}, os.getpid())
+        for iteration in (0, 10):
+            store.commit_evaluation(evaluation_record(f"seed-{seed}", iteration, time.time()))
+        store.set_status(f"seed-{seed}", "finished")
+    page = opened(run="seed-3")
+    charts = [str(chart.proto) for chart in page.get("plotly_chart")]
+    assert any("Over 2 run seeds" in chart and "95 % interval of the mean" in chart for chart in charts)
+    assert any("seed-4 (seed 4)" in caption.value for caption in page.caption)
+
+
+def test_an_error_with_markdown_in_it_is_shown_as_it_was_written(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.set_status("r", "failed", "see ![x](http://127.0.0.1/x.png) <b>now</b> and `a_b`")
+    text = sentences(opened())
+    assert r"\!\[x\](http://127.0.0.1/x.png) \<b\>now\</b\> and `a_b`" in text
 
 
 def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):

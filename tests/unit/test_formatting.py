@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import re
 
-from ui.formatting import duration, figure, markdown_text, percent, short_duration, usd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from ui.formatting import (
+    chart_text,
+    duration,
+    figure,
+    markdown_text,
+    percent,
+    plain_markdown,
+    short_duration,
+    usd,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,3 +61,19 @@ def test_shares_and_figures():
         "-",
     ]
     assert markdown_text("$5 to $6") == r"\$5 to \$6"
+
+
+def test_text_of_others_keeps_its_code_and_loses_its_markup():
+    text = "set `runtime.lease_s` to *more* than $5, see [this](http://x) <b>"
+    assert plain_markdown(text) == (
+        r"set `runtime.lease_s` to \*more\* than \$5, see \[this\](http://x) \<b\>"
+    )
+    assert plain_markdown("one ` alone") == r"one \` alone"
+    assert chart_text("<b>a</b> & b") == "&lt;b&gt;a&lt;/b&gt; &amp; b"
+
+
+@given(st.text("`*_[]()!<>\\#|~$&;ab:/= ", max_size=40))
+def test_no_text_of_others_becomes_a_link_a_picture_or_a_tag(text: str):
+    shown = MarkdownIt("commonmark").render("x " + plain_markdown(text) + " x")
+    tags = re.findall(r"<(/?\w+)", shown)
+    assert set(tags) <= {"p", "/p", "code", "/code"}, shown

@@ -1,0 +1,173 @@
+"""The pages Runs, Cost, Images and Health as a person meets them, and each without anything to show."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from storage.config import RunConfig
+from storage.run_store import RunStore
+from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, sentences
+from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from tests.sample_spot import write_spot_run
+
+PAGES = ("runs", "convergence", "seeds", "spot", "cost", "images", "health")
+
+
+def opened(name: str, **query: str) -> AppTest:
+    return opened_page(UI / "screens" / f"{name}.py", query)
+
+
+def captions(page: AppTest) -> str:
+    return "\n".join(caption.value for caption in page.caption)
+
+
+def charts(page: AppTest) -> list[str]:
+    return [str(chart.proto) for chart in page.get("plotly_chart")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_an_empty_home_says_how_to_start(store: RunStore, name: str):
+    page = opened(name)
+    assert page.title[0].value == "No runs yet"
+    assert page.code[0].value == "spotlight train --preset glyphs"
+    assert not store.home.database.exists(), "looking must not make anything"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("runs", "No run has been evaluated yet"),
+        ("cost", "Costs appear with the first"),
+        ("images", "Images appear with the first evaluation"),
+        ("health", "The first signs come with the first"),
+    ],
+)
+def test_a_run_of_which_nothing_is_recorded_yet(store: RunStore, name: str, words: str):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    page = opened(name)
+    assert words in sentences(page)
+    assert not page.get("plotly_chart")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_database_of_another_version_is_explained(store: RunStore, name: str):
+    write_sample_run(store, iterations=1)
+    with store.database.writing() as connection:
+        connection.execute("UPDATE schema_version SET version = 99")
+    assert "move the file away" in opened(name).error[0].value
+
+
+def test_runs_are_compared(store: RunStore):
+    write_sample_run(store, "long", iterations=20)
+    write_sample_run(store, "short", iterations=10)
+    store.create_run("silent", RunConfig(), {}, os.getpid())
+    page = opened("runs")
+    table = page.dataframe[0].value
+    assert table["run"].tolist() == ["silent", "short", "long"]
+    assert table["at work"].tolist()[2] == "6 min 27 s", "20 iterations of 18 s and three evaluations of 9 s"
+    assert page.multiselect[0].options == ["short", "long"], "only what has scores can be compared"
+    titles = ("Over iterations", "Over wall-clock", "Over cost", "Cost so far")
+    assert all(title in chart for title, chart in zip(titles, charts(page), strict=True))
+    reached = page.dataframe[1].value.set_index("run")
+    assert not reached["after iterations"].str.contains("not reached").any()
+    page.number_input[0].set_value(1.0).run()
+    assert not page.exception
+    cells = page.dataframe[1].value["after iterations"].tolist()
+    assert all(cell.startswith("not reached (best 0.") for cell in cells)
+    page.multiselect[0].set_value([]).run()
+    assert "Choose the runs to compare" in captions(page)
+
+
+def test_a_new_run_appears_in_the_table(store: RunStore):
+    store.create_run("live", RunConfig(), {}, os.getpid())
+    page = opened("runs")
+    store.commit_evaluation(evaluation_record("live", 0, time.time()))
+    time.sleep(CACHE_S)
+    ran(page)
+    assert page.multiselect[0].options == ["live"]
+
+
+def test_the_bill_and_what_it_would_be_on_demand_only(store: RunStore):
+    write_sample_run(store, "r", iterations=40)
+    page = opened("cost")
+    seconds = 40 * 18 + 5 * 9
+    shown = figures(page)
+    assert shown["On demand only"] == f"${3 * seconds * 10.98 / 3600:.2f}"
+    assert shown["Reserved"] == f"${seconds * 10.98 / 3600:.2f}"
+    assert shown["Spot"] == f"${2 * seconds * 2.51 / 3600:.2f}"
+    # (3 x 10.98 - 10.98 - 2 x 2.51) / (3 x 10.98)
+    assert "(51 %)" in page.success[0].value
+    assert "Assumption: the same devices for the same seconds" in captions(page)
+    titles = (
+        "Cost so far, by market",
+        "What was paid for",
+        "By phase and market",
+        "The bill, and on demand only",
+    )
+    assert all(title in chart for title, chart in zip(titles, charts(page), strict=True))
+
+
+def test_a_bill_without_spot_devices_is_not_compared(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    record = iteration_record("r", 1, 0.0)
+    kept = [interval for interval in record.intervals if interval.market == "reserved"]
+    store.commit_iteration(type(record)(**{**vars(record), "intervals": kept}))
+    page = opened("cost")
+    assert figures(page)["On demand only"] == "-"
+    assert "nothing to compare with" in captions(page)
+    assert len(charts(page)) == 3
+
+
+def test_images_over_the_iterations(store: RunStore):
+    write_sample_run(store, "r", iterations=40)
+    page = opened("images")
+    grid = pictures(page)
+    assert grid.count("<details") == 8 * 5, "a page of eight prompts, five evaluations"
+    assert grid.count("before training</div>") == 8
+    large = [element.proto.body for element in page.get("html") if 'class="sl-large"' in element.proto.body]
+    assert large[0].count("<img") == 5
+    page.number_input[0].set_value(2).run()
+    assert pictures(page).count("<details") == 4 * 5
+    prompt = page.selectbox[2]
+    prompt.select_index(7).run()
+    assert not page.exception
+    assert large[0] not in [element.proto.body for element in page.get("html")]
+    page.text_input[0].input("no such words").run()
+    assert "empty the field to see all" in captions(page)
+
+
+def test_images_in_order_of_what_they_gained(store: RunStore):
+    write_sample_run(store, "r", iterations=40)
+    page = opened("images")
+    page.selectbox[1].select("most gained").run()
+    gained = pictures(page)
+    page.selectbox[1].select("most lost").run()
+    assert not page.exception
+    assert pictures(page) != gained
+
+
+def test_a_run_that_keeps_no_images_says_so(store: RunStore):
+    config = RunConfig()
+    none_kept = config.evaluation.model_copy(update={"gallery": 0})
+    store.create_run("r", config.model_copy(update={"evaluation": none_kept}), {}, os.getpid())
+    assert "evaluation.gallery=12" in sentences(opened("images"))
+
+
+def test_the_health_of_a_run(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    write_spot_run(store, "r", iterations=6, start=1e9, lost_in=5)
+    page = opened("health")
+    text = "\n".join(part.value for part in page.markdown)
+    assert "Spot devices at work" in text, "10 % idle is fine"
+    assert "Nothing is wrong" in sentences(page) or "worth a look" in text
+    record = iteration_record("r", 7, 1e9 + 108)
+    record.metrics["clip_share"] = 17.0
+    store.commit_iteration(record)
+    time.sleep(CACHE_S)
+    assert "Lower `optimizer.learning_rate` from 0.0001 to 5e-05" in "\n".join(
+        box.value for box in ran(page).error
+    )

@@ -1,0 +1,215 @@
+"""The rules of the page Health: each at its limit, with the figures and the advice that it gives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from storage.config import RunConfig
+from storage.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
+from storage.run_store import RunRow
+from ui import device_health, learning_health
+from ui.device_health import DEVICE_RULES
+from ui.findings import Evidence, by_level
+from ui.learning_health import LEARNING_RULES
+from ui.run_view import Change, RunView
+
+EMPTY = pd.DataFrame({"iteration": [], "ended_at": [], "elapsed_s": []})
+
+
+def view(
+    metrics: dict[str, list[float]] | None = None,
+    scores: list[float] | None = None,
+    change: Change | None = None,
+    **sections: dict[str, Any],
+) -> RunView:
+    config = json.loads(RunConfig().model_dump_json())
+    for section, values in sections.items():
+        config[section] |= values
+    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, json.dumps(config), {}, {}, None, None)
+    frame = EMPTY
+    if metrics:
+        count = len(next(iter(metrics.values())))
+        frame = pd.DataFrame({"iteration": range(1, count + 1), "ended_at": 0.0, "elapsed_s": 0.0, **metrics})
+    held_out = EMPTY.assign(score=[])
+    if scores:
+        held_out = pd.DataFrame(
+            {"iteration": range(0, 10 * len(scores), 10), "score": scores, "elapsed_s": 0.0}
+        )
+    cost = pd.DataFrame({"iteration": [9], "reserved_usd": [3.0], "spot_usd": [1.0]})
+    return RunView(row, False, held_out, frame, cost, EMPTY, EMPTY, change)
+
+
+def ledger(*spent: tuple[str, str, float], samples: int = 0, losses: tuple[Loss, ...] = ()) -> Ledger:
+    entries = tuple(Entry("iteration", market, state, Spent(s, s / 100)) for market, state, s in spent)
+    workers = (WorkerAccount("reserved-0", "reserved", 1.0, 1.0, 0.0, 0.0),) if spent else ()
+    return Ledger(
+        entries, workers, (), losses, has_device_events=bool(losses), samples=samples, useful_samples=0
+    )
+
+
+def found(rule, run: RunView | None = None, book: Ledger | None = None):
+    return rule(Evidence(run or view(), book or ledger()))
+
+
+def test_a_run_of_which_nothing_is_known_is_neither_sound_nor_ill():
+    levels = by_level([found(rule) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
+    assert set(levels) == {"unknown"}
+
+
+def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
+    book = ledger(("spot", "rollout", 40.0), ("spot", "explore", 20.0), ("spot", "idle", 41.0))
+    run = view(exploration={"strategy": "stale", "candidates": 48})
+    finding = found(device_health.spot_idle, run, book)
+    assert finding.level == "look"
+    assert (
+        finding.text
+        == "Spot idle 41 % of its paid time: 41.0 s, $0.41: the window is longer than exploration."
+    )
+    # 20 s of drafts and 41 s of nothing: 61 / 20 as many.
+    assert finding.advice == "Raise `exploration.candidates` from 48 to 147."
+    counted = view(exploration={"strategy": "stale", "drafts": 100})
+    assert found(device_health.spot_idle, counted, book).advice.endswith(
+        "`exploration.drafts` from 100 to 305."
+    )
+    plain = found(device_health.spot_idle, view(), book)
+    assert plain.advice == "Let spot devices draft seeds meanwhile: `exploration.strategy=stale`."
+
+
+def test_spot_devices_that_idle_little_are_fine():
+    book = ledger(("spot", "rollout", 80.0), ("spot", "idle", 20.0))
+    assert found(device_health.spot_idle, view(), book).level == "fine"
+
+
+def test_idle_reserved_devices():
+    busy = ledger(("reserved", "train", 80.0), ("reserved", "idle", 20.0))
+    assert found(device_health.reserved_idle, view(), busy).level == "fine"
+    idle = ledger(("reserved", "train", 79.0), ("reserved", "idle", 21.0))
+    finding = found(device_health.reserved_idle, view(), idle)
+    assert (finding.level, "runtime.scorer_workers` (now 2)" in finding.advice) == ("look", True)
+
+
+@pytest.mark.parametrize(("wait_s", "level"), [(2.0, "fine"), (2.1, "look")])
+def test_waiting_for_seeds(wait_s: float, level: str):
+    run = view({"explore_wait_s": [wait_s] * 3, "iteration_s": [20.0] * 3}, exploration={"strategy": "fresh"})
+    finding = found(device_health.exploration_wait, run)
+    assert finding.level == level
+    assert ("strategy=stale" in finding.advice) == (level == "look")
+
+
+def test_loading_and_work_done_again():
+    book = ledger(("spot", "load", 16.0), ("spot", "lost", 6.0), ("spot", "rollout", 78.0))
+    assert found(device_health.loading, view(), book).level == "look"
+    again = found(device_health.work_done_again, view(checkpoint={"every": 5}), book)
+    assert again.advice == "Save oftener: lower `checkpoint.every` (now 5) to 1."
+    assert "events" in found(device_health.work_done_again, view(), book).advice
+
+
+def test_what_lost_devices_took_with_them():
+    loss = Loss("spot-0", "spot", 1, 0.0, "rollout", 3.0, "gone")
+    few = ledger(("spot", "rollout", 150.0), losses=(loss,))
+    assert found(device_health.losses, view(), few).level == "fine"
+    many = ledger(("spot", "rollout", 149.0), losses=(loss,))
+    finding = found(device_health.losses, view(), many)
+    assert (finding.level, "`runtime.commit_steps` (now 4)" in finding.advice) == ("look", True)
+
+
+def test_a_bill_that_does_not_add_up():
+    entry = Entry("iteration", "spot", "rollout", Spent(10.0, 1.0))
+    worker = WorkerAccount("spot-0", "spot", 10.1, 10.0, 0.1, 0.0)
+    book = Ledger((entry,), (worker,), (), (), has_device_events=True, samples=0, useful_samples=0)
+    assert found(device_health.accounts, view(), book).level == "act"
+    assert found(device_health.accounts, view(), ledger(("spot", "idle", 1.0))).level == "fine"
+
+
+CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = Change(0.3, 0.05, 96), Change(-0.2, 0.05, 96), Change(0.01, 0.05, 96)
+
+
+@pytest.mark.parametrize(
+    ("scores", "change", "level", "words"),
+    [
+        ([0.4], None, "unknown", "no second evaluation"),
+        ([0.4, 0.7], CLEAR_GAIN, "fine", "0.40 before training, 0.70 now"),
+        ([0.6, 0.4], CLEAR_LOSS, "act", "clearly worse"),
+        ([0.4, 0.8, 0.75, 0.74], CLEAR_GAIN, "look", "2 evaluations old"),
+        ([0.4, 0.8, 0.78, 0.77], CLEAR_GAIN, "fine", ""),
+        ([0.4, 0.7, 0.7, 0.705, 0.70, 0.705], CLEAR_GAIN, "look", "4 evaluations brought +0.005"),
+        ([0.4, 0.5, 0.6, 0.65, 0.70, 0.705], CLEAR_GAIN, "fine", ""),
+    ],
+)  # fmt: skip
+def test_the_course_of_the_score(scores: list[float], change: Change | None, level: str, words: str):
+    finding = found(learning_health.score_course, view(scores=scores, change=change))
+    assert finding.level == level
+    assert words in finding.text
+
+
+@pytest.mark.parametrize(("dropped", "level"), [(4.0, "fine"), (5.0, "look"), (9.0, "act")])
+def test_groups_without_variance(dropped: float, level: str):
+    run = view({"groups": [16.0] * 3, "groups_dropped": [dropped] * 3, "reward_mean": [0.9] * 3})
+    finding = found(learning_health.zero_variance, run)
+    assert finding.level == level
+    if level != "fine":
+        assert finding.advice.endswith("`exploration.strategy=stale`.")
+        explored = view(
+            {"groups": [16.0], "groups_dropped": [dropped], "reward_mean": [0.9]},
+            exploration={"strategy": "stale"},
+        )
+        assert "too easy" in found(learning_health.zero_variance, explored).advice
+
+
+@pytest.mark.parametrize(("deviation", "level"), [(5e-6, "fine"), (6e-6, "look"), (2e-5, "act")])
+def test_the_ratio_against_its_limit(deviation: float, level: str):
+    run = view({"ratio_deviation": [1e-7, deviation]})
+    assert found(learning_health.ratio, run).level == level
+
+
+def test_a_reward_that_is_gamed():
+    course = {"kl": [0.01 * (i + 1) for i in range(30)]}
+    gamed = view(course, [0.4, 0.8, 0.6, 0.5], CLEAR_GAIN, algorithm={"kl_weight": 0.01})
+    finding = found(learning_health.reward_gaming, gamed)
+    assert (finding.level, "`algorithm.kl_weight` (now 0.01)" in finding.advice) == ("act", True)
+    rising = view(course, [0.4, 0.6, 0.7, 0.8], CLEAR_GAIN)
+    assert found(learning_health.reward_gaming, rising).level == "fine"
+    assert found(learning_health.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
+
+
+@pytest.mark.parametrize(("share", "level"), [(0.5, "fine"), (0.6, "act")])
+def test_clipping(share: float, level: str):
+    finding = found(learning_health.clipping, view({"clip_share": [share] * 2}))
+    assert finding.level == level
+    assert finding.advice == (
+        "" if level == "fine" else "Lower `optimizer.learning_rate` from 0.0001 to 5e-05."
+    )
+    nft = view({"clip_share": [share]}, algorithm={"objective": "nft"})
+    assert found(learning_health.clipping, nft).level == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("norms", "level"),
+    [([0.2, 0.3, 0.2], "fine"), ([0.2, 0.2, 2.1], "look"), ([0.2, float("nan"), 0.2], "look")],
+)
+def test_gradients(norms: list[float], level: str):
+    assert found(learning_health.gradients, view({"gradient_norm": norms})).level == level
+
+
+@pytest.mark.parametrize(("errors", "level"), [(0.0, "fine"), (5.0, "look"), (6.0, "act")])
+def test_the_scorer(errors: float, level: str):
+    finding = found(learning_health.scorer, view({"scorer_errors": [errors]}), ledger(samples=100))
+    assert finding.level == level
+
+
+@pytest.mark.parametrize(("spearman", "level"), [(0.5, "fine"), (0.49, "act")])
+def test_stale_ranks(spearman: float, level: str):
+    assert found(learning_health.stale_ranks, view({"spearman": [spearman]})).level == level
+
+
+def test_no_rule_fails_where_the_settings_are_of_another_version():
+    run = view({"groups": [16.0], "groups_dropped": [16.0], "clip_share": [1.0], "ratio_deviation": [1.0]})
+    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, '{"gone": 1}', {}, {}, None, None)
+    other = RunView(row, False, run.scores, run.metrics, run.cost, EMPTY, EMPTY, None)
+    book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
+    levels = by_level([found(rule, other, book) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
+    assert "act" in levels

@@ -141,7 +141,7 @@ def gradients(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No iteration is done yet.")
     usual, latest = float(np.median(values)), float(values[-1])
     text = f"{figure(latest)} now, {figure(usual)} usually."
-    if np.isfinite(every).sum() < len(every) or (usual > 0 and latest > _STEEP * usual):
+    if np.isinf(every).any() or (usual > 0 and latest > _STEEP * usual):
         return Finding(
             "look", title, text,
             f"Lower `optimizer.max_grad_norm`{_now(evidence, 'optimizer', 'max_grad_norm')} or "

@@ -33,7 +33,7 @@ from ui.run_view import RunView, read_run
 from ui.runs_view import read_seed_courses
 from ui.seed_charts import draft_map, pair_chart, rank_chart, spread_chart, success_chart
 from ui.seed_intervals import interval_chart
-from ui.seeds_view import least_spearman, read_pairs, read_seeds
+from ui.seeds_view import least_spearman, read_seeds
 from ui.spot_charts import gantt_chart, utilisation_chart
 from ui.spot_view import SpotView, read_course, read_spot
 
@@ -180,9 +180,7 @@ def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection)
     if not (seeds.drafts["drafts"] > 0).any():
         report.sentence("This run has drafted no seeds.")
         return
-    last = max(view.metrics["iteration"].tolist(), default=0)
-    pairs = read_pairs(connection, view.row.run_id, 0, last)
-    charts = [] if pairs.counts.empty else [pair_chart(pairs.counts)]
+    charts = [] if seeds.pairs.counts.empty else [pair_chart(seeds.pairs.counts)]
     charts += [rank_chart(view, least_spearman(view)), spread_chart(view), success_chart(seeds.drafts)]
     report.charts(charts)
     report.charts([draft_map(seeds.drafts)], wide=True)

@@ -26,20 +26,6 @@ _PICTURED_ITERATIONS = 8
 
 
 @dataclass(frozen=True)
-class SeedsView:
-    """A run's frames; see storage/seed_queries.py for their columns.
-
-    Attributes:
-        has_pairs: whether any of the iterations that were looked at has stale and fresh scores.
-    """
-
-    has_pairs: bool
-    drafts: pd.DataFrame
-    prompts: pd.DataFrame
-    alerts: pd.DataFrame
-
-
-@dataclass(frozen=True)
 class Pairs:
     """Stale against fresh scores of some iterations.
 
@@ -50,6 +36,20 @@ class Pairs:
 
     counts: pd.DataFrame
     iterations: list[int]
+
+
+@dataclass(frozen=True)
+class SeedsView:
+    """A run's frames; see storage/seed_queries.py for their columns.
+
+    Attributes:
+        pairs: of all iterations.
+    """
+
+    pairs: Pairs
+    drafts: pd.DataFrame
+    prompts: pd.DataFrame
+    alerts: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -126,17 +126,17 @@ def _load(home: Path, run_id: str, iteration_at: float, event_at: float) -> Seed
 
 def read_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> SeedsView:
     """What the page shows of one run, from an open connection."""
-    chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS)
+    pairs = read_pairs(connection, run_id, 0, None)
     return SeedsView(
-        has_pairs=not seed_queries.pair_counts(connection, run_id, chosen).empty,
-        drafts=seed_queries.drafts_by_prompt(connection, run_id, chosen),
+        pairs=pairs,
+        drafts=seed_queries.drafts_by_prompt(connection, run_id, pairs.iterations),
         prompts=seed_queries.pictured_prompts(connection, run_id),
         alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
     )
 
 
-def read_pairs(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> Pairs:
-    """Stale against fresh scores of some iterations, from an open connection."""
+def read_pairs(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int | None) -> Pairs:
+    """Stale against fresh scores of iterations `first` to `last` (or to the end), from an open connection."""
     chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
     return Pairs(seed_queries.pair_counts(connection, run_id, chosen), chosen)
 

@@ -28,7 +28,7 @@ NAMES = ("../../secret.txt", "..", "/etc/passwd", "x' OR 1=1; --", MARKUP, "a\x0
 
 def everything_on(page: AppTest) -> str:
     """All that the page sends to the browser, as text."""
-    return str(page._tree.main.children) + "".join(str(element.proto) for element in page.get("html"))
+    return str(page.main) + "".join(str(element.proto) for element in page.get("html"))
 
 
 @pytest.fixture

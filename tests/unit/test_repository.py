@@ -112,6 +112,7 @@ def test_the_readmes_links_lead_somewhere():
         "exploration",
         "determinism",
         "storage",
+        "dashboard",
         "spot",
         "rewards",
         "sequence-parallel",

@@ -59,7 +59,7 @@ def _show_staleness(home: Path, view: RunView, seeds: SeedsView) -> None:
 
 
 def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
-    if not seeds.has_pairs:
+    if seeds.pairs.counts.empty:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
     place = st.empty()
@@ -68,7 +68,8 @@ def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
     first, until = 1, last
     if last > 1:
         first, until = st.slider("Iterations", 1, last, (1, last), key="pair_iterations")
-    pairs = load_pairs(home, view, first, until)
+    chosen_all = (first, until) == (1, last)
+    pairs = seeds.pairs if chosen_all else load_pairs(home, view, first, until)
     if pairs.counts.empty:
         place.caption("No seed of these iterations has both a stale and a fresh score.")
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,15 +12,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from flows.configuration import given_configuration as _configuration
+from flows.configuration import look_before as _preflight
+from flows.operating import down, reproduce, up
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server_loss import leave, result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
-from storage.config_loading import list_presets, load_config
+from storage.config_loading import list_presets
 from storage.errors import CheckpointError, ConfigurationError, SpotlightError
 from storage.home import Home
-from storage.prompts import BUILTIN_PREFIX
 from storage.run_store import RunRow, RunStore, check_resumable
 
 app = typer.Typer(
@@ -213,6 +214,11 @@ def report(
     raise typer.Exit(write_report(Home.from_environment(), run_id, out))
 
 
+app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin")(up)
+app.command(epilog="Example: spotlight down")(down)
+app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)
+
+
 @app.command(epilog="Example: spotlight runs --json")
 def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
     """List all runs, newest first."""
@@ -250,37 +256,6 @@ def doctor() -> None:
     from flows.doctor import examine
 
     raise typer.Exit(0 if examine() else 1)
-
-
-def _configuration(
-    preset: str | None, sets: list[str] | None, ray_address: str | None, base: RunConfig | None = None
-) -> RunConfig:
-    changes = list(sets or [])
-    if ray_address is not None:
-        changes.append(f'runtime.ray_address="{ray_address}"')
-    return _with_absolute_paths(load_config(preset, changes, os.environ, base))
-
-
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Paths as they are seen from here: a run may be resumed from another folder."""
-    prompts = config.prompts.model_copy(
-        update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
-    )
-    model = config.model.with_absolute_folder()
-    reward = config.reward.with_absolute_folders()
-    price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
-    return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward, "price": price})
-
-
-def _absolute(path: str) -> str:
-    return path if path.startswith(BUILTIN_PREFIX) else os.path.abspath(os.path.expanduser(path))
-
-
-def _preflight(config: RunConfig) -> None:
-    from tasks.preflight import check
-
-    for warning in check(config):
-        reporter().note(f"warning: {warning}")
 
 
 def _refuse_changed_inputs(row: RunRow, config: RunConfig) -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
+from flows.ports import LOOPBACK, refuse_taken_port
 from flows.prefect_server import die_with_parent
-from storage.errors import ServerError
 
 _APP = Path(__file__).resolve().parents[1] / "ui" / "app.py"
+
+
+def dashboard_command(port: int, host: str = LOOPBACK) -> list[str]:
+    """The command that serves the dashboard on an address of this machine."""
+    return [
+        sys.executable, "-m", "streamlit", "run", str(_APP),
+        "--server.address", host, "--server.port", str(port), "--server.headless", "true",
+        "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
+    ]  # fmt: skip
 
 
 def serve(port: int) -> int:
@@ -20,24 +28,13 @@ def serve(port: int) -> int:
     Raises:
         ServerError: if the port is in use.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise ServerError(
-                f"port {port} on 127.0.0.1 is in use ({error}); choose another with `spotlight ui --port`"
-            ) from error
+    refuse_taken_port(port, "choose another with `spotlight ui --port`")
     process = subprocess.Popen(
-        [
-            sys.executable, "-m", "streamlit", "run", str(_APP),
-            "--server.address", "127.0.0.1", "--server.port", str(port), "--server.headless", "true",
-            "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
-        ],
+        dashboard_command(port),
         stdin=subprocess.DEVNULL,
         # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),
-    )  # fmt: skip
+    )
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -23,6 +23,7 @@ import httpx
 
 from flows.progress import reporter
 from flows.server_loss import hand_over
+from flows.up_state import read_state, supervisor_lives
 from storage.errors import ServerError
 from storage.home import Home
 
@@ -66,15 +67,7 @@ class LocalServer:
         self.ui_url = f"http://127.0.0.1:{port}"
         home.ensure()
         self.log = home.logs / "prefect-server.log"
-        self._environment = os.environ | {
-            "PREFECT_HOME": str(home.prefect),
-            "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
-            "PREFECT_SERVER_API_HOST": "127.0.0.1",
-            "PREFECT_SERVER_API_PORT": str(port),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
-        }
-        self._environment.pop("PREFECT_API_URL", None)
+        self._environment = server_environment(home, port)
         self._process = self._launch()
 
     def _launch(self) -> subprocess.Popen[bytes]:
@@ -147,6 +140,20 @@ class LocalServer:
                 continue
 
 
+def server_environment(home: Home, port: int, host: str = "127.0.0.1") -> dict[str, str]:
+    """The environment of a server of ours: where its state lies, and where it listens."""
+    environment = os.environ | {
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
+        "PREFECT_SERVER_API_HOST": host,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
+    environment.pop("PREFECT_API_URL", None)
+    return environment
+
+
 def is_healthy(api_url: str) -> bool:
     """Whether a Prefect server answers at the address."""
     try:
@@ -159,8 +166,9 @@ def is_healthy(api_url: str) -> bool:
 def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
     """Have a server while the context lasts; yields the address of its UI.
 
-    The one that PREFECT_API_URL names is used as it is; without that a local one is started, its
-    address put into the environment, kept alive, and ended afterwards.
+    The one that PREFECT_API_URL names is used as it is, and without that the one of a `spotlight up` of
+    this home; where there is none, a local one is started, its address put into the environment, kept
+    alive, and ended afterwards.
 
     Args:
         home: where a local server keeps its state.
@@ -188,6 +196,16 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             "Prefect was imported before its local server was started; import it later, or start a server "
             "and set PREFECT_API_URL"
         )
+    api_url = address_of_up(home)
+    if api_url is not None:
+        os.environ["PREFECT_API_URL"] = api_url
+        try:
+            meanwhile()
+            yield api_url.removesuffix("/api")
+        finally:
+            hand_over()
+            os.environ.pop("PREFECT_API_URL", None)
+        return
     server = LocalServer(home, free_port(_PORT))
     os.environ["PREFECT_API_URL"] = server.api_url
     os.environ.setdefault("PREFECT_HOME", str(home.prefect))
@@ -203,6 +221,17 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     finally:
         os.environ.pop("PREFECT_API_URL", None)
         server.stop()
+
+
+def address_of_up(home: Home) -> str | None:
+    """The API's address of a `spotlight up` of this home that answers; None where there is none.
+
+    Raises:
+        ServerError: what is noted of it is damaged.
+    """
+    state = read_state(home)
+    there = state is not None and supervisor_lives(state) and is_healthy(state.api_url)
+    return state.api_url if state is not None and there else None
 
 
 def free_port(wanted: int) -> int:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 from storage.config import RunConfig
 from storage.config_errors import KeyPath, explain
 from storage.errors import ConfigurationError
-from storage.home import HOME_VARIABLE
+from storage.home import HOME_VARIABLE, UP_TOKEN_VARIABLE
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 """Folder of the presets that have a name."""
@@ -32,7 +32,7 @@ BASES = PRESETS / "bases"
 
 PREFIX = "SPOTLIGHT_"
 
-OTHER_VARIABLES = frozenset({HOME_VARIABLE})
+OTHER_VARIABLES = frozenset({HOME_VARIABLE, UP_TOKEN_VARIABLE})
 """Names of the project in the environment that are no settings of a run."""
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 _PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
@@ -17,8 +18,32 @@ def environment() -> dict[str, str]:
     return {name: version for name, version in found.items() if version} | {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "processor": _processor(),
+        "accelerators": _accelerators(),
         "commit": _commit(),
     }
+
+
+def _processor() -> str:
+    """The processor's own name; kernels are chosen by it, and with them the last bits."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    return next(names, platform.processor() or "unknown")
+
+
+def _accelerators() -> str:
+    """GPUs that the driver of NVIDIA names, without torch; `none` where there is none."""
+    found: Counter[str] = Counter()
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            continue
+        found.update(line.partition(":")[2].strip() for line in lines if line.startswith("Model"))
+    return ", ".join(f"{count} x {name}" for name, count in found.items()) or "none"
 
 
 def _commit() -> str:

@@ -51,6 +51,10 @@ class StorageError(SpotlightError, RuntimeError):
     """The database is locked, missing or of another schema."""
 
 
+class DriftError(SpotlightError, RuntimeError):
+    """A recorded run was done again and came to something else."""
+
+
 class RunNotFoundError(SpotlightError, LookupError):
     """No run has the given identifier."""
 

@@ -10,6 +10,9 @@ from pathlib import Path
 HOME_VARIABLE = "SPOTLIGHT_HOME"
 """Environment variable that names the home folder."""
 
+UP_TOKEN_VARIABLE = "SPOTLIGHT_UP_TOKEN"
+"""Environment variable by which the processes of a `spotlight up` know each other."""
+
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 _FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -108,6 +108,21 @@ CREATE TABLE device_events (            -- kind: joined, notice, withdrawn, left
     run_id VARCHAR, phase VARCHAR, iteration INTEGER, happened_at DOUBLE, worker VARCHAR, place INTEGER,
     market VARCHAR NOT NULL, kind VARCHAR NOT NULL, detail VARCHAR NOT NULL,
     PRIMARY KEY (run_id, phase, iteration, happened_at, worker, place)
+);
+""",
+    4: """
+CREATE TABLE reproductions (            -- a recorded run done again, and what the comparison said
+    reproduction_id VARCHAR PRIMARY KEY,
+    series VARCHAR NOT NULL,            -- what is done again and again: a preset, a run, a file
+    how VARCHAR NOT NULL,               -- train or evaluate
+    reference VARCHAR NOT NULL,         -- the run that was done again
+    run_id VARCHAR,                     -- the run that did it; null where none was made
+    started_at DOUBLE NOT NULL, ended_at DOUBLE NOT NULL,
+    verdict VARCHAR NOT NULL,           -- recorded, identical, within, drifted or failed
+    message VARCHAR NOT NULL,
+    score_was DOUBLE, score_is DOUBLE,
+    difference DOUBLE, low DOUBLE, high DOUBLE, -- of paired held-out scores, with its 95 % interval
+    differences VARCHAR NOT NULL        -- JSON: a list of {kind, what, was, is}
 );
 """,
 }

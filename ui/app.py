@@ -28,6 +28,7 @@ st.navigation(
         st.Page("screens/cost.py", title="Cost", icon=":material/payments:"),
         st.Page("screens/images.py", title="Images", icon=":material/image:"),
         st.Page("screens/health.py", title="Health", icon=":material/stethoscope:"),
+        st.Page("screens/reproducibility.py", title="Reproducibility", icon=":material/replay:"),
     ],
     position="top",
 ).run()

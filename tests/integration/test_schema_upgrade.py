@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from storage import device_queries, ledger, queries, seed_queries
+from storage import device_queries, ledger, queries, reproductions, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
@@ -19,7 +19,11 @@ from storage.schema import SCHEMA_VERSION
 from tests.sample_run import iteration_record
 from tests.sample_seeds import explored
 
-LATER_TABLES = {1: {"candidates", "sample_images", "device_events"}, 2: {"device_events"}}
+LATER_TABLES = {
+    1: {"candidates", "sample_images", "device_events", "reproductions"},
+    2: {"device_events", "reproductions"},
+    3: {"reproductions"},
+}
 
 
 @pytest.fixture(params=sorted(LATER_TABLES))
@@ -73,6 +77,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         assert set(seed_queries.drafts_by_prompt(connection, "old")["drafts"]) == {0}
         account = ledger.read_ledger(connection, "old")
         assert device_queries.device_events(connection, "old", 0, 9, 9).empty
+        assert reproductions.reproductions(connection).empty
     assert account.is_balanced
     assert not account.has_device_events
     assert account.spent().device_s == pytest.approx(2 * 3 * 18)

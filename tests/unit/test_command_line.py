@@ -18,7 +18,10 @@ from storage.home import Home
 from storage.run_store import RunStore
 from tests.sample_run import write_sample_run
 
-COMMANDS = ("train", "resume", "evaluate", "export", "pretrain", "ui", "runs", "presets", "doctor", "chaos")
+COMMANDS = (
+    "train", "resume", "evaluate", "export", "pretrain", "ui", "runs", "presets", "doctor", "chaos",
+    "up", "down", "report", "reproduce",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -1,60 +1,150 @@
-"""Runs beside each other, against figures worked by hand."""
+"""When a run done again counts as the same, and what is named where it does not; values by hand."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 
-import pandas as pd
 import pytest
 
-from ui.comparison import shared_target, time_to_score
-from ui.seed_intervals import mean_over_seeds
+from storage.config import RunConfig
+from storage.references import HeldOut, Reference
+from tasks.comparison import compare, paired_interval
+
+ENVIRONMENT = {
+    "torch": "2.13.0", "python": "3.11.7", "commit": "abc", "machine": "x86_64, 2 cores", "processor": "A",
+    "accelerators": "none", "digest prompts.train": "1" * 64, "digest model": "2" * 64,
+}  # fmt: skip
 
 
-def courses() -> pd.DataFrame:
-    rows = [
-        ("a", 0, 0.2, 10.0, 1.0), ("a", 10, 0.5, 110.0, 11.0), ("a", 20, 0.79, 210.0, 21.0),
-        ("b", 0, 0.4, 5.0, 2.0), ("b", 10, 0.8, 55.0, 22.0),
-        ("c", 0, 0.1, 1.0, 0.5),
-    ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["run_id", "iteration", "score", "elapsed_s", "usd"])
+def reference(scores: tuple[float, ...] = (0.0, 0.5, 1.0, 1.0), **changes: object) -> Reference:
+    held_out = [HeldOut(place, 0, score, score == 1) for place, score in enumerate(scores)]
+    whole = Reference(
+        "r", RunConfig().model_dump(mode="json"), ENVIRONMENT, {"weights.safetensors": "a" * 64},
+        {1: 0.25, 2: 0.5}, {0: held_out, 2: held_out}, {"train": {0: "a", 1: "b"}, "evaluate": {0: "c"}},
+    )  # fmt: skip
+    return dataclasses.replace(whole, **changes)
 
 
-def test_time_to_a_score_is_that_of_the_first_evaluation_at_or_above_it():
-    found = time_to_score(courses(), ["b", "a", "c"], "score", 0.5).set_index("run_id")
-    assert list(found.index) == ["b", "a", "c"]
-    assert found["reached"].tolist() == [True, True, False]
-    assert found.loc["a", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 110, 11]
-    assert found.loc["b", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 55, 22]
-    assert math.isnan(float(found["iteration"].tolist()[2]))
-    assert found["best"].tolist() == [0.8, 0.79, 0.1]
+def environment(**changes: str) -> dict[str, str]:
+    return ENVIRONMENT | changes
 
 
-def test_a_run_without_scores_has_not_reached_any():
-    found = time_to_score(courses(), ["gone"], "score", 0.0)
-    assert found["reached"].tolist() == [False]
+def test_the_same_bits_are_identical():
+    said = compare(reference(), reference(), 0.05)
+    assert said.verdict == "identical"
+    assert said.causes == said.results == []
+    assert said.message == "identical to the bit: 1 files of weights and 8 held-out scores"
 
 
-def test_the_shared_target_is_the_lowest_of_the_best_scores_and_all_reach_it():
-    two = courses().query("run_id != 'c'")
-    assert shared_target(two, "score") == 0.79
-    assert time_to_score(two, ["a", "b"], "score", 0.79)["reached"].all()
-    assert shared_target(courses().head(0), "score") == 0.0
+def test_the_same_bits_under_another_version_are_identical_and_the_version_is_named():
+    said = compare(reference(), reference(environment=environment(torch="2.14.0")), 0.05)
+    assert said.verdict == "identical"
+    assert said.causes == [{"kind": "versions", "what": "torch", "was": "2.13.0", "is": "2.14.0"}]
+    assert "although these differ: versions: torch was 2.13.0, is 2.14.0" in said.message
 
 
-def test_the_interval_over_seeds():
-    rows = [("a", 0, 0.4), ("b", 0, 0.5), ("c", 0, 0.6), ("a", 10, 0.5), ("b", 10, 0.7), ("c", 20, 0.9)]
-    frame = mean_over_seeds(pd.DataFrame(rows, columns=["run_id", "iteration", "score"]), "score")
-    assert frame["iteration"].tolist() == [0], "the only iteration that all three have evaluated"
-    # Deviation 0.1, so 4.303 * 0.1 / sqrt(3) with two degrees of freedom.
-    assert frame["mean"].tolist() == pytest.approx([0.5])
-    assert frame["low"].tolist() == pytest.approx([0.5 - 0.24843], abs=1e-4)
-    assert frame["high"].tolist() == pytest.approx([0.5 + 0.24843], abs=1e-4)
+def test_one_other_bit_of_the_weights_is_a_drift_on_the_same_kind_of_device():
+    now = reference(digests={"weights.safetensors": "b" * 64})
+    said = compare(reference(), now, 1.0)
+    assert said.verdict == "drifted"
+    assert [one["what"] for one in said.results] == ["SHA-256 of weights.safetensors"]
+    assert said.message.endswith("nothing that is recorded differs, so the run itself does not repeat")
 
 
-def test_the_interval_ends_where_scores_end_and_one_run_has_none():
-    rows = [("a", 0, 0.1), ("b", 0, 0.9)]
-    frame = mean_over_seeds(pd.DataFrame(rows, columns=["run_id", "iteration", "score"]), "score")
-    assert (frame["low"].tolist(), frame["high"].tolist()) == ([0.0], [1.0])
-    one = pd.DataFrame(rows[:1], columns=["run_id", "iteration", "score"])
-    assert mean_over_seeds(one, "score").empty
+def test_a_seed_is_named():
+    now = reference(config=RunConfig(seed=1).model_dump(mode="json"), rewards={1: 0.25, 2: 0.75})
+    said = compare(reference(), now, 0.05)
+    assert said.causes == [{"kind": "configuration", "what": "seed", "was": "0", "is": "1"}]
+    assert said.results == [
+        {"kind": "result", "what": "mean reward, first in iteration 2", "was": "0.5", "is": "0.75"}
+    ]
+    assert said.message == (
+        "1 results differ, such as the mean reward, first in iteration 2 was 0.5, is 0.75; "
+        "what differs: configuration: seed was 0, is 1"
+    )
+
+
+def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
+    config = RunConfig().model_dump(mode="json")
+    there = config | {"runtime": config["runtime"] | {"ray_address": "10.0.0.5:6379", "threads": 2}}
+    assert [one["what"] for one in compare(reference(), reference(config=there), 0).causes] == [
+        "runtime.threads"
+    ]
+
+
+def test_a_prompt_is_named_with_both_texts():
+    now = reference(
+        prompts={"train": {0: "a", 1: "B", 7: "used by this run only"}, "evaluate": {0: "c"}},
+        environment=environment(**{"digest prompts.train": "3" * 64}),
+    )
+    assert compare(reference(), now, 0).causes == [
+        {"kind": "data", "what": "SHA-256 of prompts.train", "was": "1" * 12, "is": "3" * 12},
+        {"kind": "data", "what": "training prompt 2", "was": "b", "is": "B"},
+    ]
+
+
+def test_device_and_code_are_told_from_versions():
+    now = reference(environment=environment(processor="B", commit="def", python="3.12.1"))
+    assert {one["what"]: one["kind"] for one in compare(reference(), now, 0).causes} == {
+        "processor": "device", "commit": "code", "python": "versions",
+    }  # fmt: skip
+
+
+def test_what_an_old_reference_did_not_record_is_said():
+    old = {name: value for name, value in ENVIRONMENT.items() if name != "processor"}
+    (one,) = compare(reference(environment=old), reference(), 0).causes
+    assert one == {"kind": "device", "what": "processor", "was": "not recorded", "is": "A"}
+
+
+def test_the_paired_interval_by_hand():
+    # Gaps 0.1, 0.3, -0.1, 0.1: mean 0.1; deviation sqrt(0.08 / 3) = 0.1633; t(0.975, 3) = 3.1824.
+    was, now = reference((0.1, 0.1, 0.5, 0.4)), reference((0.2, 0.4, 0.4, 0.5))
+    interval = paired_interval(was, now)
+    assert interval is not None
+    assert interval.pairs == 4
+    assert interval.mean == pytest.approx(0.1)
+    assert interval.high - interval.mean == pytest.approx(3.182446 * 0.163299 / 2, rel=1e-5)
+    assert interval.mean - interval.low == pytest.approx(interval.high - interval.mean)
+
+
+def test_no_two_pairs_no_interval():
+    one_pair = dataclasses.replace(reference(), scores={2: [HeldOut(0, 0, 1.0, True)]})
+    another_iteration = dataclasses.replace(reference(), scores={5: reference().scores[2]})
+    assert paired_interval(reference(), one_pair) is None
+    assert paired_interval(reference(), another_iteration) is None
+
+
+ELSEWHERE = environment(processor="B")
+
+
+@pytest.mark.parametrize(
+    ("scores", "tolerance", "verdict"),
+    [
+        ((0.5, 0.0, 1.0, 1.0), 0.05, "within"),  # gaps +0.5, -0.5: mean 0
+        ((0.5, 0.5, 1.0, 1.0), 0.2, "within"),  # mean 0.125, interval -0.27 to 0.52
+        ((0.5, 0.5, 1.0, 1.0), 0.1, "drifted"),  # the mean is above the tolerance
+    ],
+)
+def test_on_another_kind_of_device_an_interval_counts(
+    scores: tuple[float, ...], tolerance: float, verdict: str
+):
+    now = reference(scores, environment=ELSEWHERE, digests={"weights.safetensors": "b" * 64})
+    said = compare(reference(), now, tolerance)
+    assert said.verdict == verdict
+    assert f"tolerance {tolerance:g}" in said.message
+    assert "95 % interval" in said.message
+
+
+def test_an_interval_without_zero_is_a_drift_whatever_the_tolerance():
+    was = reference((0.1, 0.2, 0.3, 0.4))
+    said = compare(was, reference((0.3, 0.41, 0.5, 0.62), environment=ELSEWHERE), 1.0)
+    assert said.interval is not None
+    assert said.interval.low > 0
+    assert said.verdict == "drifted"
+
+
+def test_the_number_of_cores_makes_no_other_kind_of_device():
+    now = reference(
+        environment=environment(machine="x86_64, 8 cores"), digests={"weights.safetensors": "b" * 64}
+    )
+    assert compare(reference(), now, 1.0).verdict == "drifted"

@@ -116,6 +116,7 @@ def test_the_readmes_links_lead_somewhere():
         "spot",
         "rewards",
         "sequence-parallel",
+        "operating",
     ],
 )
 def test_the_places_that_documents_name_exist(document: str):

@@ -1,0 +1,99 @@
+"""What a run shows in the Prefect UI beside its tasks: its log, how far it is, and its result as a table."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+import httpx
+from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.client.orchestration import get_client
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+import flows.progress as progress
+from flows.progress import Reporter
+from storage.records import IterationRecord
+
+
+class PrefectReporter(Reporter):
+    """Reports to the log and to a progress artefact of the flow run it is made in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log: logging.LoggerAdapter[Any] | logging.Logger = get_run_logger()
+        self._artifact: UUID | None = None
+
+    def note(self, message: str) -> None:
+        """One line in the flow run's log; it goes to the process's output by the same way."""
+        self._log.info(message)
+
+    def begin(self, run_id: str, total: int, done: int) -> None:
+        """A run starts or goes on: from here on it has a bar."""
+        super().begin(run_id, total, done)
+        with _server_may_be_away():
+            self._artifact = create_progress_artifact(
+                100.0 * done / total, key="progress", description=f"{run_id}: iteration {done} of {total}"
+            )
+
+    def iteration(self, record: IterationRecord) -> None:
+        """An iteration is done: the bar moves. Called beside the next rollout, which does not wait for it."""
+        super().iteration(record)
+        if self._artifact is None:
+            return
+        artifact, self._artifact = self._artifact, None  # a server that went away is asked once
+        said = (
+            f"{record.run_id}: iteration {record.iteration} of {self._total}, "
+            f"reward {record.metrics['reward_mean']:.3f}"
+        )
+        with _server_may_be_away():
+            update_progress_artifact(artifact, 100.0 * record.iteration / self._total, said)
+            self._artifact = artifact
+
+
+@contextmanager
+def shown_in_prefect() -> Iterator[None]:
+    """While the context lasts, what is reported in this process goes to the flow run that goes on."""
+    before = progress.reporter()
+    progress.use(PrefectReporter())
+    try:
+        yield
+    finally:
+        progress.use(before)
+
+
+def name_flow_run(name: str) -> None:
+    """Give the flow run that goes on the name of the run that it does: both are then found by it."""
+    with _server_may_be_away(), get_client(sync_client=True) as client:
+        client.update_flow_run(UUID(flow_run.get_id()), name=name)
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """A table of the named results, in the order given."""
+    rows = [{"figure": name, "value": _shown(value)} for name, value in result.items()]
+    with _server_may_be_away():
+        create_table_artifact(rows, key="result", description="What the run came to")
+
+
+def show_differences(differences: list[dict[str, str]]) -> None:
+    """A table of what differs from the reference."""
+    if not differences:
+        return
+    with _server_may_be_away():
+        create_table_artifact(differences, key="differences", description="What differs from the reference")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def _server_may_be_away() -> Iterator[None]:
+    """A run goes on without its server; what it would have shown is left out."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        logging.getLogger(__name__).warning("the Prefect server cannot be told: %s", error)

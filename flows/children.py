@@ -1,0 +1,86 @@
+"""Processes that a command starts beside itself: they die with it, write a log, and are ended in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_BYTES = 16_384
+
+# A launcher asks for the signal, not `preexec_fn`: forking Python between threads can deadlock. A parent
+# that was faster dead sends no signal.
+_LAUNCHER = f"""
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, int(sys.argv[2]))
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+class Child:
+    """A process of ours in a session of its own: Ctrl-C on the terminal goes to the parent alone.
+
+    Args:
+        name: what a person calls it.
+        command: what to run; the first part is an absolute path.
+        environment: all of it.
+        log: file that its output is appended to.
+        parting: the signal that ends it in order; it also gets it when the parent dies.
+        patience_s: how long it may take to end; then it is killed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        parting: signal.Signals = signal.SIGTERM,
+        patience_s: float = 15.0,
+    ) -> None:
+        self.name, self.log = name, log
+        self._parting, self._patience_s = parting, patience_s
+        self._log_begins = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command],
+                env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def pid(self) -> int:
+        """Its process identifier."""
+        return self._process.pid
+
+    @property
+    def code(self) -> int | None:
+        """How it ended: its exit code, minus the signal that killed it; None while it lives."""
+        return self._process.poll()
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines that it wrote."""
+        with self.log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_begins, size - _TAIL_BYTES))
+            text = log.read().decode(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self, at_once: bool = False) -> None:
+        """End it: in order, or with SIGKILL where it takes too long or there is no time."""
+        for number, patience_s in ((self._parting, self._patience_s), (signal.SIGKILL, 10.0)):
+            if at_once and number is not signal.SIGKILL:
+                continue
+            if self._process.poll() is not None:
+                return
+            self._process.send_signal(number)
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue

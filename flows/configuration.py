@@ -1,0 +1,61 @@
+"""A run's configuration as a person gives it, by command line or form, and the look before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from flows.progress import reporter
+from storage.config import RunConfig
+from storage.config_loading import load_config
+from storage.prompts import BUILTIN_PREFIX
+
+
+def given_configuration(
+    preset: str | None,
+    settings: Sequence[str] | None,
+    ray_address: str | None = None,
+    base: RunConfig | None = None,
+) -> RunConfig:
+    """Put a configuration together; paths become absolute as seen from this process's folder.
+
+    Args:
+        preset: a preset's name, or a TOML file.
+        settings: `section.key=value` each.
+        ray_address: a running Ray cluster; None leaves what the settings say.
+        base: an earlier run's configuration, in place of the defaults.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+    """
+    changes = list(settings or [])
+    if ray_address is not None:
+        changes.append(f'runtime.ray_address="{ray_address}"')
+    return with_absolute_paths(load_config(preset, changes, os.environ, base))
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Paths as they are seen from here: a run may be resumed from another folder."""
+    prompts = config.prompts.model_copy(
+        update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
+    )
+    model = config.model.with_absolute_folder()
+    reward = config.reward.with_absolute_folders()
+    price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
+    return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward, "price": price})
+
+
+def look_before(config: RunConfig) -> None:
+    """Refuse what can be known to be wrong before anything starts; warnings are reported.
+
+    Raises:
+        SpotlightError: the first thing that the run could not work with.
+    """
+    from tasks.preflight import check
+
+    for warning in check(config):
+        reporter().note(f"warning: {warning}")
+
+
+def _absolute(path: str) -> str:
+    return path if path.startswith(BUILTIN_PREFIX) else os.path.abspath(os.path.expanduser(path))

@@ -1,0 +1,121 @@
+"""The process that serves the deployments: `python -m flows.serving`, a child of `spotlight up`.
+
+It does what Prefect's `serve` does. `serve` itself gives no hold of its runner, and its own way to end tells
+running flows nothing: here SIGTERM cancels them, so that they save what they hold and can be resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterId,
+    FlowRunFilter,
+    FlowRunFilterState,
+)
+from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.runner import Runner
+from prefect.schedules import Cron
+from prefect.states import Crashed
+
+from flows.deployments import evaluate_by_form, post_train_by_form, pretrain_by_form, reproduce_by_form
+from flows.forms import ReproductionForm
+from flows.schedule import Nightly
+
+POLL_S = 2.0
+"""How often the server is asked for what is due."""
+
+NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
+"""Schedule -> the preset that is done again: characters read by OCR, shapes judged as GenEval does."""
+
+
+def deployments(nightly: Nightly) -> list[RunnerDeployment]:
+    """The four deployments; each is found as NAME/NAME."""
+    schedules = [
+        Cron(
+            nightly.cron, timezone=nightly.timezone, active=nightly.active, slug=slug,
+            parameters={"form": ReproductionForm(preset=preset).model_dump(mode="json")},
+        )
+        for slug, preset in NIGHTLY.items()
+    ]  # fmt: skip
+    # Not the file: a flow run is to find it from whatever folder `up` was started in.
+    kind = EntrypointType.MODULE_PATH
+    return [
+        post_train_by_form.to_deployment("post-train", entrypoint_type=kind),
+        evaluate_by_form.to_deployment("evaluate", entrypoint_type=kind),
+        reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
+        pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
+    ]
+
+
+async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path | None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        served: what to serve.
+        runs_at_once: flow runs that may go on at the same time.
+        ready: file to make once runs can be started; None makes none.
+    """
+    # Schedules stay as they are when this ends: the next `up` says anew whether they are active.
+    runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
+    ids = [await runner.aadd_deployment(deployment) for deployment in served]
+    await close_orphans(ids)
+    going = asyncio.create_task(runner.start())
+    while not runner.started:
+        if going.done():
+            break
+        await asyncio.sleep(0.05)
+    else:
+        _end_in_order(runner)
+        if ready is not None:
+            ready.touch()
+    await going
+
+
+def _end_in_order(runner: Runner) -> None:
+    """On SIGTERM and SIGINT cancel what runs, then end the runner."""
+    stopping: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        if not stopping:
+            stopping.append(asyncio.create_task(runner.astop()))
+
+    # The runner's own handler, set before, waits inside the signal for the loop that it holds up.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+async def close_orphans(deployment_ids: list[UUID]) -> None:
+    """Mark as crashed what an earlier `up` was running when it was killed: its processes are gone."""
+    unfinished = FlowRunFilter(
+        state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}})
+    )
+    ours = DeploymentFilter(id=DeploymentFilterId(any_=deployment_ids))
+    async with get_client() as client:
+        for orphan in await client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=ours):
+            crashed = Crashed(message="its process ended with an earlier `spotlight up`")
+            await client.set_flow_run_state(orphan.id, crashed, force=True)
+
+
+def main() -> None:
+    """Serve until told to end."""
+    parser = argparse.ArgumentParser(description="Serve the deployments to the server of PREFECT_API_URL.")
+    parser.add_argument("--ready", type=Path, help="file to make once runs can be started")
+    parser.add_argument("--runs-at-once", type=int, default=1)
+    parser.add_argument("--schedule", action="store_true", help="run the nightly reproductions by themselves")
+    parser.add_argument("--cron", default=Nightly.cron)
+    parser.add_argument("--timezone", default=Nightly.timezone)
+    arguments = parser.parse_args()
+    nightly = Nightly(arguments.schedule, arguments.cron, arguments.timezone)
+    # Made outside of the loop, where Prefect's functions wait for themselves.
+    asyncio.run(serve(deployments(nightly), arguments.runs_at_once, arguments.ready))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Who belongs to a `spotlight up`: a file in the home that outlives a crash, and what it left.
+
+A process counts as one of ours only where three things hold: its pid is in the file, it began when the
+file says, and its environment carries the file's token. Its descendants inherit the token, so that they
+are found when nothing else of them is known. A pid that the system gave to somebody else is left alone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from storage.errors import ServerError
+from storage.home import UP_TOKEN_VARIABLE, Home
+
+SERVER = "Prefect server"
+DEPLOYMENTS = "deployments"
+DASHBOARD = "dashboard"
+"""Names of the children."""
+
+_START_TOLERANCE_S = 2.0
+"""Two readings of one process's start may differ by this."""
+
+_PATIENCE_S = 45.0
+"""Running flows are told to end in order, and save what they hold."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process as it was when it was noted.
+
+    Attributes:
+        started_at: when the process began, in Unix seconds.
+    """
+
+    name: str
+    pid: int
+    started_at: float
+
+    @classmethod
+    def of(cls, name: str, pid: int) -> Member:
+        """Note a process that lives."""
+        return cls(name, pid, psutil.Process(pid).create_time())
+
+
+@dataclass(frozen=True)
+class UpState:
+    """What the file says.
+
+    Attributes:
+        host: name of the machine.
+        token: in the environment of every child.
+        api_url: address of the Prefect server's API.
+        supervisor: the `spotlight up` itself, which has no token: a person's shell started it.
+        members: its children.
+    """
+
+    host: str
+    token: str
+    api_url: str
+    supervisor: Member
+    members: tuple[Member, ...] = ()
+
+
+def new_token() -> str:
+    """A word that nobody else's environment holds."""
+    return secrets.token_hex(16)
+
+
+def state_file(home: Home) -> Path:
+    """Where a home's `up` is noted."""
+    return home.path / "up.json"
+
+
+def write_state(home: Home, state: UpState) -> None:
+    """Note it; a reader sees the old file or the new one."""
+    file = state_file(home)
+    beside = file.with_suffix(".writing")
+    beside.write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
+    beside.replace(file)
+
+
+def read_state(home: Home) -> UpState | None:
+    """What is noted; None where nothing is.
+
+    Raises:
+        ServerError: the file is damaged.
+    """
+    file = state_file(home)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        return UpState(
+            **{
+                **values,
+                "supervisor": Member(**values["supervisor"]),
+                "members": tuple(Member(**member) for member in values["members"]),
+            }
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ServerError(
+            f"{file} cannot be read ({error}); look for processes of `spotlight up` yourself, then delete it"
+        ) from error
+
+
+def forget_state(home: Home) -> None:
+    """Remove the note: nothing is left of it."""
+    state_file(home).unlink(missing_ok=True)
+
+
+def supervisor_lives(state: UpState) -> bool:
+    """Whether the very `spotlight up` still runs; one of another machine cannot be seen and passes for it."""
+    return state.host != socket.gethostname() or _is_there(state.supervisor)
+
+
+def left_of(state: UpState) -> list[psutil.Process]:
+    """Living processes of this machine that carry the token: the children, and what they started."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and (
+                process.environ().get(UP_TOKEN_VARIABLE) == state.token
+            ):
+                found.append(process)
+        except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
+            continue
+    return found
+
+
+def end_all(state: UpState) -> list[str]:
+    """End what a `spotlight up` of this machine left, itself first, if it lives.
+
+    Returns:
+        Names of what was ended, children by their name, others by their command.
+    """
+    ended: list[str] = []
+    if _is_there(state.supervisor):
+        ended.append("up")
+        process = psutil.Process(state.supervisor.pid)
+        process.terminate()
+        psutil.wait_procs([process], timeout=_PATIENCE_S)
+    names = {(member.pid, round(member.started_at)): member.name for member in state.members}
+    left = left_of(state)
+    for process in left:
+        ended.append(names.get((process.pid, round(process.create_time())), _command(process)))
+    # Who serves the deployments ends its runs in order; the Prefect server goes last, as they tell it.
+    first, last = ({m.pid for m in state.members if m.name == name} for name in (DEPLOYMENTS, SERVER))
+    _end([process for process in left if process.pid in first])
+    _end([process for process in left if process.pid not in first | last])
+    _end([process for process in left if process.pid in last])
+    _end(left_of(state), patience_s=1.0)
+    return ended
+
+
+@contextmanager
+def sole_supervisor(home: Home) -> Iterator[None]:
+    """Hold a home's lock, which the system lets go of however this process ends.
+
+    Raises:
+        ServerError: another `spotlight up` has this home, or an earlier one left processes.
+    """
+    home.ensure()
+    with (home.path / "up.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            state = read_state(home)
+            where = f" (process {state.supervisor.pid}, {state.api_url})" if state else ""
+            raise ServerError(
+                f"`spotlight up` runs already for {home.path}{where}; use it, end it with `spotlight down`, "
+                "or set SPOTLIGHT_HOME to another folder"
+            ) from error
+        _refuse_leftovers(home)
+        yield
+
+
+def _refuse_leftovers(home: Home) -> None:
+    state = read_state(home)
+    if state is None:
+        return
+    if state.host != socket.gethostname():
+        raise ServerError(
+            f"{home.path} belongs to a `spotlight up` on {state.host}; end it there with `spotlight down`, "
+            f"or, if that machine is gone, delete {state_file(home)}"
+        )
+    left = left_of(state)
+    if left:
+        raise ServerError(
+            f"an earlier `spotlight up` left {len(left)} processes ({', '.join(map(_command, left[:4]))}); "
+            "end them with `spotlight down`"
+        )
+    forget_state(home)
+
+
+def _is_there(member: Member) -> bool:
+    try:
+        process = psutil.Process(member.pid)
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        return alive and abs(process.create_time() - member.started_at) < _START_TOLERANCE_S
+    except psutil.Error:
+        return False
+
+
+def _end(processes: list[psutil.Process], patience_s: float = _PATIENCE_S) -> None:
+    """SIGTERM, patience, SIGKILL; psutil looks at the start again, so that a reused pid is not meant."""
+    for process in processes:
+        _send(process, psutil.Process.terminate)
+    _, alive = psutil.wait_procs(processes, timeout=patience_s)
+    for process in alive:
+        _send(process, psutil.Process.kill)
+    psutil.wait_procs(alive, timeout=10)
+
+
+def _send(process: psutil.Process, signal_of: Callable[[psutil.Process], None]) -> None:
+    try:
+        signal_of(process)
+    except psutil.NoSuchProcess:
+        return
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} {' '.join(process.cmdline()[:4])[:60]}"
+    except psutil.Error:
+        return str(process.pid)

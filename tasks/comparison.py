@@ -1,0 +1,201 @@
+"""A run against the reference that it did again: the same bits, within an interval, or drifted; and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from storage.references import HeldOut, Reference
+from storage.reproductions import Verdict
+
+_DEVICE = ("machine", "processor", "accelerators")
+_DATA = "digest "
+_CODE = "commit"
+_CONFIDENCE = 0.95
+_SHOWN_PROMPTS = 5
+_IGNORED_SETTINGS = {"runtime.ray_address"}
+"""Where a run computes, not what."""
+
+Difference = dict[str, str]
+"""What differs: `kind`, `what`, `was`, `is`."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Mean of paired differences (now minus then), with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What the comparison says.
+
+    Attributes:
+        interval: of the last evaluation both have; None where they have no two pairs.
+        causes: what the outcome may depend on and is another.
+        results: what came out different.
+    """
+
+    verdict: Verdict
+    message: str
+    interval: Interval | None
+    causes: list[Difference]
+    results: list[Difference]
+
+
+def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
+    """Compare a run with its reference.
+
+    On the same kind of device any other bit is a drift. On another kind, where kernels round otherwise, it
+    passes if the interval of the paired differences of held-out scores holds zero and their mean is at most
+    `tolerance`.
+
+    Args:
+        was: the reference.
+        now: the run that did it again.
+        tolerance: largest mean difference that passes on another kind of device.
+    """
+    causes = [
+        *_environment(was.environment, now.environment),
+        *_configuration(was.config, now.config),
+        *_prompts(was, now),
+    ]
+    results = [*_results(was, now)]
+    interval = paired_interval(was, now)
+    if not results:
+        return Comparison("identical", _identical(now, causes), interval, causes, results)
+    if _device_kind(was.environment) == _device_kind(now.environment):
+        return Comparison("drifted", _drifted(causes, results), interval, causes, results)
+    said = _interval_in_words(interval)
+    if interval is not None and interval.low <= 0 <= interval.high and abs(interval.mean) <= tolerance:
+        message = f"another kind of device, other bits, the same scores: {said}, tolerance {tolerance:g}"
+        return Comparison("within", message, interval, causes, results)
+    message = f"on another kind of device, {said}, tolerance {tolerance:g}; {_drifted(causes, results)}"
+    return Comparison("drifted", message, interval, causes, results)
+
+
+def paired_interval(was: Reference, now: Reference) -> Interval | None:
+    """The paired differences of held-out scores after the last iteration that both evaluated."""
+    both = was.scores.keys() & now.scores.keys()
+    if not both:
+        return None
+    then = {(one.prompt_id, one.seed_index): one.score for one in was.scores[max(both)]}
+    gaps = [
+        one.score - then[one.prompt_id, one.seed_index]
+        for one in now.scores[max(both)]
+        if (one.prompt_id, one.seed_index) in then
+    ]
+    if len(gaps) < 2:  # one pair says nothing about its spread
+        return None
+    mean = float(np.mean(gaps))
+    width = float(
+        np.std(gaps, ddof=1) / np.sqrt(len(gaps)) * stats.t.ppf((1 + _CONFIDENCE) / 2, len(gaps) - 1)
+    )
+    return Interval(mean, mean - width, mean + width, len(gaps))
+
+
+def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """What bits depend on; the number of cores is not among it."""
+    architecture = environment.get("machine", "").partition(",")[0]
+    return (architecture, environment.get("processor", ""), environment.get("accelerators", ""))
+
+
+def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted(was.keys() | now.keys()):
+        before, after = was.get(name, "not recorded"), now.get(name, "not there")
+        if before == after:
+            continue
+        if name.startswith(_DATA):
+            yield _difference("data", f"SHA-256 of {name.removeprefix(_DATA)}", before[:12], after[:12])
+        else:
+            kind = "device" if name in _DEVICE else "code" if name == _CODE else "versions"
+            yield _difference(kind, name, before, after)
+
+
+def _configuration(was: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[Difference]:
+    for name in sorted(was.keys() | now.keys()):
+        key, before, after = f"{section}{name}", was.get(name), now.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from _configuration(before, after, f"{key}.")
+        elif before != after and key not in _IGNORED_SETTINGS:
+            yield _difference("configuration", key, before, after)
+
+
+def _prompts(was: Reference, now: Reference) -> Iterator[Difference]:
+    """Texts of the same number that are others; both runs may have used some numbers only."""
+    for purpose, words in (("train", "training prompt"), ("evaluate", "held-out prompt")):
+        before, after = was.prompts.get(purpose, {}), now.prompts.get(purpose, {})
+        others = [
+            number for number in sorted(before.keys() & after.keys()) if before[number] != after[number]
+        ]
+        for number in others[:_SHOWN_PROMPTS]:
+            yield _difference("data", f"{words} {number + 1}", before[number], after[number])
+        if len(others) > _SHOWN_PROMPTS:
+            rest = len(others) - _SHOWN_PROMPTS
+            yield _difference("data", f"{words}s", f"{rest} more", "others")
+
+
+def _results(was: Reference, now: Reference) -> Iterator[Difference]:
+    for iteration in sorted(was.rewards.keys() | now.rewards.keys()):
+        before, after = was.rewards.get(iteration), now.rewards.get(iteration)
+        if before != after:  # what follows differs by it
+            yield _difference("result", f"mean reward, first in iteration {iteration}", before, after)
+            break
+    for iteration in sorted(was.scores.keys() | now.scores.keys()):
+        yield from _scores(iteration, was.scores.get(iteration, []), now.scores.get(iteration, []))
+    for name in sorted(was.digests.keys() | now.digests.keys()):
+        before, after = was.digests.get(name, "none"), now.digests.get(name, "none")
+        if before != after:
+            yield _difference("result", f"SHA-256 of {name}", before[:12], after[:12])
+
+
+def _scores(iteration: int, was: list[HeldOut], now: list[HeldOut]) -> Iterator[Difference]:
+    if was == now:
+        return
+    then = {(one.prompt_id, one.seed_index): one for one in was}
+    same = sum(then.get((one.prompt_id, one.seed_index)) == one for one in now)
+    means = [sum(one.score for one in some) / len(some) if some else None for some in (was, now)]
+    what = f"held-out scores after iteration {iteration} ({max(len(was), len(now)) - same} images differ)"
+    yield _difference("result", what, *means)
+
+
+def _identical(now: Reference, causes: list[Difference]) -> str:
+    compared = f"{len(now.digests)} files of weights and {sum(map(len, now.scores.values()))} held-out scores"
+    others = f", although these differ: {_names(causes)}" if causes else ""
+    return f"identical to the bit: {compared}{others}"
+
+
+def _drifted(causes: list[Difference], results: list[Difference]) -> str:
+    came_out = f"{len(results)} results differ, such as the {_name(results[0])}"
+    if not causes:
+        return f"{came_out}; nothing that is recorded differs, so the run itself does not repeat"
+    return f"{came_out}; what differs: {_names(causes)}"
+
+
+def _names(differences: list[Difference]) -> str:
+    return "; ".join(f"{one['kind']}: {_name(one)}" for one in differences)
+
+
+def _name(difference: Difference) -> str:
+    return f"{difference['what']} was {difference['was']}, is {difference['is']}"
+
+
+def _interval_in_words(interval: Interval | None) -> str:
+    if interval is None:
+        return "no held-out scores to compare"
+    return (
+        f"held-out score differs by {interval.mean:+.4f}, 95 % interval {interval.low:+.4f} to "
+        f"{interval.high:+.4f} over {interval.pairs} pairs"
+    )
+
+
+def _difference(kind: str, what: str, was: object, now: object) -> Difference:
+    return {"kind": kind, "what": what, "was": str(was), "is": str(now)}

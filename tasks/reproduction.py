@@ -1,0 +1,53 @@
+"""A recorded run's last checkpoint, scored once more."""
+
+from __future__ import annotations
+
+import os
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from gpu_runtime.runtime import Runtime
+from storage.checkpoints import CheckpointStore
+from storage.config import RunConfig
+from storage.environment import environment
+from storage.errors import CheckpointError
+from storage.home import Home
+from storage.references import HeldOut, Reference
+from tasks.inputs import input_digests
+
+
+@task(name="evaluate-again", cache_policy=NO_CACHE, persist_result=False)
+def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
+    """Score the newest checkpoint of a run on the held-out prompts, image by image.
+
+    Returns:
+        The one evaluation, after the checkpoint's iteration; the digests are those of the run's files.
+
+    Raises:
+        CheckpointError: the run has no checkpoint in this home.
+    """
+    checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+    if checkpoint is None:
+        raise CheckpointError(
+            f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
+        )
+    facts = environment() | input_digests(config)
+    runtime = Runtime(config)
+    try:
+        runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
+        evaluation = runtime.evaluate()
+    finally:
+        runtime.close()
+    scores = [
+        HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
+        for sample, score in zip(evaluation.samples, evaluation.scores, strict=True)
+    ]
+    prompts = {sample.request.prompt_id: sample.request.prompt for sample in evaluation.samples}
+    return Reference(
+        f"{run_id} scored by process {os.getpid()}",
+        config.model_dump(mode="json"),
+        facts,
+        scores={checkpoint.iteration: scores},
+        prompts={"evaluate": prompts},
+    )

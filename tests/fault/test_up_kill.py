@@ -1,0 +1,69 @@
+"""However `spotlight up` ends, nothing of it is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER, read_state
+from storage.home import Home
+from tests.running_up import RunningUp, running_up, spotlight, wait_until
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path).ensure()
+
+
+def assert_nothing_is_left(up: RunningUp) -> None:
+    assert [process.cmdline() for process in up.processes()] == []
+    assert read_state(up.home) is None
+    for url in (up.api, up.dashboard):
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url, timeout=5)
+
+
+def test_ctrl_c_ends_all_and_a_second_one_is_refused_meanwhile(home: Home):
+    with running_up(home) as up:
+        assert len(up.processes()) >= 3
+        assert httpx.get(f"{up.dashboard}/_stcore/health", timeout=60).status_code == 200
+        second = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
+        assert second.returncode == 2
+        assert f"runs already for {home.path} (process {up.process.pid}" in " ".join(second.stderr.split())
+        assert up.end() == 0
+        assert_nothing_is_left(up)
+
+
+@pytest.mark.parametrize("name", [DEPLOYMENTS, SERVER, DASHBOARD])
+def test_when_one_dies_it_says_which_and_ends_the_others(home: Home, name: str):
+    with running_up(home) as up:
+        up.child(name).kill()
+        assert up.process.wait(200) == 1
+        assert up.said(f"the {name} ended with code -9 (log: {home.logs}")
+        assert_nothing_is_left(up)
+
+
+def test_down_ends_what_a_killed_one_left(home: Home):
+    with running_up(home) as up:
+        # Stopped, the children cannot follow their parent's death: as if they hung.
+        for name in (DEPLOYMENTS, DASHBOARD):
+            up.child(name).suspend()
+        up.process.kill()
+        up.process.wait()
+        stopped = up.child(DEPLOYMENTS)
+        assert stopped.is_running()
+        refused = spotlight(home, "up", "--server-port", "4998", "--ui-port", "4999")
+        assert refused.returncode == 2
+        assert "end them with `spotlight down`" in " ".join(refused.stderr.split())
+        stopped.resume()
+        ended = spotlight(home, "down")
+        assert ended.returncode == 0, ended.stderr
+        wait_until("all are gone", lambda: not up.processes())
+        assert_nothing_is_left(up)
+        assert "nothing of `spotlight up` is left" in spotlight(home, "down").stdout
+    assert not psutil.pid_exists(up.process.pid)

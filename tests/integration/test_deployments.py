@@ -1,0 +1,141 @@
+"""Runs started as the Prefect UI starts them, by its API, under a real `spotlight up`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from storage.home import Home
+from storage.ledger import read_ledger
+from storage.references import reference_of
+from storage.run_store import RunStore
+from tasks.comparison import compare
+from tests.running_up import RunningUp, running_up, spotlight, wait_until
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = (
+    "evaluation.prompts=4", "evaluation.every=0", "evaluation.gallery=0", "runtime.spot_workers=1",
+    "runtime.scorer_workers=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with running_up(Home(tmp_path_factory.mktemp("up")).ensure()) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("deployment", "form", "reason"),
+    [
+        ("post-train", {"preset": "nonsense"}, "'nonsense' is not one of ['glyphs', "),
+        ("post-train", {"iterations": -1}, "-1 is less than the minimum of 0"),
+        ("post-train", {"settings": ["iterations"]}, "form.settings[0]"),
+        ("post-train", {"iteratoins": 3}, "'iteratoins' was unexpected"),
+        ("post-train", {"run_id": "../outside"}, "form.run_id"),
+        ("evaluate", {"preset": 3}, "form.preset"),
+        ("pretrain", {"task": "glyphs"}, "'out' is a required property"),
+        ("reproduce", {"tolerance": 2}, "2 is greater than the maximum of 1"),
+    ],
+)
+def test_bad_parameters_are_refused_in_words(
+    up: RunningUp, deployment: str, form: dict[str, Any], reason: str
+):
+    answer = up.start_run(deployment, form)
+    assert answer.status_code == 409
+    assert reason in answer.json()["detail"]
+
+
+def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):
+    flow_run = up.start_run("post-train", {"preset": "smoke", "settings": ["sampling.noise_level=7"]}).json()
+    state = up.wait_for_end(flow_run["id"])
+    assert state["type"] == "FAILED"
+    assert "sampling.noise_level = 7 (from --set): must be at most 2.0; lower it" in state["message"]
+    assert RunStore(up.home).runs() == []
+
+
+def test_the_schedules_are_there_and_off(up: RunningUp):
+    schedules = httpx.get(f"{up.api}/deployments/name/reproduce/reproduce", timeout=60).json()["schedules"]
+    assert {schedule["slug"]: schedule["active"] for schedule in schedules} == {
+        "nightly-ocr": False, "nightly-geneval": False,
+    }  # fmt: skip
+    assert {schedule["parameters"]["form"]["preset"] for schedule in schedules} == {"glyphs", "shapes"}
+    assert {schedule["schedule"]["timezone"] for schedule in schedules} == {"UTC"}
+
+
+def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):
+    form = {"preset": "smoke", "iterations": 1, "run_id": "by-api", "settings": list(SETTINGS)}
+    flow_run = up.start_run("post-train", form).json()
+    assert flow_run["state"]["name"] == "Scheduled"
+    assert up.wait_for_end(flow_run["id"])["type"] == "COMPLETED"
+    states = up.states(flow_run["id"])
+    assert states[0] == "Scheduled"
+    assert states[-2:] == ["Running", "Completed"]
+    assert up.flow_run(flow_run["id"])["name"] == "by-api"
+    shown = up.artifacts(flow_run["id"])
+    assert float(shown["progress"]) == 100.0
+    row = RunStore(up.home).run("by-api")
+    table = {line["figure"]: line["value"] for line in json.loads(shown["result"])}
+    assert table["run_id"] == "by-api"
+    assert float(table["score_after"]) == pytest.approx(row.summary["score_after"], abs=1e-5)
+
+    sets = [part for setting in ("iterations=1", *SETTINGS) for part in ("--set", setting)]
+    done = spotlight(up.home, "train", "--preset", "smoke", "--run-id", "by-hand", *sets)
+    assert done.returncode == 0, done.stderr
+    assert up.api.removesuffix("/api") in done.stdout, "the command uses the server of `up`"
+    store = RunStore(up.home)
+    said = compare(reference_of(store, "by-api"), reference_of(store, "by-hand"), 0)
+    assert said.verdict == "identical", said.message
+    assert said.causes == []
+
+
+def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
+    form = {"preset": "smoke", "iterations": 12, "run_id": "c", "settings": list(SETTINGS)}
+    flow_run = up.start_run("post-train", form).json()
+    store = RunStore(up.home)
+    wait_until(
+        "an iteration is recorded",
+        lambda: any(row.run_id == "c" and row.last_iteration for row in store.runs()),
+    )
+    heard = listening(up.processes())
+    assert heard
+    assert {place for place in heard if not place.startswith(("127.0.0.1:", "::1:", "::ffff:127."))} == set()
+    answer = httpx.post(
+        f"{up.api}/flow_runs/{flow_run['id']}/set_state", json={"state": {"type": "CANCELLING"}}, timeout=60
+    )
+    assert answer.json()["status"] == "ACCEPT"
+    assert up.wait_for_end(flow_run["id"])["type"] == "CANCELLED"
+    row = store.run("c")
+    assert row.status == "cancelled"
+    assert row.last_iteration is not None and 1 <= row.last_iteration < 12
+    with store.database.reading() as connection:
+        assert read_ledger(connection, "c").is_balanced
+    again = up.start_run("post-train", {"resume": "c"}).json()
+    assert up.wait_for_end(again["id"])["type"] == "COMPLETED"
+    assert store.run("c").last_iteration == 12
+    assert store.run("c").status == "finished"
+
+
+def test_a_finished_run_is_not_resumed(up: RunningUp):
+    flow_run = up.start_run("post-train", {"resume": "nowhere"}).json()
+    state = up.wait_for_end(flow_run["id"])
+    assert state["type"] == "FAILED"
+    assert "RunNotFoundError: no run 'nowhere'" in state["message"]
+
+
+def listening(processes: list[psutil.Process]) -> set[str]:
+    """Addresses that they listen on."""
+    found: set[str] = set()
+    for process in processes:
+        try:
+            sockets = process.net_connections("inet")
+        except psutil.NoSuchProcess:
+            continue
+        found |= {f"{one.laddr.ip}:{one.laddr.port}" for one in sockets if one.status == psutil.CONN_LISTEN}
+    return found

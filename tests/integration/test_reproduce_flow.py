@@ -1,0 +1,125 @@
+"""A recorded run done again under Prefect: the same bits, or what differs, kept in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.forms import ReproductionForm
+from flows.post_train import post_train
+from flows.reproduce import reproduce
+from storage.config import RunConfig
+from storage.config_loading import load_config
+from storage.errors import ConfigurationError, DriftError, RunNotFoundError
+from storage.home import Home
+from storage.references import reference_of, write_reference
+from storage.reproductions import reproduction_of, reproductions
+from storage.run_store import RunStore
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPOTLIGHT_HOME", str(folder))
+        with prefect_test_harness(server_startup_timeout=120):
+            yield Home(folder).ensure()
+
+
+@pytest.fixture(scope="module")
+def prompts(home: Home) -> Path:
+    """Training prompts of the test's own, which it may change."""
+    file = home.path / "train.txt"
+    texts = [f'a red sign that says "{word}"' for word in ("ACE", "HJK", "LMN", "PRT", "VWX", "FEC")]
+    file.write_text("\n".join(texts) + "\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def config(prompts: Path) -> RunConfig:
+    settings = [
+        "iterations=2", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.prompts=4",
+        f"prompts.train={prompts}",
+    ]  # fmt: skip
+    return load_config("smoke", settings, {})
+
+
+@pytest.fixture(scope="module")
+def store(home: Home, config: RunConfig) -> RunStore:
+    post_train(config, "was")
+    return RunStore(home)
+
+
+def test_the_same_run_again_is_identical(store: RunStore):
+    said = reproduce(ReproductionForm(reference="was"), "again")
+    assert said["verdict"] == "identical"
+    assert said["differences"] == []
+    assert said["difference"] == 0.0
+    row = reproduction_of(store.database, "again")
+    assert (row.verdict, row.reference, row.run_id) == ("identical", "was", "again")
+    assert row.score_was == row.score_is == pytest.approx(store.run("was").summary["score_after"])
+
+
+def test_its_last_checkpoint_scored_again_from_a_file_is_identical(store: RunStore):
+    file = store.home.path / "was.json"
+    write_reference(reference_of(store, "was"), file)
+    said = reproduce(ReproductionForm(reference=str(file), how="evaluate"), "scored")
+    assert said["verdict"] == "identical"
+    assert said["series"] == "was.json"
+    assert reproduction_of(store.database, "scored").run_id is None
+
+
+def test_another_seed_is_a_drift_that_is_named_and_kept(store: RunStore):
+    with pytest.raises(DriftError, match="configuration: seed was 0, is 1"):
+        reproduce(ReproductionForm(reference="was", settings=["seed=1"]), "seeded")
+    row = reproduction_of(store.database, "seeded")
+    assert row.verdict == "drifted"
+    assert {"kind": "configuration", "what": "seed", "was": "0", "is": "1"} in row.differences
+    assert any(one["what"].startswith("SHA-256 of ") for one in row.differences if one["kind"] == "result")
+
+
+def test_another_prompt_is_a_drift_that_is_named(store: RunStore, prompts: Path):
+    before = prompts.read_text()
+    try:
+        prompts.write_text(before.replace('"ACE"', '"ECA"'))
+        with pytest.raises(DriftError, match="data: training prompt 1 was a red sign"):
+            reproduce(ReproductionForm(reference="was"), "prompted")
+    finally:
+        prompts.write_text(before)
+    kinds = {one["kind"] for one in reproduction_of(store.database, "prompted").differences}
+    assert kinds == {"data", "result"}
+
+
+def test_what_cannot_be_done_again_is_refused_and_a_failure_is_kept(store: RunStore, prompts: Path):
+    with pytest.raises(RunNotFoundError):
+        reproduce(ReproductionForm(reference="nowhere"))
+    with pytest.raises(ConfigurationError, match="give one of both"):
+        reproduce(ReproductionForm(reference="was", renew=True))
+    away = prompts.rename(prompts.with_suffix(".away"))
+    try:
+        with pytest.raises(ValueError, match=r"train\.txt"):
+            reproduce(ReproductionForm(reference="was"), "without")
+    finally:
+        away.rename(prompts)
+    row = reproduction_of(store.database, "without")
+    assert (row.verdict, row.run_id) == ("failed", None)
+    assert "train.txt" in row.message
+    with store.database.reading() as connection:
+        assert "failed" in set(reproductions(connection)["verdict"])
+
+
+def test_the_first_of_a_series_records_its_reference(store: RunStore):
+    short = [
+        "iterations=1", "evaluation.prompts=4", "runtime.spot_workers=1", "runtime.scorer_workers=1"
+    ]  # fmt: skip
+    first = reproduce(ReproductionForm(preset="smoke", settings=short), "first")
+    assert first["verdict"] == "recorded"
+    second = reproduce(ReproductionForm(preset="smoke"), "second")
+    assert (second["verdict"], second["reference"]) == ("identical", "first")
+    renewed = reproduce(ReproductionForm(preset="smoke", renew=True, settings=short), "third")
+    assert renewed["verdict"] == "recorded"

@@ -1,0 +1,142 @@
+"""`spotlight up` in a process of its own, as a person starts it, and what can be asked of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from flows.up_state import left_of, read_state
+from storage.home import Home
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 200.0
+"""On a busy machine everything takes long; nothing is judged by it."""
+
+
+def wait_until(what: str, true: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    """Wait for a condition; fail with its name."""
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.1)
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports that nobody listens on."""
+    with socket.socket() as one, socket.socket() as two:
+        one.bind(("127.0.0.1", 0))
+        two.bind(("127.0.0.1", 0))
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command, run to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "flows.command_line", *arguments],
+        cwd=ROOT, env=_environment(home), capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
+
+
+class RunningUp:
+    """A `spotlight up` of a home, ready to be used.
+
+    Attributes:
+        api: address of Prefect's API.
+        log: what it has printed.
+    """
+
+    def __init__(self, home: Home, *options: str) -> None:
+        server_port, ui_port = free_ports()
+        self.home, self.api = home, f"http://127.0.0.1:{server_port}/api"
+        self.dashboard = f"http://127.0.0.1:{ui_port}"
+        self.log = home.path / "up.out"
+        ports = ("--server-port", str(server_port), "--ui-port", str(ui_port))
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "flows.command_line", "up", *ports, *options],
+                cwd=ROOT, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+        wait_until(
+            "up is ready", lambda: self.said("Ctrl-C ends all three") or self.process.poll() is not None
+        )
+        assert self.process.poll() is None, self.log.read_text()
+        state = read_state(home)
+        assert state is not None
+        self.state = state
+
+    def said(self, words: str) -> bool:
+        """Whether it has printed this."""
+        return words in self.log.read_text(errors="replace")
+
+    def processes(self) -> list[psutil.Process]:
+        """All of its own that live, without itself."""
+        return left_of(self.state)
+
+    def child(self, name: str) -> psutil.Process:
+        """One of the three."""
+        return psutil.Process(next(member.pid for member in self.state.members if member.name == name))
+
+    def end(self) -> int:
+        """Ctrl-C; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        return self.process.wait(PATIENCE_S)
+
+    def start_run(self, deployment: str, form: dict[str, Any]) -> httpx.Response:
+        """What the Prefect UI sends when its form is submitted."""
+        found = httpx.get(f"{self.api}/deployments/name/{deployment}/{deployment}", timeout=60).json()
+        return httpx.post(
+            f"{self.api}/deployments/{found['id']}/create_flow_run",
+            json={"parameters": {"form": form}, "state": {"type": "SCHEDULED"}}, timeout=60,
+        )  # fmt: skip
+
+    def flow_run(self, flow_run_id: str) -> dict[str, Any]:
+        """A flow run as the API tells it."""
+        return httpx.get(f"{self.api}/flow_runs/{flow_run_id}", timeout=60).json()
+
+    def states(self, flow_run_id: str) -> list[str]:
+        """Names of all states that it was in, in order."""
+        answer = httpx.get(f"{self.api}/flow_run_states/", params={"flow_run_id": flow_run_id}, timeout=60)
+        return [state["name"] for state in sorted(answer.json(), key=lambda state: state["timestamp"])]
+
+    def artifacts(self, flow_run_id: str) -> dict[str, Any]:
+        """Its artefacts: key -> data."""
+        wanted = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}}
+        answer = httpx.post(f"{self.api}/artifacts/filter", json=wanted, timeout=60)
+        return {artifact["key"]: artifact["data"] for artifact in answer.json()}
+
+    def wait_for_end(self, flow_run_id: str) -> dict[str, Any]:
+        """Its final state."""
+        final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+        wait_until("the flow run ends", lambda: self.flow_run(flow_run_id)["state"]["type"] in final)
+        return self.flow_run(flow_run_id)["state"]
+
+
+@contextmanager
+def running_up(home: Home, *options: str) -> Iterator[RunningUp]:
+    """Have one while the context lasts; whatever the test did to it, nothing is left."""
+    running = RunningUp(home, *options)
+    try:
+        yield running
+    finally:
+        running.end()
+        for process in running.processes():
+            process.kill()
+
+
+def _environment(home: Home) -> dict[str, str]:
+    environment = os.environ | {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT)}
+    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+        environment.pop(name, None)
+    return environment

@@ -1,0 +1,102 @@
+"""What `spotlight up` refuses before anything starts: ports, addresses, schedules."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import flows.progress as progress
+from flows.ports import is_loopback, reachable, refuse_taken_port
+from flows.schedule import Nightly
+from flows.up import UpOptions, up
+from storage.errors import ConfigurationError, ServerError
+from storage.home import Home
+
+
+@pytest.fixture(autouse=True)
+def no_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_taken_port_is_refused_with_the_option_that_changes_it(taken: int, tmp_path: Path):
+    with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--server-port"):
+        up(Home(tmp_path), UpOptions(server_port=taken, dashboard_port=free()))
+    with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*--ui-port"):
+        up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=taken))
+    assert not (tmp_path / "up.json").exists()
+
+
+def test_a_free_port_is_not_refused():
+    refuse_taken_port(free(), "never said")
+
+
+def test_one_port_for_two_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="both 4300; give them two ports"):
+        up(Home(tmp_path), UpOptions(server_port=4300, dashboard_port=4300))
+
+
+def test_what_is_no_address_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"--host nowhere is no IPv4 address; 127\.0\.0\.1"):
+        up(Home(tmp_path), UpOptions(host="nowhere"))
+
+
+def test_an_address_that_others_reach_is_warned_of(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    said: list[str] = []
+    monkeypatch.setattr(progress.reporter(), "note", said.append)
+    with pytest.raises(ServerError):  # goes no further than the port
+        up(Home(tmp_path), UpOptions(server_port=taken, dashboard_port=free(), host="0.0.0.0"))
+    assert len(said) == 1
+    assert said[0].startswith("warning: --host 0.0.0.0: whoever reaches this machine can start runs")
+
+
+def test_which_addresses_are_this_machine_alone():
+    assert is_loopback("127.0.0.1")
+    assert not is_loopback("0.0.0.0")
+    assert reachable("0.0.0.0") == "127.0.0.1"
+    assert reachable("10.1.2.3") == "10.1.2.3"
+
+
+def test_a_server_that_is_named_already_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://10.0.0.5:4200/api")
+    with pytest.raises(ConfigurationError, match=r"PREFECT_API_URL is http://10\.0\.0\.5:4200/api, but"):
+        up(Home(tmp_path), UpOptions())
+
+
+@pytest.mark.parametrize("cron", ["", "2", "* * * *", "0 2 * * * *"])
+def test_an_expression_without_five_fields_is_refused(cron: str):
+    with pytest.raises(ConfigurationError, match=f"has {len(cron.split())} fields, not 5"):
+        Nightly(cron=cron)
+
+
+@pytest.mark.parametrize("zone", ["Nowhere/Atlantis", "", "../etc/passwd", "/etc/localtime"])
+def test_an_unknown_zone_is_refused(zone: str):
+    with pytest.raises(ConfigurationError, match="is no zone that this machine knows"):
+        Nightly(timezone=zone)
+
+
+def test_a_schedule_is_off_unless_asked_for():
+    assert "--schedule" not in Nightly().arguments()
+    assert Nightly(active=True, cron="5 3 * * 1").arguments() == [
+        "--cron", "5 3 * * 1", "--timezone", "UTC", "--schedule",
+    ]  # fmt: skip
+    assert Nightly().in_words().startswith("off (")
+    assert Nightly(active=True).in_words() == "on, '0 2 * * *' in UTC"

@@ -164,14 +164,21 @@ def _gain_of(seeds: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
         "bandit": _mean([bandit for bandit, _ in means]),
         "uniform": _mean([uniform for _, uniform in means]),
         "gain": _mean(gains),
+        "gains": _rounded(gains),
         "run_seeds": len(gains),
         "tables": sum(len(pairs) for pairs in seeds),
     }
     if len(gains) > 1:
-        half = float(scipy.stats.t.ppf(0.975, len(gains) - 1)) * statistics.stdev(gains) / len(gains) ** 0.5
+        half = half_interval(gains)
         figures["low"] = round(figures["gain"] - half, 4)
         figures["high"] = round(figures["gain"] + half, 4)
     return figures
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half of Student's 95 % interval of a mean; of two values at least."""
+    deviation = statistics.stdev(values) / len(values) ** 0.5
+    return float(scipy.stats.t.ppf(0.975, len(values) - 1)) * deviation
 
 
 def _ratio(arms: dict[str, Any], key: str, slow: str, fast: str) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.allocation_share import captured, captured_by
+from benchmarks.bandit_gain import pooled
 from benchmarks.exploration import ARMS, PRESETS, arm_config
 from benchmarks.exploration_map import cell_of
 from benchmarks.exploration_summary import bandit_gain, end_of, reached_at, slowness_of, summarise
@@ -91,6 +92,12 @@ def test_the_bandit_s_gain_counts_a_run_seed_as_one_observation():
     assert gain["high"] == pytest.approx(0.3 + 1.2706, abs=1e-3)
     assert gains["0.5"]["gain"] == gains["0.5"]["low"] == 0
     assert bandit_gain({}) == {}
+
+
+def test_the_gain_over_both_tasks_has_a_run_seed_of_a_task_as_one_observation():
+    figures = pooled({"ocr": {"0.5": {"gains": [0.1, 0.3]}}, "shapes": {"0.5": {"gains": [0.2], "low": 1}}})
+    # Deviation 0.1 of three, Student's quantile 4.303: half an interval is 0.248.
+    assert figures == {"0.5": {"gain": 0.2, "low": -0.0484, "high": 0.4484, "gains": [0.1, 0.3, 0.2]}}
 
 
 def made(exact, every, seconds):

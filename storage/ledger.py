@@ -1,9 +1,6 @@
 """The ledger of a run: where the paid device time went, and whether all of it is accounted for.
 
-A worker is paid for from the first to the last interval of each of its lives; a life begins where
-the worker joined. So the break between a kill and a resume, after which workers of the same names
-begin anew, is not on the bill. Runs from before schema version 3 have no events: there, an interval
-of loading (or of discarded work) that follows a hole begins a life.
+What a worker is paid for: storage/worker_accounts.py.
 """
 
 from __future__ import annotations
@@ -13,6 +10,8 @@ from dataclasses import dataclass
 
 import duckdb
 
+from storage.worker_accounts import WorkerAccount, worker_accounts
+
 MOST_UNACCOUNTED = 0.001
 """Share of the paid time that may be in no state."""
 
@@ -20,36 +19,6 @@ SAME_MOMENT_S = 1e-6
 """Two times this close are one: a DOUBLE holds today's Unix seconds to a quarter of a microsecond."""
 
 _CUT_WITHIN_S = 1.0  # a loss cuts the state that ended no longer than this before it
-
-_STEPS = """
-    WITH marks AS (
-        SELECT worker, market, phase, iteration, state, started_at, ended_at, usd_per_hour, 0 AS joined
-        FROM worker_states WHERE run_id = $run
-        UNION ALL
-        SELECT worker, market, NULL, NULL, NULL, happened_at, NULL, NULL, 1
-        FROM device_events WHERE run_id = $run AND kind = 'joined'
-    ),
-    numbered AS (
-        SELECT *, sum(joined) OVER (
-            PARTITION BY worker ORDER BY started_at, joined DESC ROWS UNBOUNDED PRECEDING
-        ) AS life
-        FROM marks
-    ),
-    stepped AS (
-        SELECT *, started_at - max(ended_at) OVER before AS step_s, life > max(life) OVER before AS rejoined,
-            max(ended_at) OVER before AS reach
-        FROM numbered WHERE joined = 0
-        WINDOW before AS (
-            PARTITION BY worker ORDER BY started_at, ended_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
-        )
-    ),
-    steps AS (
-        SELECT *, least(reach, ended_at) - started_at AS double_s,
-            rejoined OR (life = 0 AND (state = 'load' OR phase = 'discarded')) AS begins
-        FROM stepped
-    )
-"""
-"""Every interval, and how long after the worker's earlier ones it begins; below 0 where they overlap."""
 
 
 @dataclass(frozen=True)
@@ -73,27 +42,6 @@ class Entry:
     market: str
     state: str
     spent: Spent
-
-
-@dataclass(frozen=True)
-class WorkerAccount:
-    """A worker's paid time against its states; all in seconds.
-
-    `paid_s` equals `booked_s` + `unaccounted_s` - `double_s`.
-
-    Attributes:
-        paid_s: from the first to the last interval of each of its lives.
-        booked_s: the sum of its states.
-        unaccounted_s: paid for, and in no state.
-        double_s: in two states at once.
-    """
-
-    worker: str
-    market: str
-    paid_s: float
-    booked_s: float
-    unaccounted_s: float
-    double_s: float
 
 
 @dataclass(frozen=True)
@@ -241,7 +189,7 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
     ).fetchone()
     assert counts is not None, "an aggregate without groups has one row"
     events, samples, useful_samples = counts
-    workers = _worker_accounts(connection, run_id)
+    workers = worker_accounts(connection, run_id)
     return Ledger(
         entries=tuple(Entry(row[0], row[1], row[2], Spent(*row[3:])) for row in entries),
         workers=workers,
@@ -253,26 +201,17 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
     )
 
 
-def _worker_accounts(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[WorkerAccount, ...]:
-    rows = connection.execute(
-        f"""
-        {_STEPS}
-        SELECT worker, any_value(market),
-            max(ended_at) - min(started_at) - coalesce(sum(step_s) FILTER (step_s > 0 AND begins), 0),
-            sum(ended_at - started_at),
-            coalesce(sum(step_s) FILTER (step_s > 0 AND NOT begins), 0),
-            coalesce(sum(double_s) FILTER (step_s < 0), 0)
-        FROM steps GROUP BY worker ORDER BY worker
-        """,
-        {"run": run_id},
-    ).fetchall()
-    return tuple(WorkerAccount(*row) for row in rows)
-
-
 def _overlaps(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Overlap, ...]:
     rows = connection.execute(
-        f"{_STEPS} SELECT worker, phase, iteration, state, started_at, double_s FROM steps "
-        "WHERE step_s < -$moment ORDER BY started_at, worker",
+        """
+        WITH stepped AS (
+            SELECT *, max(ended_at) OVER (PARTITION BY worker ORDER BY started_at, ended_at
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach
+            FROM worker_states WHERE run_id = $run
+        )
+        SELECT worker, phase, iteration, state, started_at, least(reach, ended_at) - started_at
+        FROM stepped WHERE started_at - reach < -$moment ORDER BY started_at, worker
+        """,
         {"run": run_id, "moment": SAME_MOMENT_S},
     ).fetchall()
     return tuple(Overlap(*row) for row in rows)
@@ -281,8 +220,8 @@ def _overlaps(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Overl
 def _losses(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Loss, ...]:
     rows = connection.execute(
         """
-        WITH own AS (SELECT * FROM worker_states WHERE run_id = $run),
-        lost AS (SELECT * FROM device_events WHERE run_id = $run AND kind = 'lost')
+        WITH lost AS (SELECT * FROM device_events WHERE run_id = $run AND kind = 'lost'),
+        own AS (SELECT * FROM worker_states WHERE run_id = $run AND worker IN (SELECT worker FROM lost))
         SELECT l.worker, l.market, l.iteration, l.happened_at,
             CASE WHEN l.happened_at - s.ended_at <= $within THEN s.state END,
             CASE WHEN l.happened_at - s.ended_at <= $within THEN s.ended_at - s.started_at ELSE 0 END,

@@ -1,0 +1,79 @@
+"""Which deployments are served, by `up` and by `prefect.yaml`, and when they run by themselves."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.deployments import (
+    _run_to_resume,
+    evaluate_by_form,
+    post_train_by_form,
+    pretrain_by_form,
+    reproduce_by_form,
+)
+from flows.forms import ReproductionForm, TrainingForm
+from flows.schedule import Nightly
+from flows.serving import deployments
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.run_store import RunStore
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ["post-train", "evaluate", "reproduce", "pretrain"]
+
+
+@pytest.fixture(scope="module")
+def declared() -> list[dict[str, Any]]:
+    return yaml.safe_load((ROOT / "prefect.yaml").read_text(encoding="utf-8"))["deployments"]
+
+
+def test_up_and_the_file_serve_the_same_flows(declared: list[dict[str, Any]]):
+    served = deployments(Nightly())
+    assert [deployment.name for deployment in served] == NAMES
+    assert [deployment["name"] for deployment in declared] == NAMES
+    for deployment, here in zip(declared, served, strict=True):
+        path, _, function = deployment["entrypoint"].partition(":")
+        assert (ROOT / path).is_file()
+        module = path.removesuffix(".py").replace("/", ".")
+        assert getattr(importlib.import_module(module), function).name == here.flow_name
+        assert here.entrypoint == f"{module}.{function}"
+        assert here.enforce_parameter_schema
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_the_schedules_are_on_only_where_asked_for(active: bool):
+    (reproduce,) = (
+        one for one in deployments(Nightly(active, "5 3 * * *", "Europe/Berlin")) if one.schedules
+    )
+    assert reproduce.name == "reproduce"
+    assert reproduce.schedules is not None
+    for schedule in reproduce.schedules:
+        assert schedule.active is active
+        assert schedule.schedule.cron == "5 3 * * *"  # pyright: ignore[reportAttributeAccessIssue]
+        assert schedule.schedule.timezone == "Europe/Berlin"  # pyright: ignore[reportAttributeAccessIssue]
+        ReproductionForm.model_validate(schedule.parameters["form"])
+
+
+def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, Any]]):
+    here = next(one.schedules for one in deployments(Nightly()) if one.schedules)
+    file = next(one["schedules"] for one in declared if "schedules" in one)
+    assert [(one["slug"], one["active"], one["parameters"]["form"]["preset"]) for one in file] == [
+        (one.slug, False, one.parameters["form"]["preset"]) for one in here
+    ]
+    assert {one["cron"] for one in file} == {Nightly.cron}
+
+
+def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="goes on with its own configuration"):
+        _run_to_resume(RunStore(Home(tmp_path)), TrainingForm(resume="a", iterations=3))
+
+
+def test_every_deployment_says_what_it_does():
+    for flow in (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form):
+        assert flow.description
+        assert set(flow.parameters.properties) == {"form"}

@@ -26,6 +26,8 @@ class Device:
         step_s: seconds that a denoising step of a batch last took it; None before it has done any.
         started_at: when its process was asked for (unix seconds).
         died_at: when its process was seen to be gone while it loaded (unix seconds).
+        degree: how many workers it stands for; more than one share each sequence.
+        retiring: it gets no further chunk: its lease ends with those under way.
     """
 
     actor: RemoteActor
@@ -36,6 +38,8 @@ class Device:
     step_s: float | None = None
     started_at: float = 0.0
     died_at: float | None = None
+    degree: int = 1
+    retiring: bool = False
 
     @property
     def name(self) -> str:

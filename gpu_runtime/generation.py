@@ -273,7 +273,7 @@ class Generation:
             self._history.note("back", lease=flight.lease.number, why="notice")
             self._scheduler.hand_back(flight.lease)
             self._welcome()
-        elif left:
+        elif left and not flight.device.retiring:
             self._go_on(flight)
         if not flight.calls:
             self._end(flight)

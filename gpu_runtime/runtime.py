@@ -28,7 +28,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch, build_explorer
 from storage.config import RunConfig
-from storage.records import DeviceEvent, StateInterval
+from storage.records import DeviceEvent, GroupRecord, StateInterval
 from storage.run_prompts import load_run_prompts
 
 
@@ -274,6 +274,10 @@ class Runtime:
     def take_device_events(self) -> list[DeviceEvent]:
         """Which devices joined, were under notice or were lost since the last call."""
         return self._fleet.take_device_events()
+
+    def take_groups(self) -> list[GroupRecord]:
+        """Which groups of devices shared samples and ended since the last call."""
+        return self._fleet.sharing.take_groups()
 
     def close(self) -> None:
         """End all processes of the runtime."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.history_log import HistoryLog, names_of
@@ -31,17 +32,32 @@ class SampleChunk:
     notice: Notice | None = None
 
 
+class Company(Protocol):
+    """The devices that share each sequence with this one, as one of them sees them."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this device speaks for all: it alone sends states and images."""
+        ...
+
+    def any_says(self, said: bool) -> bool:
+        """Whether any device says so; all ask at the same moment."""
+        ...
+
+
 class SamplesInFlight:
     """The samples of one lease at most.
 
     A device gives a lease up when a preemption notice comes: it stops at the next denoising step, so
     that its states are on their way while there is still somebody to send them. Calls that were queued
     behind then do nothing, even if the notice is withdrawn before their turn: others have the samples.
+    Devices that share their sequences (`company`) stop at the same step, whoever of them is under notice.
 
     Args:
         sampler: cut anywhere, its samples are the same to the bit.
         notice: the machine's notice, asked before each denoising step; None where nobody watches.
         history: where each denoising step is noted; None notes nothing.
+        agrees: whether any device of the run watches for notices, so that company must be asked.
     """
 
     def __init__(
@@ -49,10 +65,14 @@ class SamplesInFlight:
         sampler: Sampler,
         notice: Callable[[], Notice | None] | None = None,
         history: HistoryLog | None = None,
+        agrees: bool = False,
     ) -> None:
+        self.company: Company | None = None
+        """Who shares each sequence with this device; None while it works alone."""
         self._sampler = sampler
         self._notice = notice
         self._history = history or HistoryLog(None, "")
+        self._agrees = agrees
         self._seen: Notice | None = None
         self._lease: int | None = None
         self._given_up: int | None = None
@@ -89,18 +109,20 @@ class SamplesInFlight:
         total = self._sampler.total_steps(self._states[0].request)
         until = min(begun_at + steps, total)
         self._history.note("chunk", lease=lease, **{"from": begun_at}, until=until)
-        while notice is None and self._states[0].step < until:
+        stops = self._stops(notice)
+        while not stops and self._states[0].step < until:
             self._step(lease, until)
             notice = self._notice_now()
-        states = self._states
+            stops = self._stops(notice)
+        states, speaks = self._states, self.company is None or self.company.leads
         self._history.note("sent", lease=lease, step=states[0].step)
         if states[0].step == total:
             self.drop()
-            return SampleChunk(samples=tuple(self._sampler.finish(states)), notice=notice)
-        if notice is not None:
+            return SampleChunk(samples=tuple(self._sampler.finish(states)) if speaks else (), notice=notice)
+        if stops:
             self.drop()
             self._given_up = lease
-        return SampleChunk(tuple(states) if states[0].step > begun_at else (), notice=notice)
+        return SampleChunk(tuple(states) if speaks and states[0].step > begun_at else (), notice=notice)
 
     def drop(self) -> None:
         """Forget what is in flight."""
@@ -109,10 +131,17 @@ class SamplesInFlight:
     def _step(self, lease: int, until: int) -> None:
         """Do some denoising steps: one where anyone looks up or writes down after each, else all."""
         step, since = self._states[0].step, time.perf_counter()
-        stride = until - step if self._notice is None and not self._history.kept else 1
+        watched = self._notice is not None if self.company is None else self._agrees
+        stride = 1 if watched or self._history.kept else until - step
         self._states = self._sampler.advance(self._states, stride)
         done = {"from": step, "to": step + stride, "s": time.perf_counter() - since}
         self._history.note("step", lease=lease, **done)
+
+    def _stops(self, notice: Notice | None) -> bool:
+        """Whether the samples are to be given up at this denoising step."""
+        if self.company is None or not self._agrees:
+            return notice is not None
+        return self.company.any_says(notice is not None)
 
     def _notice_now(self) -> Notice | None:
         notice = None if self._notice is None else self._notice()

@@ -7,6 +7,7 @@ of the runtime wrap it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -19,8 +20,11 @@ from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import load_model
+from gpu_runtime.place_in_group import PlaceInGroup
 from gpu_runtime.samples_in_flight import SampleChunk, SamplesInFlight
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.sequence_parallel.epochs import NumberedGroup
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.notice_watch import NoticeWatch
 from storage.config import RunConfig
@@ -58,7 +62,10 @@ class DeviceWorker:
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._policy = Policy(model, config.adaptation, config.seed, keeps_reference)
         self._sampler = Sampler(model, config.sampling)
-        self._samples = SamplesInFlight(self._sampler, self.notice if watched else None, written)
+        self._samples = SamplesInFlight(
+            self._sampler, self.notice if watched else None, written, config.runtime.notices != "none"
+        )
+        self._place = PlaceInGroup(name, model, config.sampling)
         self._drafts = DraftsInFlight(self._sampler)
         self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
         self._holds = ""
@@ -134,6 +141,39 @@ class DeviceWorker:
         """
         return self._samples.advance(lease, steps)
 
+    def degrees(self, up_to: int) -> tuple[int, ...]:
+        """By how many devices, up to a number, the model's sequences can be shared."""
+        return self._place.degrees(up_to)
+
+    def join_group(self, address: StoreAddress, group: NumberedGroup, timeout_s: float) -> None:
+        """Leave the group so far, and form another one with its other members.
+
+        Args:
+            address: of the driver's store, where they meet.
+            group: what they form; a group of one works alone.
+            timeout_s: longest wait for another member, should nobody break the group off.
+
+        Raises:
+            GroupBrokenError: if it was broken off before all were there.
+        """
+        self._samples.drop()
+        self._samples.company = None
+        self._samples.company = self._place.take(address, group, timeout_s)
+
+    def leave_group(self) -> None:
+        """Work alone from now on."""
+        self._samples.drop()
+        self._samples.company = None
+        self._place.leave()
+
+    def in_group(self, epoch: int, method: str, *args: Any) -> Any:
+        """Do what every member of a group does at the same time: one of the calls above.
+
+        Raises:
+            GroupBrokenError: if this worker is not in the group of that epoch any more, or it broke.
+        """
+        return self._place.together(epoch, lambda: getattr(self, method)(*args))
+
     def begin_drafts(
         self, key: str, requests: Sequence[SampleRequest], preview_step: int | None, steps: int
     ) -> DraftChunk:
@@ -167,7 +207,8 @@ class DeviceWorker:
         return DraftChunk(self._drafts.advance(steps), self.notice())
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Take an iteration's training steps on the trainer's own weights."""
+        """Take an iteration's training steps on the trainer's own weights, alone."""
+        self.leave_group()
         return self._the_trainer().train(samples)
 
     def weights(self) -> WeightState:

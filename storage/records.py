@@ -76,6 +76,25 @@ class DeviceEvent:
 
 
 @dataclass(frozen=True)
+class GroupRecord:
+    """Devices shared each sequence from `started_at` to `ended_at` (Unix seconds); one device worked alone.
+
+    Attributes:
+        epoch: which change of groups formed it; counts from 1 in each life of a run.
+        place: which of that change's groups it is.
+        instance: where its devices are; may be empty.
+        members: names of the workers, the leader first; how many is the degree.
+    """
+
+    epoch: int
+    place: int
+    instance: str
+    members: tuple[str, ...]
+    started_at: float
+    ended_at: float
+
+
+@dataclass(frozen=True)
 class CandidateRecord:
     """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.
 

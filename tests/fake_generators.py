@@ -13,8 +13,10 @@ from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.sequence_parallel.epochs import NumberedGroup
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
-from storage.errors import RuntimeFailure, WorkerLostError
+from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.records import DeviceState
 
 NOTICE = Notice("gcp", "terminate", 1030.0, 1000.0, "preempted is TRUE")
@@ -39,6 +41,8 @@ class Script:
         self.before = before or {}
         self.under_way: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
         self.choose = choose
+        self.overdue: Callable[[], bool] = lambda: False
+        """What happens when the loop waits for nothing but time-outs; whether there are any."""
         self._ended: deque[Future[Any]] = deque()
 
     def clock(self) -> float:
@@ -56,7 +60,7 @@ class Script:
         call, work = self.under_way[name].popleft()
         try:
             call.set_result(work())
-        except (WorkerLostError, RuntimeFailure) as error:
+        except (WorkerLostError, GroupBrokenError, RuntimeFailure) as error:
             call.set_exception(error)
 
     def put(self, ended: Future[Any]) -> None:
@@ -67,10 +71,13 @@ class Script:
         """As of a queue, but where nothing has ended yet, something does, or time passes."""
         number, self.waits = self.waits, self.waits + 1
         self.before.get(number, lambda: None)()
-        if not self._ended:
+        while not self._ended:
             busy = [name for name, calls in self.under_way.items() if calls and name not in self.hung]
+            if not busy and timeout is None:
+                assert self.overdue(), "the loop waits for nothing"
+                continue
             if not busy:
-                assert timeout is not None, "the loop waits for nothing"
+                assert timeout is not None
                 self.now += timeout
                 raise Empty
             self.end(self.choose(busy))
@@ -88,6 +95,7 @@ class FakeGenerator(RemoteActor):
 
     Attributes:
         begun: what each lease began with.
+        joined: the groups that it was in, by their members.
         calls: calls made.
         looks: how often it has looked for a notice; `notice_at` says what it sees then.
         dead: its calls end with its loss from now on.
@@ -102,8 +110,11 @@ class FakeGenerator(RemoteActor):
         self.notice_at: Callable[[int], Notice | None] = lambda look: None
         self.dead = False
         self.deaf = False
+        self.place: NumberedGroup | None = None
+        self.joined: list[tuple[str, ...]] = []
+        self.meeting: FakeMeeting | None = None
         self._script = script
-        self._samples = SamplesInFlight(sampler, self._look)
+        self._samples = SamplesInFlight(sampler, self._look, agrees=True)
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         """`begin_samples` and `advance_samples`, as the worker has them."""
@@ -125,12 +136,99 @@ class FakeGenerator(RemoteActor):
             self.begun.append(list(work))
             self._samples.begin(lease, work)
             return self._samples.advance(lease, steps)
+        if method in ("join_group", "leave_group", "in_group"):
+            return getattr(self, f"_{method}")(*args)
         assert method == "advance_samples"
         return self._samples.advance(*args)
+
+    def _leave_group(self) -> None:
+        self._samples.drop()
+        self.place = self._samples.company = None
+
+    def _join_group(self, _address: object, place: NumberedGroup, _timeout_s: float) -> None:
+        self._leave_group()
+        assert self.meeting is not None
+        if place.prefix in self.meeting.aborted or self.meeting.dead(place):
+            raise GroupBrokenError(f"{place.prefix} was broken off")
+        self.place = place
+        self.joined.append(place.members)
+        if len(place.members) > 1:
+            self._samples.company = FakeCompany(self, place, self.meeting)
+
+    def _in_group(self, epoch: int, method: str, *args: Any) -> Any:
+        assert self.meeting is not None
+        if self.place is None or self.place.epoch != epoch:
+            raise GroupBrokenError(f"{self.name} is not in the group of epoch {epoch}")
+        if self.meeting.dead(self.place):
+            self._leave_group()
+            raise GroupBrokenError("connection closed by peer")
+        return self._do(method, *args)
 
     def _look(self) -> Notice | None:
         self.looks += 1
         return self.notice_at(self.looks)
+
+
+class FakeCompany:
+    """The members of a group: all get the same answer to their n-th question."""
+
+    def __init__(self, own: FakeGenerator, place: NumberedGroup, meeting: FakeMeeting) -> None:
+        self.leads = place.leader == own.name
+        meeting.looks[place.prefix, own.name] = own.looks
+        self._place = place
+        self._meeting = meeting
+        self._asked = 0
+
+    def any_says(self, said: bool) -> bool:
+        """As of a member."""
+        self._asked += 1
+        members = [self._meeting.actors[name] for name in self._place.members]
+        question = self._place.prefix, self._asked
+        if question not in self._meeting.answers:
+            looked = [self._meeting.looks.get((self._place.prefix, actor.name), actor.looks) for actor in members]
+            notices = [
+                actor.notice_at(look + self._asked) for actor, look in zip(members, looked, strict=True)
+            ]
+            self._meeting.answers[question] = said or any(notice is not None for notice in notices)
+        return self._meeting.answers[question]
+
+
+class FakeMeeting:
+    """Where groups meet and are called off: members that wait are freed at once.
+
+    Args:
+        actors: all devices, by name.
+        script: when their calls end.
+    """
+
+    def __init__(self, actors: dict[str, FakeGenerator], script: Script) -> None:
+        self.address = StoreAddress("nowhere", 1)
+        self.actors = actors
+        self.aborted: set[str] = set()
+        self.answers: dict[tuple[str, int], bool] = {}
+        self.looks: dict[tuple[str, str], int] = {}
+        self._script = script
+        for actor in actors.values():
+            actor.meeting = self
+
+    def dead(self, place: NumberedGroup) -> list[str]:
+        """Members whose processes are gone."""
+        return [name for name in place.members if self.actors[name].dead]
+
+    def abort(self, prefix: str) -> None:
+        """As of the store."""
+        if prefix in self.aborted:
+            return
+        self.aborted.add(prefix)
+        for name, actor in self.actors.items():
+            if actor.place is None or actor.place.prefix != prefix or name in self._script.hung:
+                continue
+            actor.place = None
+            while not actor.dead and self._script.under_way.get(name):
+                self._script.end(name)
+
+    def ended(self, prefix: str) -> None:
+        """As of the store."""
 
 
 class FakeGeneratorFleet:

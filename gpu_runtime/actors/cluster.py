@@ -126,6 +126,16 @@ class Cluster:
         named = type(re.sub(r"\W", "_", name), (Answering, actor), {})
         return RemoteActor(name, ray.remote(named).options(**options).remote(*args))
 
+    @property
+    def is_local(self) -> bool:
+        """Whether this process started it: all workers are on this machine."""
+        return self._local
+
+    @property
+    def host(self) -> str:
+        """The address by which workers reach this process."""
+        return "127.0.0.1" if self._local else ray.util.get_node_ip_address()
+
     def share(self, value: Any) -> Any:
         """Put a value into the object store once, to be passed to many calls."""
         return ray.put(value)

@@ -68,6 +68,10 @@ def pack_call(method: str, args: Sequence[Any]) -> list[Any]:
 class Answering:
     """What an actor's class has beside its own: one method that Ray calls in place of all others."""
 
+    def instance(self) -> str:
+        """The Ray node that this process is on."""
+        return ray.get_runtime_context().get_node_id()
+
     def answer(self, packed: Any, *referenced: Any) -> Any:
         """Call a method of the actor.
 

@@ -7,6 +7,7 @@ member as well as a forked process can.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,8 @@ from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
 from storage.config import SamplingConfig
 from storage.errors import GroupBrokenError
+
+ResultT = TypeVar("ResultT")
 
 
 class SequenceParallelMember:
@@ -128,25 +131,54 @@ class SequenceParallelMember:
         Raises:
             GroupBrokenError: if the member is in another group, or this one broke.
         """
-        if epoch != self.epoch:
-            raise GroupBrokenError(f"{self.name} is in the group of epoch {self.epoch}, not of {epoch}")
-        moved = list(states)
-        try:
+
+        def denoise() -> list[SampleState]:
+            moved = list(states)
             for _ in range(steps):
                 moved = self.sampler.advance(moved, 1)
-                if stop is not None and self._any_says(stop()):
+                if stop is not None and self.any_says(stop()):
                     break
+            return moved
+
+        return self.together(epoch, denoise)
+
+    def together(self, epoch: int, work: Callable[[], ResultT]) -> ResultT:
+        """Do something that every member of a group does at the same time.
+
+        Args:
+            epoch: of the group that is meant.
+            work: what to do; it uses the model, and may ask `any_says`.
+
+        Raises:
+            GroupBrokenError: if the member is in another group, or this one broke.
+        """
+        if epoch != self.epoch:
+            raise GroupBrokenError(f"{self.name} is in the group of epoch {self.epoch}, not of {epoch}")
+        try:
+            return work()
         except RuntimeError as error:
             if self._group is None or not (self._watch.broken or is_group_failure(error)):
                 raise
             reason = str(error).splitlines()[0]
             self._leave(broken=True)
             raise GroupBrokenError(f"the group of epoch {epoch} broke at {self.name}: {reason}") from None
-        return moved
 
-    def leave(self) -> None:
-        """Leave the group, if any, together with the others."""
-        self._leave(broken=self._watch.broken)
+    def any_says(self, said: bool) -> bool:
+        """Whether any member says so; all members must ask at the same moment, and get the same answer."""
+        if self._group is None:
+            return said
+        flag = torch.tensor([int(said)], device=self.model.device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group.group)
+        return bool(flag.item())
+
+    def leave(self, farewell: bool = True) -> None:
+        """Leave the group, if any.
+
+        Args:
+            farewell: wait for the others, who leave as well, so that nobody's last read is cut off. Without
+                it nobody waits for a member that hangs; what the cut costs is an error in a group that ends.
+        """
+        self._leave(broken=self._watch.broken or not farewell)
 
     def close(self) -> None:
         """Leave, and end the watch."""
@@ -173,13 +205,6 @@ class SequenceParallelMember:
         if group is not None:
             group.close(broken)
         self._watch.release()
-
-    def _any_says(self, said: bool) -> bool:
-        if self._group is None:
-            return said
-        flag = torch.tensor([int(said)], device=self.model.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group.group)
-        return bool(flag.item())
 
     def _sequence_shape(self) -> SequenceShape:
         if self._shape is None:

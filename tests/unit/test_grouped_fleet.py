@@ -1,0 +1,245 @@
+"""Groups of devices that share each sequence, with members whose calls end in an order of the test's choosing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from gpu_runtime import generating_group, grouped_fleet
+from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.grouped_fleet import GroupedFleet
+from gpu_runtime.sequence_parallel.epochs import EpochBook
+from storage.errors import RuntimeFailure
+from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeMeeting, Script
+from tests.tiny_run import tiny_config
+from tests.unit.test_generation import BATCH, LEASE_S, ONE, REQUESTS, SAMPLER, TRAINER, TWO, assert_all_there
+
+THREE = "spot-2"
+NAMES = (TRAINER, ONE, TWO, THREE)
+PAIRS = {1: 1.0, 2: 1 / 4}
+FOURS = {1: 1.0, 2: 1 / 4, 4: 1 / 16}
+
+
+class PlayedTimer:
+    """A timer that goes off when the loop waits for nothing else."""
+
+    running: list[PlayedTimer]
+
+    def __init__(self, _interval: float, function: Callable[[], None]) -> None:
+        self.function = function
+        self.daemon = False
+
+    def start(self) -> None:
+        self.running.append(self)
+
+    def cancel(self) -> None:
+        if self in self.running:
+            self.running.remove(self)
+
+    @classmethod
+    def go_off(cls) -> bool:
+        due = list(cls.running)
+        for timer in due:
+            timer.function()
+        return bool(due)
+
+
+@pytest.fixture(autouse=True)
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that a script lets answer have done so when their group is called off."""
+    monkeypatch.setattr(grouped_fleet, "_ANSWER_SHARE", 0.0)
+    monkeypatch.setattr(PlayedTimer, "running", [], raising=False)
+    monkeypatch.setattr(generating_group, "Timer", PlayedTimer)
+
+
+class Stage:
+    """A phase whose samples are shared."""
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        names: Sequence[str] = NAMES,
+        step_s: dict[int, float] = PAIRS,
+        commit_steps: int = 1,
+        instances: dict[str, str] | None = None,
+    ) -> None:
+        self.script = script or Script()
+        self.script.overdue = PlayedTimer.go_off
+        self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
+        self.meeting = FakeMeeting(self.fleet.actors, self.script)
+        self.groups = GroupedFleet(
+            self.fleet, "v1", step_s, self.meeting, EpochBook(),
+            lambda device: (instances or {}).get(device.name, ""), LEASE_S,
+        )  # fmt: skip
+        settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
+        config = tiny_config(runtime=settings)
+        self.loop = Generation(self.groups, REQUESTS, "v1", config, self.script.clock)
+        self.loop._ended = self.script  # type: ignore[assignment]
+
+    def run(self) -> list[Delivered]:
+        try:
+            return self.loop.run()
+        finally:
+            self.groups.close()
+
+    def actor(self, name: str) -> FakeGenerator:
+        return self.fleet.actors[name]
+
+    def when(self, what, do) -> None:
+        """Do something once, before the first wait at which a condition holds."""
+        done: list[bool] = []
+
+        def look() -> None:
+            if not done and what():
+                done.append(True)
+                do()
+
+        self.script.before = _Always(look)
+
+    def resumed_at(self, *names: str) -> set[int]:
+        return {
+            item.step
+            for name in names or NAMES
+            for work in self.actor(name).begun
+            for item in work
+            if isinstance(item, SampleState)
+        }
+
+
+class _Always(dict):
+    """Before every wait."""
+
+    def __init__(self, look) -> None:
+        super().__init__()
+        self._look = look
+
+    def get(self, _key, _default=None):
+        return self._look
+
+
+def test_pairs_share_all_samples_and_the_leader_alone_delivers():
+    stage = Stage()
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert {one.worker for one in delivered} <= {f"{TRAINER}+{ONE}", f"{TWO}+{THREE}"}
+    assert stage.actor(TRAINER).begun == stage.actor(ONE).begun != []
+    counters = stage.loop.counters
+    assert (counters.returned, counters.duplicates, counters.redone_steps) == (0, 0, 0)
+    assert {len(record.members) for record in stage.groups.records} == {2}
+    assert stage.fleet.states[ONE][0] == "regroup" and stage.fleet.states[ONE][1] == "rollout"
+
+
+def test_groups_never_cross_instances_and_a_device_too_many_works_alone():
+    stage = Stage(instances={TRAINER: "a", ONE: "a", TWO: "a", THREE: "b"})
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert {record.members for record in stage.groups.records} == {(TRAINER, ONE), (TWO,), (THREE,)}
+
+
+@pytest.mark.parametrize("victim", [ONE, THREE])
+@pytest.mark.parametrize("commits", [0, 1, 2])
+def test_the_loss_of_a_member_costs_the_chunk_under_way_and_the_others_go_on(victim: str, commits: int):
+    stage = Stage(step_s=FOURS)
+    stage.when(
+        lambda: bool(stage.loop._flights) and stage.loop.counters.commits >= commits,
+        lambda: setattr(stage.actor(victim), "dead", True),
+    )
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert stage.fleet.events == [(victim, "lost")]
+    assert stage.loop.counters.returned == BATCH
+    assert stage.loop.counters.redone_steps <= 2 * BATCH
+    left = [name for name in NAMES if name != victim]
+    assert {len(record.members) for record in stage.groups.records if victim not in record.members} == {1, 2}
+    assert all("regroup" in stage.fleet.states[name][1:] for name in left)
+    assert all(stage.actor(name).joined for name in left)
+
+
+def test_a_chunk_that_the_leader_has_answered_counts_though_another_member_died_in_it():
+    struck: list[str] = []
+
+    def choose(names: list[str]) -> str:
+        if stage.loop._flights and not struck:
+            if len(stage.script.under_way[TRAINER]) == 2:
+                return TRAINER
+            struck.append(ONE)
+            stage.actor(ONE).dead = True
+        return ONE if ONE in names else names[0]
+
+    stage = Stage(Script(choose), names=(TRAINER, ONE))
+    assert_all_there(stage.run())
+    assert struck and stage.fleet.events == [(ONE, "lost")]
+    assert stage.resumed_at(TRAINER) == {1}
+    assert stage.loop.counters.redone_steps <= BATCH
+
+
+def test_the_trainer_s_death_ends_the_phase():
+    stage = Stage()
+    stage.actor(TRAINER).dead = True
+    with pytest.raises(RuntimeFailure, match="the trainer's process is gone"):
+        stage.run()
+
+
+def test_a_member_that_hangs_is_killed_and_the_others_are_not():
+    stage = Stage(step_s=FOURS)
+    stage.when(lambda: stage.loop.counters.commits >= 1, lambda: stage.script.hung.add(TWO))
+    assert_all_there(stage.run())
+    assert stage.fleet.events == [(TWO, "hung"), (TWO, "lost")]
+    assert stage.loop.counters.expired == 1
+    assert stage.resumed_at() <= {1, 2, 3} and stage.resumed_at()
+
+
+def test_a_notice_stops_all_members_at_one_step_and_nothing_is_done_again():
+    stage = Stage(step_s=FOURS, commit_steps=4)
+    stage.actor(TWO).notice_at = lambda look: NOTICE if look >= 3 else None
+    assert_all_there(stage.run())
+    assert (TWO, "notice") in stage.fleet.events
+    assert stage.loop.counters.redone_steps == 0
+    assert stage.loop.counters.returned == BATCH
+    assert len(stage.actor(TWO).joined) == 1, "it is in no other group"
+
+
+def test_a_newcomer_makes_groups_grow_between_chunks():
+    script = Script()
+    stage = Stage(script, step_s=FOURS)
+    newcomer = stage.fleet.withdraw(THREE)
+    loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
+    stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
+    script.hung.add("its weights")
+    stage.when(lambda: stage.loop.counters.commits >= 1, lambda: script.end("its weights"))
+    delivered = stage.run()
+    assert_all_there(delivered)
+    assert stage.loop.counters.redone_steps == 0
+    assert {len(record.members) for record in stage.groups.records} >= {4}
+    assert "+".join(NAMES) in {one.worker for one in delivered}
+
+
+def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.MonkeyPatch):
+    stage = Stage()
+    stage.meeting.dead = lambda place: ["nobody that anyone knows of"]  # type: ignore[method-assign]
+    with pytest.raises(RuntimeFailure, match=r"although all members live.*sequence_parallel\.rollout=1"):
+        stage.run()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_happens_every_sample_is_there_once(seed: int):
+    """Deaths, notices and hung members at random moments; the trainer stays."""
+    chance = random.Random(seed)
+    script = Script(chance.choice)
+    names = [TRAINER, *(f"spot-{number}" for number in range(5))]
+    stage = Stage(script, names, chance.choice([PAIRS, FOURS]), chance.choice([0, 1, 2]))
+    for name in names[1:]:
+        actor, waits = stage.actor(name), chance.randrange(40)
+        fate = chance.choice(["dies", "hangs", "notice", "lives"])
+        if fate == "dies":
+            script.before[waits] = lambda actor=actor: setattr(actor, "dead", True)
+        elif fate == "hangs":
+            script.before[waits] = lambda name=name: script.hung.add(name)  # while it joins a group, perhaps
+        elif fate == "notice":
+            since, until = waits, waits + chance.randrange(12)
+            actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
+    assert_all_there(stage.run())
+    assert stage.loop.counters.duplicates <= stage.loop.counters.returned

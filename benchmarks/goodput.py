@@ -6,11 +6,12 @@ in the windows, goodput is U t / P. t comes from the same run, from leases that 
 worker processes share cores, the loss of one makes the others faster, and a replacement that loads makes all
 slower, the driver too; neither is the run's own. The prediction (docs/spot.md) is
 
-    goodput / goodput undisturbed = 1 - (R r + N i + L (w + d) + S s) / P
+    goodput / goodput undisturbed = 1 - (R r + N i + L (w + d) + S s + g) / P
 
 R replacements that each cost r device-seconds before they pull; N notices that each leave i of idle grace; L
 losses, each with w of work done again and d until it is known; S stalls of s. All of it is measured in the
-disturbed run, none of it from U, and no constant is fitted.
+disturbed run, none of it from U, and no constant is fitted. Where devices share samples, g is the time
+spent in forming groups beyond the undisturbed run's share of it, and a stall is that of all who wait for one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from gpu_runtime.chaos.fault_injector import Done
-from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, HistoryReport
+from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine, HistoryReport
 from storage.records import StateInterval
 
 Span = tuple[float, float]
@@ -71,7 +72,7 @@ class Goodput:
     """What came of the paid time.
 
     Attributes:
-        step_s: seconds that a denoising step takes, per sample of a batch, its share of commits included.
+        step_s: device-seconds that a denoising step takes, per sample of a batch, its share of commits in it.
         batch_step_s: the same of a batch.
         paid_s: device-seconds in the windows.
         useful_s: those that the needed steps take.
@@ -97,7 +98,8 @@ class Waste:
         replacements, replacement_s: R and r.
         notices, grace_idle_s: N and i.
         losses, redone_s, detection_s: L, w and d.
-        stalls, stall_s: S and s: hung and slow workers.
+        stalls, stall_s: S and s: hung and slow workers, and those that share samples with them.
+        regroup_s: g; 0 where each device works alone.
     """
 
     paid_s: float
@@ -110,6 +112,7 @@ class Waste:
     detection_s: float
     stalls: int
     stall_s: float
+    regroup_s: float = 0.0
 
     @property
     def predicted(self) -> float:
@@ -119,6 +122,7 @@ class Waste:
             + self.notices * self.grace_idle_s
             + self.losses * (self.redone_s + self.detection_s)
             + self.stalls * self.stall_s
+            + self.regroup_s
         )
         return 1 - wasted_s / self.paid_s
 
@@ -147,11 +151,13 @@ def measure(course: Course) -> Goodput:
         if line.event != "deliver" or not line.facts["accepted"]:
             continue
         lease = granted[line.facts["lease"]]
-        total_s += line.at - lease.at
+        members = lease.facts["worker"].split(MEMBERS_JOINED_BY)
+        total_s += (line.at - lease.at) * len(members)
+        # Where one of several that share a lease is stopped, all of them wait.
         total_s -= sum(
-            share * overlap(span, (lease.at, line.at))
+            share * overlap(span, (lease.at, line.at)) * len(members)
             for worker, span, share in stopped
-            if worker == lease.facts["worker"]
+            if worker in members
         )
         steps += length - lease.facts["step"]
         sample_steps += (length - lease.facts["step"]) * len(lease.facts["requests"])
@@ -173,8 +179,14 @@ def stops(course: Course) -> list[tuple[str, Span, float]]:
     return found
 
 
-def waste(course: Course, goodput: Goodput) -> Waste:
-    """The inputs of the prediction, as measured."""
+def waste(course: Course, goodput: Goodput, base_regroup_share: float = 0.0) -> Waste:
+    """The inputs of the prediction, as measured.
+
+    Args:
+        course: the disturbed run.
+        goodput: its own.
+        base_regroup_share: share of its paid time that the undisturbed run spends in forming groups.
+    """
     lost_at, noticed_at = course.at("lost"), course.at("notice")
     first_pull: dict[str, float] = {}
     for part in sorted(course.intervals, key=lambda part: part.started_at):
@@ -212,8 +224,23 @@ def waste(course: Course, goodput: Goodput) -> Waste:
         redone_s=redone_s / max(1, len(lost_at)),
         detection_s=detection_s / max(1, len(lost_at)),
         stalls=len(stopped),
-        stall_s=_mean(course.seconds(worker, "rollout", span) * share for worker, span, share in stopped),
+        stall_s=_mean(
+            sum(course.seconds(member, "rollout", span) for member in _company(course, worker, span[0]))
+            * share
+            for worker, span, share in stopped
+        ),
+        regroup_s=max(0.0, course.seconds(None, "regroup") - base_regroup_share * goodput.paid_s),
     )
+
+
+def _company(course: Course, worker: str, at: float) -> list[str]:
+    """Who shared samples with a worker at a moment, itself among them."""
+    shared = [worker]
+    for line in course.lines:
+        if line.event == "lease" and line.at <= at:
+            members = line.facts["worker"].split(MEMBERS_JOINED_BY)
+            shared = members if worker in members else shared
+    return shared
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.goodput import Course
+from benchmarks.shared_samples import keep_iteration
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
@@ -61,6 +62,7 @@ def run(
     iterations: int,
     draw: Callable[[float], Sequence[Fault]] | None = None,
     longest_s: float = 3600.0,
+    kept: Path | None = None,
 ) -> Outcome:
     """Do some iterations; under faults as many more as it takes to do them all, and one to recover.
 
@@ -70,6 +72,8 @@ def run(
         iterations: at least so many.
         draw: the faults, for a run of which a quiet iteration takes so many seconds.
         longest_s: no further iteration begins after so many seconds.
+        kept: folder for the samples of each iteration and the weights after it. Each iteration then begins
+            with the same weights, so that what differs by rounding does not grow from one to the next.
     """
     with PlayedNotices(WORKER_IN_URL) if draw else nullcontext() as notices:
         if notices is not None:
@@ -78,16 +82,17 @@ def run(
         runtime = Runtime(config, history)
         intervals: list[StateInterval] = []
         done_iterations, blobs, began, iteration_s = 0, {}, time.monotonic(), 0.0
+        begun_with = runtime.blobs() if kept else None
         for quiet in range(1, QUIET_ITERATIONS + 1):
             since, done_iterations = time.monotonic(), quiet
-            _iterate(runtime, quiet)
+            _iterate(runtime, quiet, kept, begun_with)
             iteration_s = time.monotonic() - since
         faults = draw(iteration_s) if draw else ()
         with FaultInjector(history, faults, notices) as injector, _watched(injector) as hung:
             try:
                 for _ in _rounds(iterations - QUIET_ITERATIONS, injector, began + longest_s):
                     done_iterations += 1
-                    _iterate(runtime, done_iterations)
+                    _iterate(runtime, done_iterations, kept, begun_with)
                     intervals += runtime.take_intervals()
                     _say(done_iterations, time.monotonic() - began, injector)
                 blobs = runtime.blobs()
@@ -111,10 +116,15 @@ def _rounds(least: int, injector: FaultInjector, last_moment: float) -> Iterator
         yield number
 
 
-def _iterate(runtime: Runtime, iteration: int) -> None:
+def _iterate(
+    runtime: Runtime, iteration: int, kept: Path | None, begun_with: Mapping[str, bytes] | None
+) -> None:
     rolled = runtime.rollout(runtime.explore(iteration))
     runtime.train(rolled, runtime.reward(rolled))
     runtime.enter("commit", iteration)
+    if kept is not None and begun_with is not None:
+        keep_iteration(kept, iteration, rolled, runtime.blobs())
+        runtime.restore(begun_with, 0)
 
 
 @contextmanager

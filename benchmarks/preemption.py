@@ -8,7 +8,11 @@ history that every process writes (`gpu_runtime/scheduling/history_check.py`), g
 those of `benchmarks/goodput.py`. Killing the driver is not among the faults: `benchmarks.resume` and
 `spotlight chaos` do that.
 
-    python -m benchmarks.preemption [--quick] [--keep]
+With `--degree` 2 or 4 so many devices share each sample. Bits then depend on how many shared a denoising
+step, and a loss changes that. So each iteration begins with the same weights, its samples are compared with
+those of the run in peace, and so are the weights after it: see `benchmarks/shared_samples.py`.
+
+    python -m benchmarks.preemption [--degree 2] [--quick] [--keep]
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 from benchmarks.goodput import measure, waste
 from benchmarks.preempted_run import Outcome, run
 from benchmarks.report import add_keep_option, finish
+from benchmarks.shared_samples import broken, compare, degrees_of
 from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults
 from storage.config_loading import load_config
 from storage.environment import environment
@@ -51,6 +56,9 @@ def main() -> None:
     parser.add_argument("--faults", type=int, help="so many faults")
     parser.add_argument("--every", type=float, default=1.0, help="quiet iterations between faults (mean)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--degree", type=int, default=1, choices=(1, 2, 4), help="devices that share each sample"
+    )
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     parser.add_argument("--again", action="store_true", help="figures of the last runs, without new ones")
     add_keep_option(parser)
@@ -64,30 +72,49 @@ def main() -> None:
             kinds=_KINDS, timed_share=1.0, graces_s=_GRACES_S, durations_s=_DURATIONS_S,
         )  # fmt: skip
 
-    config = load_config("glyphs", [*_SETTINGS, *arguments.set], {})
+    degree = arguments.degree
+    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
+    config = load_config("glyphs", [*_SETTINGS, *shared, *arguments.set], {})
     commit = environment()["commit"]
-    outcomes = Home.from_environment().ensure().path / "benchmarks" / "preemption.pickle"
+    name = f"preemption_sp{degree}" if degree > 1 else "preemption"
+    outcomes = Home.from_environment().ensure().path / "benchmarks" / f"{name}.pickle"
     if not arguments.again:
         with tempfile.TemporaryDirectory() as folder:
-            disturbed = run(config, Path(folder) / "disturbed", 3, draw)
-            undisturbed = run(config, Path(folder) / "undisturbed", disturbed.iterations)
+            kept = (Path(folder) / "samples-1", Path(folder) / "samples-2") if degree > 1 else (None, None)
+            disturbed = run(config, Path(folder) / "disturbed", 3, draw, kept=kept[0])
+            undisturbed = run(config, Path(folder) / "undisturbed", disturbed.iterations, kept=kept[1])
+            apart = _apart(disturbed, undisturbed, *kept)
         outcomes.parent.mkdir(parents=True, exist_ok=True)
-        outcomes.write_bytes(pickle.dumps((commit, disturbed, undisturbed)))
+        outcomes.write_bytes(pickle.dumps((commit, disturbed, undisturbed, apart)))
     # Our own file, in our own home.
-    run_by, disturbed, undisturbed = pickle.loads(outcomes.read_bytes())
+    run_by, disturbed, undisturbed, apart = pickle.loads(outcomes.read_bytes())
     figures = summarise(disturbed, undisturbed, config.runtime.commit_steps) | {
         "seed": arguments.seed,
         "settings": arguments.set,
         "runs_commit": run_by,
     }
-    finish("preemption", figures, arguments.keep, began_at=commit)
+    if apart is not None:
+        del figures["identical_weights"]  # not promised, and each iteration began anew
+        figures |= {"degree": degree, **apart, "regroup_s": disturbed.course.seconds(None, "regroup")}
+        figures["broken_promises"] = [*figures["broken_promises"], *broken(apart)]
+    finish(name, figures, arguments.keep, module="preemption", began_at=commit)
+
+
+def _apart(
+    disturbed: Outcome, undisturbed: Outcome, one: Path | None, other: Path | None
+) -> dict[str, Any] | None:
+    """How far runs that share samples are apart; None where they do not."""
+    if one is None or other is None:
+        return None
+    degrees = [degrees_of(outcome.course.lines) for outcome in (disturbed, undisturbed)]
+    return compare(one, other, *degrees)
 
 
 def summarise(disturbed: Outcome, undisturbed: Outcome, commit_steps: int) -> dict[str, Any]:
     """The figures of a disturbed run beside an undisturbed one."""
     report, base = disturbed.course.report, measure(undisturbed.course)
     goodput = measure(disturbed.course)
-    inputs = waste(disturbed.course, goodput)
+    inputs = waste(disturbed.course, goodput, undisturbed.course.seconds(None, "regroup") / base.paid_s)
     raw = _steps_a_paid_second(disturbed) / _steps_a_paid_second(undisturbed)
     return {
         "faults": len(disturbed.course.done),

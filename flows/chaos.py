@@ -148,6 +148,7 @@ def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:
         "redone_steps_with_notice_max": max(report.most_redone(with_notice=True) for report in reports),
         "redone_steps_without_notice_max": max(report.most_redone(with_notice=False) for report in reports),
         "commit_interval": config.runtime.commit_steps,
+        "degree": config.sequence_parallel.largest,
         "steps_needed": sum(report.steps_needed for report in reports),
         "steps_redone": sum(report.steps_redone for report in reports),
         "identical_weights": all(verdict.identical for verdict in tally.verdicts),
@@ -169,7 +170,12 @@ def show(result: dict[str, Any]) -> None:
             result[without],
             not any("cost a sample" in said for said in result["broken_promises"]),
         ),
-        ("the weights are the undisturbed run's", result["identical_weights"], result["identical_weights"]),
+        (
+            "the weights are the undisturbed run's"
+            + ("" if result.get("degree", 1) == 1 else " (not promised: devices share samples)"),
+            result["identical_weights"],
+            result["identical_weights"] or result.get("degree", 1) > 1,
+        ),
         ("the ledger adds up", result["ledger_adds_up"], result["ledger_adds_up"]),
     )
     table = Table("promise", "seen", "kept", title=f"{result['faults']} faults, {result['faults_left']} left")

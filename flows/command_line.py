@@ -156,13 +156,15 @@ def chaos(
     schedule: Annotated[
         Path | None, typer.Option(help="A file with the faults instead: a JSON list of objects.")
     ] = None,
+    degree: Annotated[int, typer.Option(min=1, help="Devices that share each sample of a rollout.")] = 1,
 ) -> None:
     """Train shortly in peace and under real faults, and check that nothing is lost, twice or different."""
     from flows.chaos import SETTINGS, show
     from flows.chaos import chaos as run_chaos
     from tasks.chaos import plan_faults
 
-    changes = [*SETTINGS, *(set_ or [])]
+    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
+    changes = [*SETTINGS, *shared, *(set_ or [])]
     config = _configuration(preset, changes, None)
     chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
     plan = plan_faults(config, seed, faults, chosen, schedule)

@@ -51,6 +51,28 @@ def device_events(
     ).df()
 
 
+def sequence_groups(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+) -> pd.DataFrame:
+    """Which devices shared sequences in iterations `first` to `last`: the latest groups, in order of time.
+
+    Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
+    ended_at (Unix seconds).
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT degree, epoch, place, instance, members, started_at, ended_at FROM sequence_groups
+            WHERE run_id = $run AND iteration BETWEEN $first AND $last
+            ORDER BY ended_at DESC, epoch DESC, place LIMIT $limit
+        )
+        SELECT unnest(string_split(members, '+')) AS worker, * FROM latest
+        ORDER BY started_at, epoch, place, worker
+        """,
+        {"run": run_id, "first": first, "last": last, "limit": limit},
+    ).df()
+
+
 def recorded_iterations(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """The iterations whose device time was recorded and that were kept, in order. Columns: iteration."""
     return connection.execute(

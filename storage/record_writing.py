@@ -17,6 +17,7 @@ from storage.records import (
     DeviceEvent,
     EvaluationImage,
     EvaluationRecord,
+    GroupRecord,
     IterationRecord,
     SampleImage,
     SampleRecord,
@@ -52,6 +53,7 @@ def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationReco
     _write_prompts(connection, record.run_id, "train", [*record.samples, *record.candidates])
     _write_intervals(connection, record.run_id, "iteration", record.iteration, record.intervals)
     _write_device_events(connection, record.run_id, "iteration", record.iteration, record.device_events)
+    _write_groups(connection, record.run_id, "iteration", record.iteration, record.groups)
 
 
 def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
@@ -67,6 +69,7 @@ def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRe
     _write_prompts(connection, record.run_id, "evaluate", record.images)
     _write_intervals(connection, record.run_id, "evaluation", record.iteration, record.intervals)
     _write_device_events(connection, record.run_id, "evaluation", record.iteration, record.device_events)
+    _write_groups(connection, record.run_id, "evaluation", record.iteration, record.groups)
 
 
 def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after: int) -> None:
@@ -97,7 +100,13 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
         f"FROM device_events WHERE {later}",
         key,
     )
-    for table in ("worker_states", "costs", "device_events"):
+    connection.execute(
+        "INSERT OR REPLACE INTO sequence_groups "
+        "SELECT run_id, 'discarded', iteration, started_at, epoch, place, instance, members, degree, ended_at "
+        f"FROM sequence_groups WHERE {later}",
+        key,
+    )
+    for table in ("worker_states", "costs", "device_events", "sequence_groups"):
         connection.execute(f"DELETE FROM {table} WHERE {later}", key)
 
 
@@ -250,5 +259,31 @@ def _write_device_events(
             "market": ("VARCHAR", [e.market for e in events]),
             "kind": ("VARCHAR", [e.kind for e in events]),
             "detail": ("VARCHAR", [e.detail for e in events]),
+        },
+    )  # fmt: skip
+
+
+def _write_groups(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    groups: Sequence[GroupRecord],
+) -> None:
+    connection.execute(
+        "DELETE FROM sequence_groups WHERE run_id = ? AND phase = ? AND iteration = ?",
+        [run_id, phase, iteration],
+    )
+    _insert(
+        connection, "sequence_groups", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(groups)),
+            "started_at": ("DOUBLE", [g.started_at for g in groups]),
+            "epoch": ("INTEGER", [g.epoch for g in groups]),
+            "place": ("INTEGER", [g.place for g in groups]),
+            "instance": ("VARCHAR", [g.instance for g in groups]),
+            "members": ("VARCHAR", ["+".join(g.members) for g in groups]),
+            "degree": ("INTEGER", [len(g.members) for g in groups]),
+            "ended_at": ("DOUBLE", [g.ended_at for g in groups]),
         },
     )  # fmt: skip

@@ -150,6 +150,7 @@ class IterationRecord:
             need not explore again; not written to the database.
         explorer_state: what the explorer has learned, as JSON values; likewise in record.json only.
         device_events: what happened to the devices since the record before.
+        groups: which devices shared sequences; none where each worked alone.
     """
 
     run_id: str
@@ -165,6 +166,7 @@ class IterationRecord:
     next_plan: dict[str, Any] | None = None
     explorer_state: dict[str, Any] | None = None
     device_events: list[DeviceEvent] = field(default_factory=list)
+    groups: list[GroupRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -200,3 +202,4 @@ class EvaluationRecord:
     intervals: list[StateInterval] = field(default_factory=list)
     device_events: list[DeviceEvent] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
+    groups: list[GroupRecord] = field(default_factory=list)

@@ -124,6 +124,11 @@ CREATE TABLE reproductions (            -- a recorded run done again, and what t
     difference DOUBLE, low DOUBLE, high DOUBLE, -- of paired held-out scores, with its 95 % interval
     differences VARCHAR NOT NULL        -- JSON: a list of {kind, what, was, is}
 );
+CREATE TABLE sequence_groups (          -- devices that shared each sequence; members: joined by `+`
+    run_id VARCHAR, phase VARCHAR, iteration INTEGER, started_at DOUBLE, epoch INTEGER, place INTEGER,
+    instance VARCHAR NOT NULL, members VARCHAR NOT NULL, degree INTEGER NOT NULL, ended_at DOUBLE NOT NULL,
+    PRIMARY KEY (run_id, phase, iteration, started_at, epoch, place)
+);
 """,
 }
 """Version -> the tables that it brought."""

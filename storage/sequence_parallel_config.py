@@ -18,15 +18,15 @@ class SequenceParallelConfig(Section):
     """
 
     rollout: int = Field(default=1, ge=1, le=MOST_DEGREE)
-    """Devices that share an image in a rollout; what it must divide (attention heads, image tokens) is checked
-    before anything starts."""
+    """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by it,
+    which is checked before anything starts."""
 
     evaluate: int = Field(default=1, ge=1, le=MOST_DEGREE)
     """Devices that share an image in an evaluation."""
 
     ratio_tolerance: float = Field(default=1e-4, gt=0)
-    """In place of `algorithm.ratio_tolerance` where rollouts are shared, if it is larger: the trainer computes
-    alone, and sums in another order round otherwise."""
+    """Stands in for `algorithm.ratio_tolerance` where rollouts are shared, if it is larger: the trainer
+    computes alone, and sums in another order round otherwise."""
 
     @property
     def largest(self) -> int:

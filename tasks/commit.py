@@ -99,6 +99,7 @@ def iteration_record(
         next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
         explorer_state=session.runtime.explorer_state(),
         device_events=session.runtime.take_device_events(),
+        groups=session.runtime.take_groups(),
     )
 
 
@@ -128,7 +129,7 @@ def evaluation_record(
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
         evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
-        part_means(evaluation.scores),
+        part_means(evaluation.scores), session.runtime.take_groups(),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.seed_search import build_explorer
+from gpu_runtime.sequence_parallel.ulysses import shape_of
 from gpu_runtime.spot.metadata_service import checked_url
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
@@ -46,6 +47,7 @@ def check(config: RunConfig) -> list[str]:
         workers = config.runtime.reserved_workers + config.runtime.spot_workers
         outline.check_machine(workers, config.adaptation.mode == "full")
     scorer = build_scorer(config.reward.scorer, config.reward)
+    _check_degrees(config, outline)
     _check_prompts(f"prompts.train = {config.prompts.train!r}", train, outline, scorer)
     _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, outline, scorer)
     _judge_blank(outline, scorer, train[0])
@@ -58,6 +60,25 @@ def check(config: RunConfig) -> list[str]:
         f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
         "their images still differ by seed"
     ]
+
+
+def _check_degrees(config: RunConfig, outline: ModelOutline) -> None:
+    """Refuse to share sequences by numbers of devices that they do not divide by."""
+    settings = config.sequence_parallel
+    if settings.largest == 1:
+        return
+    lengths = outline.sequence_lengths()
+    if lengths is None:
+        raise ConfigurationError(
+            f"sequence_parallel shares a sample between up to {settings.largest} devices, which runs have been "
+            f"tried with on embedded models alone; set its degrees to 1 for model.family={config.model.family}"
+        )
+    shape = shape_of(outline.transformer, *lengths)
+    for kind, degree in (("rollout", settings.rollout), ("evaluate", settings.evaluate)):
+        try:
+            shape.check(degree)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}") from error
 
 
 def _check_notice_url(url: str) -> None:

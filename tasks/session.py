@@ -22,6 +22,7 @@ from storage.home import Home
 from storage.records import (
     CandidateRecord,
     DeviceEvent,
+    GroupRecord,
     IterationRecord,
     RunStatus,
     SampleImage,
@@ -165,5 +166,9 @@ def record_from_json(values: dict) -> IterationRecord:
             "candidates": [CandidateRecord(**candidate) for candidate in values.get("candidates", [])],
             "sample_images": [SampleImage(**image) for image in values.get("sample_images", [])],
             "device_events": [DeviceEvent(**event) for event in values.get("device_events", [])],
+            "groups": [
+                GroupRecord(**{**group, "members": tuple(group["members"])})
+                for group in values.get("groups", [])
+            ],
         }
     )

@@ -185,7 +185,9 @@ class FakeCompany:
         members = [self._meeting.actors[name] for name in self._place.members]
         question = self._place.prefix, self._asked
         if question not in self._meeting.answers:
-            looked = [self._meeting.looks.get((self._place.prefix, actor.name), actor.looks) for actor in members]
+            looked = [
+                self._meeting.looks.get((self._place.prefix, actor.name), actor.looks) for actor in members
+            ]
             notices = [
                 actor.notice_at(look + self._asked) for actor, look in zip(members, looked, strict=True)
             ]

@@ -52,7 +52,7 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
     )
     unit_s, unit = time_unit(clock.total_s)
     placed = intervals.assign(
-        row=intervals["worker"].map(_row),
+        row=intervals["worker"].map(device_row),
         begin=clock.elapsed_s(intervals["started_at"].to_numpy()) / unit_s,
         length=(intervals["ended_at"] - intervals["started_at"]) / unit_s,
     )
@@ -69,8 +69,8 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
             hovertemplate=f"%{{customdata[0]}}: {state} for %{{customdata[1]}} (%{{customdata[2]}}), "
             "%{customdata[3]}<extra></extra>",
         )  # fmt: skip
-    rows = sorted(set(placed["row"]), key=_place(dict(zip(placed["row"], placed["market"], strict=True))))
-    events = course.events.loc[course.events["worker"].map(_row).isin(rows)]
+    rows = in_order_of_rows(intervals)
+    events = course.events.loc[course.events["worker"].map(device_row).isin(rows)]
     _add_events(figure, events, clock, unit_s)
     figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
     _add_borders(figure, intervals, view, clock, unit_s)
@@ -116,7 +116,7 @@ def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_
         part = events.loc[events["kind"] == kind]
         symbol, colour = _EVENT_MARKS.get(kind, ("circle", _UNKNOWN_COLOUR))
         figure.add_scatter(
-            x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(_row),
+            x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(device_row),
             name=f"device {kind}", mode="markers", cliponaxis=False,
             marker={
                 "symbol": symbol, "color": colour, "size": 12, "line": {"width": 1, "color": "white"},
@@ -154,7 +154,13 @@ def _add_borders(
     )  # fmt: skip
 
 
-def _row(worker: str) -> str:
+def in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
+    """The rows of the devices: reserved before spot, by number."""
+    rows = intervals["worker"].map(device_row)
+    return sorted(set(rows), key=_place(dict(zip(rows, intervals["market"], strict=True))))
+
+
+def device_row(worker: str) -> str:
     """The row of a worker: `spot-0.1` replaces `spot-0`."""
     return worker.split(".")[0]
 

@@ -19,6 +19,7 @@ MOST_INTERVALS = 3000
 """Intervals that the time line draws at most; more would make the browser slow."""
 
 _MOST_EVENTS = 300
+_MOST_GROUPS = 1000
 _MOST_BARS = 100  # of a market's utilisation
 
 
@@ -41,6 +42,7 @@ class DeviceCourse:
 
     intervals: pd.DataFrame
     events: pd.DataFrame
+    groups: pd.DataFrame
 
 
 def load_spot(home: Path, view: RunView) -> SpotView:
@@ -89,6 +91,7 @@ def read_course(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, 
     return DeviceCourse(
         intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
         events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
+        groups=device_queries.sequence_groups(connection, run_id, first, last, _MOST_GROUPS),
     )
 
 

@@ -28,6 +28,10 @@ class EmbeddedOutline:
     def check_machine(self, models: int, trains_all: bool) -> None:
         """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
 
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self._model.latent_shape[0], self._model.encode_prompts(["a"]).mask_BL.shape[1]
+
     def blank_image(self) -> np.ndarray:
         """What the model decodes zeros to, uint8, shape (H, W, 3)."""
         return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()

@@ -29,6 +29,10 @@ class ModelOutline(Protocol):
         """Refuse a model that this machine has no attention kernel or no memory for."""
         ...
 
+    def sequence_lengths(self) -> tuple[int, int] | None:
+        """Image and text tokens of a sample, where devices can share it; None where that was never tried."""
+        ...
+
     def blank_image(self) -> np.ndarray:
         """An image of the size that the model makes, uint8, shape (H, W, 3)."""
         ...

@@ -78,6 +78,9 @@ class PipelineOutline:
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device)
         refuse_too_large(need, self._device, models, trains_all)
 
+    def sequence_lengths(self) -> None:
+        """Unknown: no run has shared a sample of these models between devices yet."""
+
     def blank_image(self) -> np.ndarray:
         """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""
         return np.full((self.height, self.width, 3), 127, np.uint8)

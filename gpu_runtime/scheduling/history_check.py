@@ -22,6 +22,9 @@ from typing import Any
 DRIVER = "driver"
 """Name of the process that grants leases."""
 
+MEMBERS_JOINED_BY = "+"
+"""Between the names of workers that share a lease."""
+
 LEAST_WARNING_S = 0.25
 """A notice that a worker saw this shortly before its end, or later, was no warning."""
 
@@ -154,6 +157,8 @@ class _Lease:
     requests: list[str]
     interval: int = 0
     done: set[int] = field(default_factory=set)
+    back_at: float | None = None
+    why: str = ""
 
 
 @dataclass
@@ -167,6 +172,15 @@ class _Life:
     dropped: int = 0
     lost_at: dict[str, float] = field(default_factory=dict)
     noticed_at: dict[str, float] = field(default_factory=dict)
+
+    def to_blame(self, lease: _Lease) -> str:
+        """The worker that a lease went back for: of several that shared it, the one lost or warned then."""
+        members = lease.worker.split(MEMBERS_JOINED_BY)
+        if len(members) == 1 or lease.back_at is None:
+            return lease.worker
+        struck_at = self.noticed_at if lease.why == "notice" else self.lost_at
+        away_s = {name: abs(struck_at[name] - lease.back_at) for name in members if name in struck_at}
+        return min(away_s, key=away_s.__getitem__, default=lease.worker)
 
     def warned(self, worker: str) -> bool:
         """Whether a worker had seen a notice in time."""
@@ -252,7 +266,10 @@ def _hear_driver(life: _Life, line: HistoryLine) -> None:
         for name in facts["accepted"]:
             life.holder.pop(name, None)
     elif line.event == "back":
-        for name in [name for name, lease in life.holder.items() if lease == facts["lease"]]:
+        lease = life.leases[facts["lease"]]
+        if lease.back_at is None:
+            lease.back_at, lease.why = line.at, facts["why"]
+        for name in [name for name, number in life.holder.items() if number == facts["lease"]]:
             del life.holder[name]
     elif line.event == "lost":
         life.lost_at[facts["worker"]] = line.at
@@ -289,8 +306,9 @@ def _redone(number: int, life: _Life) -> list[Redone]:
         for lease in (life.leases[granted] for granted in reversed(phase.leases)):
             counts = [len(lease.done & later[name]) for name in lease.requests]
             if any(counts):
-                again.setdefault(lease.worker, []).extend(counts)
-                interval[lease.worker] = max(interval[lease.worker], lease.interval)
+                worker = life.to_blame(lease)
+                again.setdefault(worker, []).extend(counts)
+                interval[worker] = max(interval[worker], lease.interval)
             for name in lease.requests:
                 later[name] |= lease.done
     return [

@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 import ui.spot_view
 from storage.config import RunConfig
 from storage.home import Home
-from storage.records import StateInterval
+from storage.records import GroupRecord, StateInterval
 from storage.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
@@ -65,7 +65,14 @@ def captions(page: AppTest) -> str:
 
 
 def charts(page: AppTest) -> dict[str, str]:
-    known = ("What every device did", "Use of spot", "Use of reserved", "Cost so far", "What was paid for")
+    known = (
+        "What every device did",
+        "Use of spot",
+        "Use of reserved",
+        "Cost so far",
+        "What was paid for",
+        "Which devices shared images",
+    )
     texts = [str(chart.proto) for chart in page.get("plotly_chart")]
     return {next(title for title in known if title in text): text for text in texts}
 
@@ -227,6 +234,20 @@ def test_many_iterations_share_a_bar(store: RunStore, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ui.spot_view, "_MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=9)
     assert "Each bar is 3 iterations" in captions(opened())
+
+
+def test_groups_that_shared_samples(store: RunStore):
+    begun(store)
+    record = iteration_record("r", 1, START, samples=32)
+    groups = [
+        GroupRecord(1, 0, "", ("reserved-0", "spot-0"), START, START + 4),
+        GroupRecord(2, 0, "", ("reserved-0",), START + 4.2, START + 8),
+    ]
+    store.commit_iteration(dataclasses.replace(record, groups=groups))
+    page = opened()
+    drawn = charts(page)["Which devices shared images"]
+    assert "2 together" in drawn and "alone" in drawn and "reserved-0, spot-0" in drawn
+    assert "share every image" in captions(page)
 
 
 def test_hostile_text(store: RunStore):

@@ -13,16 +13,16 @@ from storage import device_queries, ledger, queries, reproductions, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.records import DeviceEvent
+from storage.records import DeviceEvent, GroupRecord
 from storage.run_store import RunStore
 from storage.schema import SCHEMA_VERSION
 from tests.sample_run import iteration_record
 from tests.sample_seeds import explored
 
 LATER_TABLES = {
-    1: {"candidates", "sample_images", "device_events", "reproductions"},
-    2: {"device_events", "reproductions"},
-    3: {"reproductions"},
+    1: {"candidates", "sample_images", "device_events", "reproductions", "sequence_groups"},
+    2: {"device_events", "reproductions", "sequence_groups"},
+    3: {"reproductions", "sequence_groups"},
 }
 
 
@@ -78,6 +78,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         account = ledger.read_ledger(connection, "old")
         assert device_queries.device_events(connection, "old", 0, 9, 9).empty
         assert reproductions.reproductions(connection).empty
+        assert device_queries.sequence_groups(connection, "old", 0, 9, 9).empty
     assert account.is_balanced
     assert not account.has_device_events
     assert account.spent().device_s == pytest.approx(2 * 3 * 18)
@@ -96,10 +97,13 @@ def test_the_first_writer_brings_it_up_to_date(store: RunStore, version: int):
     assert after == before | {table: [] for table in LATER_TABLES[version]}
     record = explored(iteration_record("old", 3, 54.0))
     loss = DeviceEvent("spot-0", "spot", "lost", 72.0)
-    store.commit_iteration(dataclasses.replace(record, device_events=[loss]))
+    group = GroupRecord(1, 0, "", ("reserved-0", "spot-0"), 54.0, 60.0)
+    store.commit_iteration(dataclasses.replace(record, device_events=[loss], groups=[group]))
     with store.database.reading() as connection:
         assert not seed_queries.stale_and_fresh(connection, "old").empty
         assert [x.worker for x in ledger.read_ledger(connection, "old").losses] == ["spot-0"]
+        shared = device_queries.sequence_groups(connection, "old", 0, 9, 9)
+        assert shared["worker"].tolist() == ["reserved-0", "spot-0"] and set(shared["degree"]) == {2}
 
 
 def test_a_writer_that_fails_leaves_the_file_as_it_was(store: RunStore):

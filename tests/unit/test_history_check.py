@@ -145,3 +145,20 @@ def test_of_three_tries_each_step_counts_as_often_as_it_was_repeated():
     report = story.steps(2, "w", 2, 4).deliver(2).driver("generated").report()
     assert {loss.worker: loss.total for loss in report.redone} == {"u": 4, "v": 4}
     assert report.steps_done - report.steps_needed == report.steps_redone == 8
+
+
+def test_a_lease_that_several_shared_went_back_for_the_one_that_was_lost():
+    story = Story().lease(0, "v+w+x").steps(0, "v", 0, 2).steps(0, "w", 0, 3)
+    story.driver("back", lease=0, why="lost").driver("lost", worker="w")
+    story.lease(1, "v+x", 2).steps(1, "v", 2, 4).deliver(1).driver("generated")
+    (loss,) = story.report().redone
+    assert (loss.worker, loss.most, loss.with_notice) == ("w", 1, False)
+
+
+def test_a_notice_to_one_of_several_is_a_notice_for_what_they_share():
+    story = Story().lease(0, "v+w").steps(0, "v", 0, 3).tell("w", "notice").driver("notice", worker="w")
+    story.driver("back", lease=0, why="notice")
+    story.lease(1, "v", 1).steps(1, "v", 1, 4).deliver(1).driver("lost", worker="w").driver("generated")
+    report = story.report()
+    assert [(loss.worker, loss.most, loss.with_notice) for loss in report.redone] == [("w", 2, True)]
+    assert "the loss of w with a notice cost a sample 2" in report.broken()[0]

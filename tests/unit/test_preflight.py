@@ -166,3 +166,19 @@ def test_a_scorer_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(preflight, "build_scorer", lambda name, settings: Broken())
     with pytest.raises(ConfigurationError, match=r"reward\.scorer = 'ocr' fails.*ImportError: no engine"):
         preflight.check(config(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["rollout", "evaluate"])
+def test_degrees_that_sequences_do_not_divide_by(tmp_path: Path, kind: str):
+    wanted = {"runtime": {"spot_workers": 7}, "sequence_parallel": {kind: 3}}
+    said = (
+        rf"sequence_parallel\.{kind} = 3: .*4 attention heads do not divide by degree 3; below it, 1, 2 would"
+    )
+    with pytest.raises(ConfigurationError, match=said):
+        preflight.check(config(tmp_path, **wanted))
+    preflight.check(config(tmp_path, **{**wanted, "sequence_parallel": {kind: 4}}))
+
+
+def test_more_devices_a_sample_than_there_are():
+    with pytest.raises(ValueError, match=r"sequence_parallel\.rollout is 4, but there are 3 workers"):
+        RunConfig.model_validate({"runtime": {"spot_workers": 2}, "sequence_parallel": {"rollout": 4}})

@@ -11,6 +11,7 @@ from ui.bill import bill_entries
 from ui.charts import PLOT_SETTINGS, cost_chart, state_chart
 from ui.downloads import offer_downloads
 from ui.formatting import plain_markdown
+from ui.group_chart import groups_chart
 from ui.headline import planned_iterations
 from ui.run_choice import show_page
 from ui.run_view import RunView
@@ -59,6 +60,12 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
         st.caption("Nothing is recorded of these iterations.")
         return
     st.plotly_chart(gantt_chart(course, view), key="gantt", config=PLOT_SETTINGS)
+    if course.groups["degree"].max() > 1:
+        st.plotly_chart(groups_chart(course), key="groups", config=PLOT_SETTINGS)
+        st.caption(
+            "Each bar is a device's time in one group. Devices of one group share every image of it; their "
+            "images differ by rounding from those of one device."
+        )
     shown, there = len(course.intervals), max(course.intervals["of"].tolist())
     if shown < there:
         st.caption(

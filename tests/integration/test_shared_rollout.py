@@ -1,0 +1,134 @@
+"""Samples that several live workers share, on real Ray actors and the embedded model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks.shared_samples import NEAR, degrees_of
+from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.generation import Generation
+from gpu_runtime.history_log import names_of
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.worker import DeviceWorker
+from storage.config_loading import load_config
+from storage.run_prompts import load_run_prompts
+
+SETTINGS = [
+    "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.commit_steps=1",
+    "runtime.commit_s=0", "runtime.history=true", "sequence_parallel.rollout=2",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory):
+    return tmp_path_factory.mktemp("history")
+
+
+@pytest.fixture(scope="module")
+def runtime(history):
+    runtime = Runtime(load_config("smoke", SETTINGS, {}), history)
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def untrained(runtime):
+    return runtime.blobs()
+
+
+@pytest.fixture
+def fresh(runtime, untrained):
+    """The runtime with the weights of its start: one Ray serves all tests of this file."""
+    runtime.restore(untrained, 0)
+    runtime.take_intervals(), runtime.take_groups()
+    return runtime
+
+
+def apart(one: Rollout, other: Rollout) -> list[float]:
+    """The largest difference of each sample's latents."""
+    pairs = zip(one.delivered, other.delivered, strict=True)
+    return [float(np.abs(a.sample.latents_SC - b.sample.latents_SC).max()) for a, b in pairs]
+
+
+def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_accepts_it(fresh):
+    runtime = fresh
+    plan = runtime.explore(1)
+    rolled, again = runtime.rollout(plan), runtime.rollout(plan)
+    assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree, whoever works with whom"
+    assert {len(one.worker.split("+")) for one in rolled.delivered} == {2}
+    worker = DeviceWorker(runtime.config, trains=False)
+    worker.own_weights("v0")
+    prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(runtime.config)[0]}
+    alone = worker.generate("v0", rollout_requests(plan, prompts, runtime.config.seed, 0))
+    for delivered, sample in zip(rolled.delivered, alone, strict=True):
+        assert delivered.sample.request == sample.request
+        assert np.abs(delivered.sample.latents_SC - sample.latents_SC).max() <= NEAR
+        np.testing.assert_allclose(
+            delivered.sample.trajectory.log_prob_W, sample.trajectory.log_prob_W, atol=NEAR
+        )
+    assert {group.members for group in runtime.take_groups()} == {
+        ("reserved-0", "spot-0"), ("spot-1", "spot-2"),
+    }  # fmt: skip
+    assert "regroup" in {interval.state for interval in runtime.take_intervals()}
+    trained = runtime.train(rolled, runtime.reward(rolled))
+    assert trained.report.ratio_deviation <= runtime.config.ratio_tolerance()[1]
+
+
+def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Kill a worker when the first chunk of its group has come in."""
+    settle = Generation._settle
+    (victim,) = (
+        process
+        for process in psutil.Process().children(recursive=True)
+        if f"ray::{re.sub(r'[^0-9A-Za-z_]', '_', name)}" in " ".join(process.cmdline())
+    )
+    struck: list[int] = []
+
+    def strike_and_settle(generation, call):
+        flight = generation._flight_of.get(call)
+        if not struck and flight is not None and name in flight.device.name.split("+"):
+            struck.append(victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+        settle(generation, call)
+
+    monkeypatch.setattr(Generation, "_settle", strike_and_settle)
+
+
+@pytest.mark.parametrize("victim", ["spot-0", "spot-2"])
+def test_a_member_killed_in_mid_lease_loses_nothing_and_its_company_goes_on(
+    fresh, history, monkeypatch: pytest.MonkeyPatch, victim: str
+):
+    runtime, plan = fresh, fresh.explore(1)
+    # All four are there: a replacement of an earlier victim too.
+    slots: set[str] = set()
+    deadline = time.monotonic() + 240
+    while len(slots) < 4:
+        assert time.monotonic() < deadline
+        undisturbed = runtime.rollout(plan)
+        slots = {name.split(".")[0] for one in undisturbed.delivered for name in one.worker.split("+")}
+    expected = degrees_of(read_history(history))
+    here = next(
+        name
+        for one in undisturbed.delivered
+        for name in one.worker.split("+")
+        if name.split(".")[0] == victim
+    )
+    with monkeypatch.context() as patched:
+        strike_at_first_commit(patched, here)
+        disturbed = runtime.rollout(plan)
+    assert runtime.lost_workers[-1] == here
+    report = check_history(read_history(history))
+    assert report.broken() == []
+    degrees = degrees_of(read_history(history))
+    names = names_of(one.sample.request for one in disturbed.delivered)
+    for name, distance in zip(names, apart(undisturbed, disturbed), strict=True):
+        assert distance <= (0.0 if degrees[name] == expected[name] else NEAR), (name, degrees[name])

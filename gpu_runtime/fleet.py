@@ -6,13 +6,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
-from contextlib import contextmanager
 from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.arrivals import Arrivals
 from gpu_runtime.devices import Device, Weights
-from gpu_runtime.generation import Delivered, GeneratingFleet, Generation
+from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
@@ -60,9 +59,8 @@ class Fleet:
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
-        self.sharing = Sharing(cluster, config)
+        self.sharing = Sharing(cluster, config, lambda up_to: self.ask_trainer("degrees", up_to))
         """Groups of devices, where samples are shared."""
-        self._degrees: tuple[int, ...] = (1,)
         self._arrivals = Arrivals(cluster, config, self._history)
         self.trainer = self._arrivals.fill(())[0]
 
@@ -98,7 +96,7 @@ class Fleet:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         self.prepare(weights)
-        with self._as_shared(requests, weights.key) as fleet:
+        with self.sharing.phase(self, requests, weights.key) as fleet:
             generation = Generation(
                 fleet,
                 requests,
@@ -117,19 +115,6 @@ class Fleet:
             if device.coming is None:
                 self.enter(device.name, "idle")
         return delivered
-
-    @contextmanager
-    def _as_shared(self, requests: Sequence[SampleRequest], key: str) -> Iterator[GeneratingFleet]:
-        """The fleet as the samples are to be shared by it: itself, where each device works alone."""
-        degree = self.sharing.degree(requests[0].kind) if requests else 1
-        if degree == 1:
-            yield self
-            return
-        if degree > max(self._degrees):
-            self._degrees = self.ask_trainer("degrees", self._config.sequence_parallel.largest)
-        degrees = tuple(size for size in self._degrees if size <= degree)
-        with self.sharing.phase(self, key, degree, degrees) as grouped:
-            yield grouped
 
     def prepare(self, weights: Weights) -> None:
         """Replace what is lost or will be, and make every worker hold these weights."""

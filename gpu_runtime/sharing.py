@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 
@@ -10,7 +10,7 @@ from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.devices import Device
 from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from storage.config import RunConfig
@@ -24,11 +24,16 @@ class Sharing:
     Args:
         cluster: where the workers run; it says which of them are on one instance.
         config: the run's configuration.
+        degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig) -> None:
+    def __init__(
+        self, cluster: Cluster, config: RunConfig, degrees_up_to: Callable[[int], tuple[int, ...]]
+    ) -> None:
         self._cluster = cluster
         self._config = config
+        self._degrees_up_to = degrees_up_to
+        self._degrees: tuple[int, ...] = ()
         self._book = EpochBook()
         self._store: ControlStore | None = None
         self._instances: dict[str, str] = {}
@@ -36,43 +41,48 @@ class Sharing:
         self.late = 0
         """Answers of workers that came when their group was over, and were dropped."""
 
-    def degree(self, kind: RequestKind) -> int:
-        """Workers that share a sample of a kind, where there are as many."""
-        settings = self._config.sequence_parallel
-        return settings.evaluate if kind is RequestKind.EVALUATE else settings.rollout
-
     @contextmanager
     def phase(
-        self, fleet: GeneratingFleet, key: str, degree: int, degrees: tuple[int, ...]
+        self, fleet: GeneratingFleet, requests: Sequence[SampleRequest], key: str
     ) -> Iterator[GeneratingFleet]:
-        """The fleet as a phase's samples are to be shared by it.
+        """The fleet as a phase's samples are to be shared by it: itself, where each device works alone.
 
         Args:
             fleet: the devices.
-            key: name of the weights that the phase generates with.
-            degree: workers that share a sample.
-            degrees: those up to it that the model's sequences divide by.
+            requests: of the phase, all of one kind.
+            key: name of the weights that it generates with.
 
         Raises:
-            ConfigurationError: if the degree is none of them.
+            ConfigurationError: if the model's sequences do not divide by the degree.
         """
-        if degree not in degrees:
-            raise ConfigurationError(
-                f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
-                f"sequence_parallel.rollout and evaluate to {', '.join(map(str, degrees))}"
-            )
-        if self._store is None:
-            self._store = ControlStore(self._cluster.host)
-        # Large groups first: each weighs more than any smaller ones of as many devices.
-        weights = {size: 1 / size**2 for size in degrees}
-        lease_s = self._config.runtime.lease_s
-        grouped = GroupedFleet(fleet, key, weights, self._store, self._book, self._instance_of, lease_s)
+        settings = self._config.sequence_parallel
+        evaluates = bool(requests) and requests[0].kind is RequestKind.EVALUATE
+        degree = settings.evaluate if evaluates else settings.rollout
+        if degree == 1:
+            yield fleet
+            return
+        grouped = self._grouped(fleet, key, degree)
         try:
             yield grouped
         finally:
             grouped.close()
             self._records += grouped.records
             self.late += grouped.late
+
+    def _grouped(self, fleet: GeneratingFleet, key: str, degree: int) -> GroupedFleet:
+        if not self._degrees:
+            self._degrees = self._degrees_up_to(self._config.sequence_parallel.largest)
+        if degree not in self._degrees:
+            raise ConfigurationError(
+                f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
+                f"sequence_parallel.rollout and evaluate to {', '.join(map(str, self._degrees))}"
+            )
+        if self._store is None:
+            self._store = ControlStore(self._cluster.host)
+        # Large groups first: each weighs more than any smaller ones of as many devices.
+        weights = {size: 1 / size**2 for size in self._degrees if size <= degree}
+        lease_s = self._config.runtime.lease_s
+        return GroupedFleet(fleet, key, weights, self._store, self._book, self._instance_of, lease_s)
 
     def take_groups(self) -> list[GroupRecord]:
         """The groups that ended since the last call."""

@@ -102,8 +102,8 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
     )
     connection.execute(
         "INSERT OR REPLACE INTO sequence_groups "
-        "SELECT run_id, 'discarded', iteration, started_at, epoch, place, instance, members, degree, ended_at "
-        f"FROM sequence_groups WHERE {later}",
+        "SELECT run_id, 'discarded', iteration, started_at, epoch, place, instance, members, degree, "
+        f"ended_at FROM sequence_groups WHERE {later}",
         key,
     )
     for table in ("worker_states", "costs", "device_events", "sequence_groups"):

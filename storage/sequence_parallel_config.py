@@ -18,8 +18,8 @@ class SequenceParallelConfig(Section):
     """
 
     rollout: int = Field(default=1, ge=1, le=MOST_DEGREE)
-    """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by it,
-    which is checked before anything starts."""
+    """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by
+    it, which is checked before anything starts."""
 
     evaluate: int = Field(default=1, ge=1, le=MOST_DEGREE)
     """Devices that share an image in an evaluation."""

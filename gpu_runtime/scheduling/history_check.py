@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpu_runtime.scheduling.history_report import HistoryReport, Redone
+
 DRIVER = "driver"
 """Name of the process that grants leases."""
 
@@ -27,9 +29,6 @@ MEMBERS_JOINED_BY = "+"
 
 LEAST_WARNING_S = 0.25
 """A notice that a worker saw this shortly before its end, or later, was no warning."""
-
-MOST_REDONE_WITH_NOTICE = 1
-"""Denoising steps of a sample that a loss with a notice may cost."""
 
 
 @dataclass(frozen=True)
@@ -49,95 +48,6 @@ class HistoryLine:
     at: float
     event: str
     facts: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Redone:
-    """Denoising steps that were done again because a worker gave samples up.
-
-    Attributes:
-        life: of the run.
-        worker: who had done them first.
-        with_notice: it had seen a preemption notice in time.
-        interval: most denoising steps between two commits of its samples.
-        most: of one sample.
-        total: of all its samples.
-    """
-
-    life: int
-    worker: str
-    with_notice: bool
-    interval: int
-    most: int
-    total: int
-
-    @property
-    def limit(self) -> int:
-        """Denoising steps that the loss may have cost a sample."""
-        return MOST_REDONE_WITH_NOTICE if self.with_notice else self.interval
-
-
-@dataclass(frozen=True)
-class HistoryReport:
-    """What a history says of the promises.
-
-    Attributes:
-        requested: samples asked for in phases that ended.
-        lost: those of them that were never accepted.
-        duplicated: samples accepted more than once.
-        held_twice: samples leased to one worker while another held them.
-        incomplete: samples accepted without all their denoising steps.
-        dropped: deliveries that came a second time and were dropped.
-        steps_needed: denoising steps of the samples of ended phases.
-        steps_done: what was done of them.
-        redone: by loss; workers that were lost without any are there too.
-        unfinished: samples of phases that the death of the driver cut off.
-    """
-
-    requested: int
-    lost: tuple[str, ...]
-    duplicated: tuple[str, ...]
-    held_twice: tuple[str, ...]
-    incomplete: tuple[str, ...]
-    dropped: int
-    steps_needed: int
-    steps_done: int
-    redone: tuple[Redone, ...]
-    unfinished: int
-
-    @property
-    def steps_redone(self) -> int:
-        """Denoising steps done more than once, in phases that ended."""
-        return sum(loss.total for loss in self.redone)
-
-    def losses(self, with_notice: bool) -> int:
-        """Workers lost with a notice, or without."""
-        return sum(loss.with_notice == with_notice for loss in self.redone)
-
-    def most_redone(self, with_notice: bool) -> int:
-        """Denoising steps that a loss cost a sample at most; 0 without any loss."""
-        return max((loss.most for loss in self.redone if loss.with_notice == with_notice), default=0)
-
-    def broken(self) -> list[str]:
-        """The promises that were broken, in words; none is well."""
-        said = [
-            f"{len(names)} samples {what}, such as {names[0]}"
-            for names, what in (
-                (self.lost, "were lost"),
-                (self.duplicated, "were accepted twice"),
-                (self.held_twice, "were held by two workers at once"),
-                (self.incomplete, "were accepted without all their denoising steps"),
-            )
-            if names
-        ]
-        for loss in self.redone:
-            if loss.most > loss.limit:
-                kind = "with" if loss.with_notice else "without"
-                said.append(
-                    f"the loss of {loss.worker} {kind} a notice cost a sample {loss.most} denoising steps; "
-                    f"the limit is {loss.limit}"
-                )
-        return said
 
 
 @dataclass

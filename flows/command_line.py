@@ -14,6 +14,7 @@ from rich.table import Table
 
 from flows.configuration import given_configuration as _configuration
 from flows.configuration import look_before as _preflight
+from flows.evaluation_commands import evaluations
 from flows.operating import down, reproduce, up
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
@@ -107,7 +108,9 @@ def resume(
     _post_train(home, run_id, config)
 
 
-@app.command(epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --set evaluation.prompts=128")
+@app.command(
+    epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN"
+)
 def evaluate(
     run_id: Annotated[
         str | None, typer.Argument(help="A run; without it the untouched model of the preset.")
@@ -115,8 +118,15 @@ def evaluate(
     preset: Preset = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
+    images: Annotated[
+        str | None, typer.Option(help="Keep the images in this new folder, in GenEval's own layout.")
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="WITH", help="An earlier evaluation, or a run: by how much is this one better?"),
+    ] = None,
 ) -> None:
-    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
+    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts; by tag and overall."""
     home = Home.from_environment().ensure()
     if run_id is not None and preset is not None:
         raise ConfigurationError(
@@ -127,12 +137,12 @@ def evaluate(
     if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     _preflight(config)
-    from flows.prefect_server import prefect_server
+    from flows.evaluation_commands import evaluate_and_show
 
-    with prefect_server(home):
-        from flows.evaluate import evaluate_model
+    _print_json(evaluate_and_show(home, config, run_id, images, compare))
 
-        _print_json(evaluate_model(config, run_id))
+
+app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN")(evaluations)
 
 
 @app.command(epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora")

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
 from flows.progress import reporter
+from flows.run_identity import new_run_id
 from storage.config import RunConfig
+from storage.evaluation_pairs import comparable, compare_evaluations
 from storage.home import Home
-from tasks.evaluation import evaluate_weights
+from tasks.evaluation import evaluate_weights, record_separately
 
 
 @flow(name="evaluate", persist_result=False)
-def evaluate_model(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
-    """Score a run's newest checkpoint, or the untouched model of the configuration.
+def evaluate_model(
+    config: RunConfig,
+    run_id: str | None = None,
+    images: Path | None = None,
+    compare: str | None = None,
+) -> dict[str, Any]:
+    """Score a run's newest checkpoint, or the untouched model of the configuration, and keep the scores.
 
     Args:
         config: what to evaluate with; its prompts and sampling may differ from the run's.
         run_id: the run whose newest checkpoint is scored; None scores the untouched model.
+        images: an empty folder for the images, in GenEval's layout; None keeps none.
+        compare: an earlier evaluation, or a run that was evaluated, to compare with.
 
     Returns:
-        `score`, `exact`, `images`, `wall_s`, the run and the iteration.
+        `evaluation_id`, the run and the iteration, `score`, `exact`, their intervals, overall and by tag,
+        `wall_s`, and, if asked for, `difference`.
     """
     started = time.monotonic()
     home = Home.from_environment().ensure()
+    # Before the work: what `compare` means must not change by it, or fail after it.
+    earlier = None if compare is None else comparable(home, config, compare)
     reporter().note(f"evaluating {run_id or config.model.path}")
-    return evaluate_weights(home, config, run_id) | {"wall_s": time.monotonic() - started}
+    evaluated = evaluate_weights(home, config, run_id)
+    evaluation_id = new_run_id(f"evaluate-{config.name}")
+    result = record_separately(home, config, evaluation_id, evaluated, images)
+    if earlier is not None:
+        result |= {"difference": compare_evaluations(home, earlier, evaluation_id)}
+    return result | {"wall_s": time.monotonic() - started}

@@ -129,6 +129,22 @@ CREATE TABLE sequence_groups (          -- devices that shared each sequence; me
     instance VARCHAR NOT NULL, members VARCHAR NOT NULL, degree INTEGER NOT NULL, ended_at DOUBLE NOT NULL,
     PRIMARY KEY (run_id, phase, iteration, started_at, epoch, place)
 );
+CREATE TABLE separate_evaluations (     -- made by `spotlight evaluate`; run_id: NULL for an untouched model
+    evaluation_id VARCHAR PRIMARY KEY,
+    run_id VARCHAR, iteration INTEGER NOT NULL, policy_version INTEGER NOT NULL,
+    started_at DOUBLE NOT NULL, ended_at DOUBLE NOT NULL,
+    score DOUBLE NOT NULL, exact DOUBLE NOT NULL, images INTEGER NOT NULL,
+    folder VARCHAR,                     -- where the images lie
+    config VARCHAR NOT NULL,            -- JSON of RunConfig
+    environment VARCHAR NOT NULL        -- JSON: versions, commit, digests
+);
+
+CREATE TABLE separate_evaluation_images (
+    evaluation_id VARCHAR, prompt_id BIGINT, seed_index BIGINT,
+    prompt VARCHAR NOT NULL, tag VARCHAR NOT NULL,
+    score DOUBLE NOT NULL, exact BOOLEAN NOT NULL, detail VARCHAR NOT NULL, error VARCHAR,
+    PRIMARY KEY (evaluation_id, prompt_id, seed_index)
+);
 """,
 }
 """Version -> the tables that it brought."""

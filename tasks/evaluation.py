@@ -1,26 +1,59 @@
-"""Held-out scoring of a checkpoint or of an untouched model, as one task."""
+"""Held-out scoring of a checkpoint or of an untouched model, and its records, as one task each."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from gpu_runtime.runtime import Runtime
+from gpu_runtime.rewards.protocol import part_means
+from gpu_runtime.runtime import Evaluation, Runtime
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
+from storage.environment import environment
 from storage.errors import CheckpointError
+from storage.evaluation_figures import figures_of
 from storage.home import Home
+from storage.prompts import PromptRecord
+from storage.separate_evaluations import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.tracking import Tracker
+from tasks.image_folder import write_images
+from tasks.inputs import input_digests
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation in memory.
+
+    Attributes:
+        run_id: whose checkpoint it was; None for an untouched model.
+        iteration: of the checkpoint; 0 for an untouched model.
+        evaluation: images and scores, by prompt and seed.
+        prompts: the held-out prompts, with their tags.
+        started_at, ended_at: Unix seconds.
+    """
+
+    run_id: str | None
+    iteration: int
+    evaluation: Evaluation
+    prompts: list[PromptRecord]
+    started_at: float
+    ended_at: float
 
 
 @task(name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
-def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> dict[str, Any]:
+def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evaluated:
     """Load, generate, judge.
 
     Raises:
         CheckpointError: if the run has no checkpoint yet.
     """
+    started_at = time.time()
     checkpoint = None
     if run_id is not None:
         checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
@@ -35,12 +68,101 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> dict[
         evaluation = runtime.evaluate()
     finally:
         runtime.close()
+    iteration = checkpoint.iteration if checkpoint else 0
+    return Evaluated(run_id, iteration, evaluation, runtime.evaluate_prompts, started_at, time.time())
+
+
+@task(name="record-separate-evaluation", cache_policy=NO_CACHE, persist_result=False)
+def record_separately(
+    home: Home, config: RunConfig, evaluation_id: str, evaluated: Evaluated, folder: Path | None
+) -> dict[str, Any]:
+    """Write scores to the database, images to their folder, figures to MLflow.
+
+    Args:
+        home: where the database and MLflow's store lie.
+        config: what it was evaluated with.
+        evaluation_id: its identifier, not used before.
+        evaluated: images and scores.
+        folder: an empty folder for the images; None keeps none.
+
+    Returns:
+        The figures, as `spotlight evaluate` prints them.
+
+    Raises:
+        StorageError: the database or the disk refused.
+    """
+    evaluation, images = evaluated.evaluation, judged_images(evaluated)
+    row = SeparateEvaluation(
+        evaluation_id, evaluated.run_id, evaluated.iteration, evaluation.policy_version, evaluated.started_at,
+        evaluated.ended_at, evaluation.score, evaluation.exact, len(images),
+        None if folder is None else str(folder), config.model_dump_json(),
+        environment() | input_digests(config),
+    )  # fmt: skip
+    EvaluationStore(home).commit(row, images)
+    figures = figures_of(images)
+    _track(home, config, row, figures | {"parts": part_means(evaluation.scores)})
+    if folder is not None:
+        write_images(folder, evaluation.samples, evaluated.prompts)
+    parts = part_means(evaluation.scores)
     return {
-        "run_id": run_id,
+        "evaluation_id": evaluation_id,
+        "run_id": evaluated.run_id,
         "model": config.model.path,
-        "iteration": checkpoint.iteration if checkpoint else 0,
+        "iteration": evaluated.iteration,
+        "images": len(images),
+        "folder": row.folder,
+        **figures,
+        **({"parts": parts} if parts else {}),
+        # Means over all images, as a run's own evaluation has them; of each prompt there are equally many.
         "score": evaluation.score,
         "exact": evaluation.exact,
-        "images": len(evaluation.scores),
-        "scorer_errors": sum(score.error is not None for score in evaluation.scores),
     }
+
+
+def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
+    """The scores of an evaluation with their prompts' tags, by prompt and seed."""
+    tags = {prompt.prompt_id: str(prompt.metadata.get("tag", "")) for prompt in evaluated.prompts}
+    return [
+        JudgedImage(
+            prompt_id=sample.request.prompt_id,
+            seed_index=sample.request.seed_index,
+            prompt=sample.request.prompt,
+            tag=tags[sample.request.prompt_id],
+            score=score.value,
+            exact=score.exact,
+            detail=score.detail,
+            error=score.error,
+        )
+        for sample, score in zip(evaluated.evaluation.samples, evaluated.evaluation.scores, strict=True)
+    ]
+
+
+def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
+    """An evaluation's figures by the names that they have in MLflow; those of a run's own come first."""
+    found: dict[str, float] = {}
+    groups = {"": figures, ".over_tags": figures.get("over_tags")}
+    groups |= {f".{tag}": values for tag, values in figures.get("by_tag", {}).items()}
+    for ending, values in groups.items():
+        for name in ("score", "exact") if values else ():
+            low, high = values[f"{name}_interval"]
+            found[f"evaluation_{name}{ending}"] = values[name]
+            found[f"evaluation_{name}_low{ending}"] = low
+            found[f"evaluation_{name}_high{ending}"] = high
+    found |= {f"evaluation_part_{name}": value for name, value in figures.get("parts", {}).items()}
+    return found
+
+
+def _track(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapping[str, Any]) -> None:
+    """A run of MLflow's own for each evaluation, so that its table compares them."""
+    tracker = Tracker(home)
+    tracker.start(
+        row.evaluation_id,
+        config,
+        {
+            "spotlight.reward": config.reward.scorer,
+            "spotlight.model": config.model.path,
+            "spotlight.evaluates": row.run_id or "untouched model",
+        },
+    )
+    tracker.metrics(row.iteration, tracked_metrics(figures))
+    tracker.finish("finished")

@@ -128,5 +128,16 @@ def test_evaluating_the_checkpoint_gives_the_runs_last_score(home, config, finis
     result = evaluate_model(config, "run-a")
     assert result["score"] == finished["score_after"]
     assert result["exact"] == finished["exact_after"]
-    untouched = evaluate_model(config)
+    untouched = evaluate_model(config, compare=result["evaluation_id"])
     assert untouched["score"] == finished["score_before"]
+    from mlflow import MlflowClient
+
+    change = untouched["difference"]
+    assert change["score"] == pytest.approx(untouched["score"] - result["score"])
+    assert (change["pairs"], change["same_noise"], change["settings_that_differ"]) == (8, True, [])
+    client = MlflowClient(tracking_uri=home.mlflow_uri)
+    experiment = client.get_experiment_by_name("spotlight")
+    tag = f"tags.`spotlight.run_id` = '{result['evaluation_id']}'"
+    (tracked,) = client.search_runs([experiment.experiment_id], tag)
+    assert tracked.data.metrics["evaluation_score"] == pytest.approx(result["score"])
+    assert tracked.data.tags["spotlight.evaluates"] == "run-a"

@@ -16,13 +16,20 @@ from storage.home import Home
 from storage.records import DeviceEvent, GroupRecord
 from storage.run_store import RunStore
 from storage.schema import SCHEMA_VERSION
+from storage.separate_evaluations import EvaluationStore
 from tests.sample_run import iteration_record
 from tests.sample_seeds import explored
 
+_BY_VERSION = {
+    2: {"candidates", "sample_images"},
+    3: {"device_events"},
+    4: {
+        "reproductions", "sequence_groups", "separate_evaluations", "separate_evaluation_images",
+    },
+}  # fmt: skip
 LATER_TABLES = {
-    1: {"candidates", "sample_images", "device_events", "reproductions", "sequence_groups"},
-    2: {"device_events", "reproductions", "sequence_groups"},
-    3: {"reproductions", "sequence_groups"},
+    version: {table for later, tables in _BY_VERSION.items() if later > version for table in tables}
+    for version in (1, 2, 3)
 }
 
 
@@ -79,6 +86,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         assert device_queries.device_events(connection, "old", 0, 9, 9).empty
         assert reproductions.reproductions(connection).empty
         assert device_queries.sequence_groups(connection, "old", 0, 9, 9).empty
+    assert EvaluationStore(store.home).all() == []
     assert account.is_balanced
     assert not account.has_device_events
     assert account.spent().device_s == pytest.approx(2 * 3 * 18)

@@ -16,10 +16,11 @@ from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
 from storage.home import Home
 from storage.run_store import RunStore
+from storage.separate_evaluations import EvaluationStore, JudgedImage, SeparateEvaluation
 from tests.sample_run import write_sample_run
 
 COMMANDS = (
-    "train", "resume", "evaluate", "export", "pretrain", "ui", "runs", "presets", "doctor", "chaos",
+    "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor", "chaos",
     "up", "down", "report", "reproduce",
 )  # fmt: skip
 
@@ -259,6 +260,33 @@ def test_evaluations_that_cannot_be(shell: Shell, home: Home):
     CheckpointStore(home.checkpoints("mine"), 1).save(1, {}, {}, {})
     with pytest.raises(AssertionError, match="a server was to be started"):
         shell("evaluate", "mine")
+
+
+def test_an_evaluation_that_could_not_be_kept_or_compared_is_refused(shell: Shell, tmp_path: Path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    message = shell.refusal("evaluate", "--preset", "smoke", "--images", str(tmp_path / "full"))
+    assert "is not empty" in message
+    assert "no evaluation 'other'" in shell.refusal("evaluate", "--preset", "smoke", "--compare", "other")
+
+
+def test_evaluations_are_listed_and_compared(shell: Shell, home: Home):
+    assert "no evaluations yet" in shell("evaluations")[1]
+    config = RunConfig().model_dump_json()
+    for key, run_id, score in (("e-1", None, 0.25), ("e-2", "mine", 0.5)):
+        row = SeparateEvaluation(key, run_id, 0, 0, 1e9, 1e9, score, 0.0, 1, None, config, {})
+        EvaluationStore(home).commit(row, [JudgedImage(0, 0, "a", "", score, False, "", None)])
+    code, table, _ = shell("evaluations")
+    assert code == 0
+    assert "untouched model" in next(line for line in table.splitlines() if "e-1" in line)
+    assert [json.loads(line)["score"] for line in shell("evaluations", "--json")[1].splitlines()] == [
+        0.5,
+        0.25,
+    ]
+    _, out, _ = shell("evaluations", "e-1", "mine")
+    assert json.loads(out.splitlines()[-1])["score"] == 0.25
+    assert "+0.250" in out
+    assert "no evaluation 'e-3'" in shell.refusal("evaluations", "e-1", "e-3")
 
 
 def test_weights_are_not_written_over(shell: Shell, tmp_path: Path):

@@ -1,25 +1,144 @@
-"""The flow `evaluate`: what it tells the person who waits."""
+"""The flow `evaluate`: what it tells the person who waits, what it keeps, and what it refuses first."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import flows.evaluate
+import tasks.evaluation
 from flows.progress import Reporter
+from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Evaluation
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config import RunConfig
+from storage.errors import RunNotFoundError
+from storage.home import Home
+from storage.prompts import load_prompts
+from storage.separate_evaluations import EvaluationStore
+from tasks.evaluation import Evaluated, tracked_metrics
+
+NOTHING = np.empty(0, np.float32)
+CONFIG = RunConfig.model_validate(
+    {
+        "name": "base",
+        "prompts": {"train": "builtin:shapes-train", "evaluate": "builtin:shapes-evaluate"},
+        "reward": {"scorer": "shapes"},
+        "evaluation": {"prompts": 6, "images_per_prompt": 2},
+    }
+)
 
 
-def test_it_names_what_is_evaluated_and_makes_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def evaluated(run_id: str | None, scores: list[float]) -> Evaluated:
+    """Six prompts with two images each."""
+    prompts = load_prompts("builtin:shapes-evaluate")[:6]
+    samples = [
+        GeneratedSample(
+            SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 4, prompt.text),
+            np.zeros((4, 4, 3), np.uint8), Trajectory(NOTHING, NOTHING, NOTHING, NOTHING), NOTHING,
+        )
+        for prompt in prompts
+        for seed in range(2)
+    ]  # fmt: skip
+    judged = [Score(value, value == 1, "two of them") for value in scores]
+    return Evaluated(run_id, 4 if run_id else 0, Evaluation(samples, judged, 4), prompts, 10.0, 20.0)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home without MLflow: `tests/integration/test_post_train_flow.py` has the real one."""
+
+    class Silent:
+        def __init__(self, home: Home) -> None:
+            pass
+
+        def start(self, run_id: str, config: RunConfig, tags: dict[str, str]) -> None:
+            tracked.append((run_id, tags))
+
+        def metrics(self, iteration: int, values: dict[str, float]) -> None:
+            tracked.append((iteration, values))
+
+        def finish(self, status: str) -> None:
+            tracked.append(status)
+
+    tracked: list[Any] = []
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tasks.evaluation, "Tracker", Silent)
+    monkeypatch.setattr(flows.evaluate, "record_separately", tasks.evaluation.record_separately.fn)
+    return Home(tmp_path / "home")
+
+
+def scored(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> None:
+    monkeypatch.setattr(
+        flows.evaluate, "evaluate_weights", lambda home, config, run_id: evaluated(run_id, scores)
+    )
+
+
+def test_it_names_what_is_evaluated(home: Home, monkeypatch: pytest.MonkeyPatch):
     class Listener(Reporter):
         def note(self, message: str) -> None:
             notes.append(message)
 
     notes: list[str] = []
-    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
     monkeypatch.setattr(flows.evaluate, "reporter", lambda: Listener())
-    monkeypatch.setattr(flows.evaluate, "evaluate_weights", lambda home, config, run_id: {"run_id": run_id})
-    flows.evaluate.evaluate_model.fn(RunConfig(), "mine-1")
-    flows.evaluate.evaluate_model.fn(RunConfig())
+    scored(monkeypatch, [1.0] * 12)
+    flows.evaluate.evaluate_model.fn(CONFIG, "mine-1")
+    flows.evaluate.evaluate_model.fn(CONFIG)
     assert notes == ["evaluating mine-1", "evaluating embedded:glyphs"]
+
+
+def test_scores_are_kept_with_their_tags_and_images_in_their_folder(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    scores = [0.0, 1.0] * 6
+    scored(monkeypatch, scores)
+    (tmp_path / "images").mkdir()
+    result = flows.evaluate.evaluate_model.fn(CONFIG, "mine", tmp_path / "images")
+    store = EvaluationStore(home)
+    row = store.find(result["evaluation_id"])
+    assert (row.run_id, row.iteration, row.policy_version, row.images) == ("mine", 4, 4, 12)
+    assert row.folder == str(tmp_path / "images")
+    assert {"digest prompts.evaluate", "digest model", "commit"} <= row.environment.keys()
+    images = store.images(row.evaluation_id)
+    assert [image.score for image in images] == scores
+    tags = [prompt.metadata["tag"] for prompt in load_prompts("builtin:shapes-evaluate")[:6]]
+    assert [image.tag for image in images[::2]] == tags
+    assert set(result["by_tag"]) == set(tags)
+    assert result["score"] == 0.5
+    assert len(list((tmp_path / "images").glob("*/samples/*.png"))) == 12
+
+
+def test_it_compares_with_an_earlier_one(home: Home, monkeypatch: pytest.MonkeyPatch):
+    scored(monkeypatch, [0.0, 1.0] * 6)
+    earlier = flows.evaluate.evaluate_model.fn(CONFIG)
+    scored(monkeypatch, [0.5, 1.0] * 6)
+    difference = flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, earlier["evaluation_id"])[
+        "difference"
+    ]
+    assert difference["score"] == pytest.approx(0.25)
+    assert (difference["pairs"], difference["same_noise"]) == (12, True)
+
+
+def test_what_cannot_be_compared_is_refused_before_the_work(home: Home, monkeypatch: pytest.MonkeyPatch):
+    def work(*_: object) -> None:
+        raise AssertionError("the work has begun")
+
+    monkeypatch.setattr(flows.evaluate, "evaluate_weights", work)
+    with pytest.raises(RunNotFoundError, match="no evaluation 'nothing'"):
+        flows.evaluate.evaluate_model.fn(CONFIG, "mine", None, "nothing")
+
+
+def test_the_names_in_mlflow_begin_like_those_of_a_run():
+    values = {"score": 0.5, "score_interval": [0.4, 0.6], "exact": 0.25, "exact_interval": [0.2, 0.3]}
+    found = tracked_metrics(
+        values | {"by_tag": {"counting": values}, "over_tags": values, "parts": {"ocr": 1.0}}
+    )
+    assert found["evaluation_score"] == 0.5
+    assert found["evaluation_exact_low.counting"] == 0.2
+    assert found["evaluation_score_high.over_tags"] == 0.6
+    assert found["evaluation_part_ocr"] == 1.0
+    assert len(found) == 19

@@ -115,6 +115,7 @@ def test_the_readmes_links_lead_somewhere():
         "dashboard",
         "spot",
         "rewards",
+        "evaluation",
         "sequence-parallel",
         "operating",
     ],

@@ -1,0 +1,71 @@
+"""Images in GenEval's own folder layout, so that its official scripts can read them.
+
+    FOLDER/00000/metadata.jsonl         the prompt's row, one JSON object
+    FOLDER/00000/samples/0000.png       an image a seed
+
+The folder's name is the prompt's place in the file. A prompt that is no GenEval row gets a row with its
+text only: the layout is the same, though GenEval's detector has nothing to look for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from storage.errors import ConfigurationError, StorageError
+from storage.prompts import PromptRecord
+
+
+def claim_folder(path: str | Path) -> Path:
+    """Make the folder, before anything starts; a folder that has something in it is not written into.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        ConfigurationError: it is not empty, or cannot be made.
+    """
+    folder = Path(path).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        used = any(folder.iterdir())
+    except OSError as error:
+        raise ConfigurationError(
+            f"--images {path} cannot be made or read ({error.strerror}); name a folder that can be written"
+        ) from error
+    if used:
+        raise ConfigurationError(
+            f"--images {path} is not empty, and images of two evaluations must not mix; name a new folder"
+        )
+    return folder
+
+
+def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequence[PromptRecord]) -> None:
+    """Write every image and its prompt's row.
+
+    Args:
+        folder: an empty folder.
+        samples: finished samples; the place of each is its prompt and seed.
+        prompts: the prompts they were drawn for, at least.
+
+    Raises:
+        StorageError: the disk refused.
+    """
+    rows = {prompt.prompt_id: prompt.metadata or {"prompt": prompt.text} for prompt in prompts}
+    try:
+        for prompt_id in sorted({sample.request.prompt_id for sample in samples}):
+            (folder / f"{prompt_id:05}" / "samples").mkdir(parents=True)
+            row = json.dumps(rows[prompt_id]) + "\n"
+            (folder / f"{prompt_id:05}" / "metadata.jsonl").write_text(row, encoding="utf-8")
+        for sample in samples:
+            place = folder / f"{sample.request.prompt_id:05}" / "samples"
+            Image.fromarray(sample.image_HWC).save(place / f"{sample.request.seed_index:04}.png")
+    except OSError as error:
+        raise StorageError(
+            f"the images could not be written to {folder}: {error}; the scores are in the database all the "
+            "same"
+        ) from error

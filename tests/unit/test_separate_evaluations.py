@@ -1,0 +1,153 @@
+"""Separate evaluations: kept, found again, their figures by tag, and two of them against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.evaluation_figures import figures_of
+from storage.evaluation_pairs import comparable, compare_evaluations
+from storage.home import Home
+from storage.run_store import RunStore
+from storage.separate_evaluations import EvaluationStore, JudgedImage, SeparateEvaluation
+from tests.sample_run import write_sample_run
+
+BASE: dict[str, Any] = {"reward": {"scorer": "shapes"}, "prompts": {"evaluate": "builtin:shapes-evaluate"}}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> EvaluationStore:
+    return EvaluationStore(Home(tmp_path), wait_s=2.0)
+
+
+def image(prompt_id: int, seed: int, score: float, tag: str = "", prompt: str = "") -> JudgedImage:
+    text = prompt or f"prompt {prompt_id}"
+    return JudgedImage(prompt_id, seed, text, tag, score, score == 1, "read it", None)
+
+
+def evaluation(key: str, run_id: str | None, started_at: float, **settings: Any) -> SeparateEvaluation:
+    config = RunConfig.model_validate(BASE | settings)
+    return SeparateEvaluation(
+        key,
+        run_id,
+        3,
+        3,
+        started_at,
+        started_at + 9,
+        0.5,
+        0.25,
+        4,
+        None,
+        config.model_dump_json(),
+        {"torch": "2"},
+    )
+
+
+def test_what_is_written_is_found_again(store: EvaluationStore):
+    first, later = evaluation("e-1", "mine", 10.0), evaluation("e-2", "mine", 20.0)
+    images = [image(0, 0, 1.0, "counting"), image(0, 1, 0.5, "counting"), image(1, 0, 0.0)]
+    store.commit(first, images)
+    store.commit(later, images[:1])
+    assert store.all() == [later, first]
+    assert store.find("e-1") == first
+    assert store.find("mine") == later, "a run's name means its newest evaluation"
+    assert store.images("e-1") == images
+    assert first.config.reward.scorer == "shapes"
+
+
+def test_an_identifier_is_used_once(store: EvaluationStore):
+    store.commit(evaluation("e-1", None, 10.0), [image(0, 0, 1.0)])
+    with pytest.raises(StorageError, match="e-1 exists already"):
+        store.commit(evaluation("e-1", None, 20.0), [image(0, 0, 0.0)])
+    assert store.images("e-1")[0].score == 1.0
+
+
+def test_what_is_not_there_is_said_with_what_is(store: EvaluationStore):
+    with pytest.raises(RunNotFoundError, match="there are none yet"):
+        store.find("e-1")
+    write_sample_run(RunStore(Home(store.database.path.parent)), "mine", iterations=1)
+    with pytest.raises(RunNotFoundError, match="spotlight evaluate mine"):
+        store.find("mine")
+    store.commit(evaluation("evaluate-base-1", None, 10.0), [image(0, 0, 1.0)])
+    with pytest.raises(RunNotFoundError, match="there are evaluate-base-1"):
+        store.find("evaluate-base-2")
+
+
+def test_figures_by_tag_and_overall_with_the_prompt_as_the_unit():
+    images = [
+        image(0, 0, 1.0, "counting"), image(0, 1, 0.0, "counting"),
+        image(1, 0, 1.0, "counting"), image(1, 1, 1.0, "counting"),
+        image(2, 0, 0.0, "position"), image(2, 1, 0.5, "position"),
+    ]  # fmt: skip
+    found = figures_of(images)
+    assert found["prompts"] == 3
+    assert found["score"] == pytest.approx(3.5 / 6)
+    assert found["exact"] == pytest.approx(3 / 6)
+    counting, position = found["by_tag"]["counting"], found["by_tag"]["position"]
+    assert (counting["prompts"], counting["score"], counting["exact"]) == (2, 0.75, 0.75)
+    # Two prompts of 0.5 and 1: their resamples have no mean outside.
+    assert counting["score_interval"] == [0.5, 1.0]
+    assert (position["prompts"], position["score"], position["exact"]) == (1, 0.25, 0.0)
+    assert found["over_tags"]["score"] == pytest.approx(0.5)
+    assert "bootstrap over prompts" in found["interval"]
+
+
+def test_prompts_without_tags_have_overall_figures_only():
+    found = figures_of([image(0, 0, 1.0), image(1, 0, 0.5)])
+    assert "by_tag" not in found
+    assert "over_tags" not in found
+    assert found["score"] == 0.75
+
+
+def compared(store: EvaluationStore) -> dict[str, Any]:
+    return compare_evaluations(Home(store.database.path.parent), "before", "after")
+
+
+def test_a_small_gain_on_every_prompt_shows_in_pairs(store: EvaluationStore):
+    # Prompts differ far more than the two policies do.
+    before = [image(prompt, seed, 0.04 * (prompt % 20), "t") for prompt in range(40) for seed in range(2)]
+    after = [image(i.prompt_id, i.seed_index, i.score + 0.05 + 0.01 * (i.prompt_id % 2), "t") for i in before]
+    store.commit(evaluation("before", None, 1.0), before)
+    store.commit(evaluation("after", "mine", 2.0, sampling={"evaluate_steps": 30}, name="other"), after)
+    found = compared(store)
+    assert found["pairs"] == 80
+    assert found["prompts"] == 40
+    assert found["score"] == pytest.approx(0.055)
+    low, high = found["score_interval"]
+    assert 0.05 < low < 0.055 < high < 0.06
+    assert found["by_tag"]["t"]["score"] == pytest.approx(0.055)
+    assert found["same_noise"]
+    assert found["settings_that_differ"] == ["sampling.evaluate_steps"]
+    apart = figures_of(before)["score_interval"]
+    assert apart[1] - apart[0] > 0.1, "the two means alone would not tell"
+
+
+def test_only_images_of_the_same_prompt_place_and_seed_are_paired(store: EvaluationStore):
+    store.commit(
+        evaluation("before", None, 1.0),
+        [image(0, 0, 0.0), image(0, 1, 0.0), image(1, 0, 0.0), image(2, 0, 0.0, prompt="another")],
+    )
+    later = [image(0, 0, 1.0), image(1, 0, 0.5), image(1, 1, 1.0), image(2, 0, 1.0)]
+    store.commit(evaluation("after", None, 2.0, seed=1), later)
+    found = compared(store)
+    assert (found["pairs"], found["prompts"]) == (2, 2)
+    assert found["score"] == pytest.approx(0.75)
+    assert not found["same_noise"]
+    assert "seed" in found["settings_that_differ"]
+
+
+def test_other_judges_and_other_prompts_do_not_compare(store: EvaluationStore, tmp_path: Path):
+    store.commit(evaluation("before", None, 1.0), [image(0, 0, 0.0)])
+    store.commit(evaluation("after", None, 2.0, reward={"scorer": "jpeg"}), [image(0, 0, 1.0)])
+    with pytest.raises(ConfigurationError, match=r"another reward.*'shapes', now 'jpeg'"):
+        compared(store)
+    store.commit(evaluation("elsewhere", None, 3.0), [image(7, 0, 1.0)])
+    with pytest.raises(ConfigurationError, match="no image of the same prompt and seed"):
+        compare_evaluations(Home(tmp_path), "before", "elsewhere")
+    config = RunConfig.model_validate(BASE)
+    with pytest.raises(ConfigurationError, match="has none of these 96 prompts"):
+        comparable(Home(tmp_path), config, "before")

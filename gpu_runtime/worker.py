@@ -219,7 +219,7 @@ class DeviceWorker:
         """The moving average of the trained weights."""
         if self._trainer is None:
             raise RuntimeFailure("this worker was not started as a trainer")
-        return self._trainer.average.state
+        return self._trainer.average_state()
 
     def blobs(self) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint."""

@@ -70,8 +70,8 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> None:
     lengths = outline.sequence_lengths()
     if lengths is None:
         raise ConfigurationError(
-            f"sequence_parallel shares a sample between up to {settings.largest} devices, and runs have tried "
-            "that with embedded models alone; set its degrees to 1 for "
+            f"sequence_parallel shares a sample between up to {settings.largest} devices, and runs have "
+            "tried that with embedded models alone; set its degrees to 1 for "
             f"model.family={config.model.family}"
         )
     shape = shape_of(outline.transformer, *lengths)

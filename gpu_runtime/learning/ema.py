@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -27,11 +27,16 @@ class MovingAverage:
         self._decay = decay
         self._interval = interval
 
-    def update(self, state: Mapping[str, np.ndarray]) -> None:
-        """Count one training step; move the average when it is due."""
+    def update(self, read: Callable[[], Mapping[str, np.ndarray]]) -> None:
+        """Count one training step; move the average when it is due.
+
+        Args:
+            read: copies the weights of now; asked only where they are needed.
+        """
         self.training_steps += 1
         if self.training_steps % self._interval:
             return
+        state = read()
         updates = self.training_steps // self._interval
         decay = np.float32(min(self._decay, (1 + updates) / (10 + updates)))
         for name, average in self.state.items():

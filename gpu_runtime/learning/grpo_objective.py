@@ -33,7 +33,7 @@ class GrpoObjective:
         """Every stochastic step of every sample."""
         return self._steps.rows(samples)
 
-    def backward(self, rows: Sequence[Row], total: int) -> BatchTerms:
+    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
         """Add the gradient of one batch."""
         device, real = self._policy.model.device, len(rows)
         # The shape is fixed; rows that only fill it up weigh nothing.

@@ -62,7 +62,7 @@ class NftObjective:
         """Every noise level of every sample."""
         return [Row(sample, place) for sample in samples for place in range(self._config.algorithm.nft_times)]
 
-    def backward(self, rows: Sequence[Row], total: int) -> BatchTerms:
+    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
         """Add the gradient of one batch; `deviation` is that found by `begin`. Nothing is cut off."""
         algorithm, model = self._config.algorithm, self._policy.model
         padded = self._steps.padded(rows)

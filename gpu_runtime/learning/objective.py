@@ -72,6 +72,9 @@ class Objective(Protocol):
         """The rows of one update."""
         ...
 
-    def backward(self, rows: Sequence[Row], total: int) -> BatchTerms:
-        """Add the gradient of one batch's share of the mean over `total` rows."""
+    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
+        """Add the gradient of one batch's share of the mean over `total` rows.
+
+        Infinitely many rows make a batch that is computed and weighs nothing.
+        """
         ...

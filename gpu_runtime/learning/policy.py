@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from gpu_runtime.learning.sharding import held_part
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config import AdaptationConfig
 from storage.errors import ModelError, TrainingError
@@ -41,6 +42,7 @@ class Policy:
             _add_adapters(transformer, adaptation, seed)
         if adaptation.gradient_checkpointing:
             transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        self._prepare(transformer)
         self.trained: dict[str, torch.nn.Parameter] = {
             name: weight for name, weight in transformer.named_parameters() if weight.requires_grad
         }
@@ -51,9 +53,24 @@ class Policy:
         if keeps_reference and not self._lora:
             self._reference = {name: weight.detach().clone() for name, weight in self.trained.items()}
 
+    def _prepare(self, transformer: torch.nn.Module) -> None:
+        """Change the transformer before its trained weights are listed; nothing to do in one process."""
+
     def state(self) -> WeightState:
         """A copy of the trained weights."""
+        return self.whole(self.held())
+
+    def held(self) -> WeightState:
+        """A copy of what this process holds of the trained weights: all of them."""
         return {name: weight.detach().cpu().float().numpy().copy() for name, weight in self.trained.items()}
+
+    def whole(self, held: Mapping[str, np.ndarray]) -> WeightState:
+        """All of a state of which this process holds a part: that part, which is all."""
+        return dict(held)
+
+    def part(self, whole: Mapping[str, np.ndarray]) -> WeightState:
+        """What this process is to hold of a state: all of it."""
+        return dict(whole)
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the trained weights.
@@ -68,8 +85,8 @@ class Policy:
             if tuple(state[name].shape) != tuple(weight.shape):
                 raise ModelError(f"weight {name} has shape {state[name].shape}, not {tuple(weight.shape)}")
         with torch.no_grad():
-            for name, weight in self.trained.items():
-                weight.copy_(torch.from_numpy(np.array(state[name])))
+            for name, value in self.part(state).items():
+                held_part(self.trained[name]).copy_(torch.from_numpy(np.array(value)))
 
     @contextmanager
     def reference(self) -> Iterator[None]:

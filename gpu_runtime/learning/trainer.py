@@ -19,7 +19,7 @@ from gpu_runtime.learning.ema import MovingAverage
 from gpu_runtime.learning.grpo_objective import GrpoObjective
 from gpu_runtime.learning.nft_objective import NftObjective
 from gpu_runtime.learning.objective import BatchTerms, Objective, TrainingSample
-from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.policy import Policy, WeightState
 from storage.config import RunConfig
 from storage.errors import TrainingError
 
@@ -66,7 +66,11 @@ class Trainer:
         )
         objective = NftObjective if config.algorithm.objective == "nft" else GrpoObjective
         self._objective: Objective = objective(policy, sampler, config)
-        self.average = MovingAverage(policy.state(), settings.ema_decay, settings.ema_interval)
+        self.average = MovingAverage(policy.held(), settings.ema_decay, settings.ema_interval)
+
+    def average_state(self) -> WeightState:
+        """The moving average of all trained weights."""
+        return self.policy.whole(self.average.state)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take the iteration's training steps.
@@ -126,7 +130,7 @@ class Trainer:
             TrainingError: if the norm is not finite; no weight has changed then.
         """
         settings = self._config.optimizer
-        norm = float(torch.nn.utils.clip_grad_norm_(self._weights, settings.max_grad_norm))
+        norm = self._clip(settings.max_grad_norm)
         if not math.isfinite(norm):
             self.optimizer.zero_grad()
             raise TrainingError(
@@ -139,8 +143,12 @@ class Trainer:
             group["lr"] = settings.learning_rate * warm
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.average.update(self.policy.state())
+        self.average.update(self.policy.held)
         return norm
+
+    def _clip(self, limit: float) -> float:
+        """Scale the gradients down to a norm of `limit`; returns their norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(self._weights, limit))
 
 
 def _split_by_prompt(samples: Sequence[TrainingSample], updates: int) -> list[list[TrainingSample]]:

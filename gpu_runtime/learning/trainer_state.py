@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load, save
 
+from gpu_runtime.learning.sharding import gathered, sharded_like
 from gpu_runtime.learning.trainer import Trainer
 from storage.errors import CheckpointError
 
@@ -15,18 +16,21 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
 def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
-    """Weights, moving average and optimiser moments, one safetensors file each."""
+    """Weights, moving average and optimiser moments, one safetensors file each.
+
+    Where the weights are divided over processes it is a collective, and each gets all.
+    """
     names = list(trainer.policy.trained)
     moments: dict[str, np.ndarray] = {}
     for name, weight in trainer.policy.trained.items():
         # A weight that never had a gradient has no moments.
         for moment, value in trainer.optimizer.state.get(weight, {}).items():
-            moments[f"{moment}/{name}"] = value.detach().cpu().numpy()
+            moments[f"{moment}/{name}"] = gathered(value.detach()).cpu().numpy()
     counts = {"training_steps": np.array([trainer.average.training_steps], np.int64)}
     assert all("/" not in name for name in names)
     return {
         "weights.safetensors": save(trainer.policy.state()),
-        "average.safetensors": save(trainer.average.state),
+        "average.safetensors": save(trainer.average_state()),
         "optimizer.safetensors": save(moments | counts),
     }
 
@@ -43,7 +47,8 @@ def restore_trainer(trainer: Trainer, blobs: Mapping[str, bytes]) -> None:
         raise CheckpointError(f"the checkpoint lacks {sorted(missing)}; resume from an earlier one")
     trainer.policy.load(load(bytes(blobs["weights.safetensors"])))
     moments = load(bytes(blobs["optimizer.safetensors"]))
-    trainer.average.load(load(bytes(blobs["average.safetensors"])), int(moments.pop("training_steps")[0]))
+    average = trainer.policy.part(load(bytes(blobs["average.safetensors"])))
+    trainer.average.load(average, int(moments.pop("training_steps")[0]))
     trainer.optimizer.state.clear()
     for key, value in moments.items():
         moment, name = key.split("/", 1)
@@ -51,5 +56,7 @@ def restore_trainer(trainer: Trainer, blobs: Mapping[str, bytes]) -> None:
         if moment not in _MOMENTS or weight is None:
             raise CheckpointError(f"the optimiser's state names {key!r}, which this model lacks")
         # The step counter stays on the CPU, as AdamW keeps it.
-        device = torch.device("cpu") if moment == "step" else weight.device
-        trainer.optimizer.state[weight][moment] = torch.from_numpy(np.array(value)).to(device)
+        restored = torch.from_numpy(np.array(value))
+        if moment != "step":
+            restored = sharded_like(restored.to(weight.device), weight)
+        trainer.optimizer.state[weight][moment] = restored

@@ -20,8 +20,8 @@ from storage.separate_evaluations import EvaluationStore, JudgedImage, SeparateE
 from tests.sample_run import write_sample_run
 
 COMMANDS = (
-    "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor", "chaos",
-    "up", "down", "report", "reproduce",
+    "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
+    "chaos", "up", "down", "report", "reproduce",
 )  # fmt: skip
 
 

@@ -1,0 +1,94 @@
+"""A policy whose weights are divided over several training processes (torch's FSDP2).
+
+Each process holds a part of every weight, gathers a block's weights when that block computes, and lets
+them go again. All processes must do the same things in the same order: each forward pass, `state`,
+`load` of the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.sharding import gathered_like, held_part, sharded_like
+from gpu_runtime.models.protocol import DiffusionModel
+from storage.config import AdaptationConfig
+
+
+class ShardedPolicy(Policy):
+    """A policy over the processes of a group; what it computes is what `Policy` computes.
+
+    The adapters are added before the weights are divided, so they are divided too. The frozen weights
+    are, as well: they are what is large.
+
+    Args:
+        model: loaded model with the same weights in every process, on this process's device.
+        adaptation: what to train.
+        seed: seed of the adapters' random half.
+        group: the training processes.
+        keeps_reference: whether `reference()` will be asked for.
+    """
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        adaptation: AdaptationConfig,
+        seed: int,
+        group: dist.ProcessGroup,
+        keeps_reference: bool = True,
+    ) -> None:
+        self.group = group
+        super().__init__(model, adaptation, seed, keeps_reference)
+
+    def held(self) -> WeightState:
+        """A copy of this process's parts of the trained weights."""
+        return {
+            name: held_part(weight.detach()).cpu().float().numpy().copy()
+            for name, weight in self.trained.items()
+        }
+
+    def whole(self, held: Mapping[str, np.ndarray]) -> WeightState:
+        """All of a state from every process's part of it; a collective."""
+        device = self.model.device
+        return {
+            name: gathered_like(torch.from_numpy(held[name]).to(device), weight).cpu().numpy()
+            for name, weight in self.trained.items()
+        }
+
+    def part(self, whole: Mapping[str, np.ndarray]) -> WeightState:
+        """This process's part of a state."""
+        return {
+            name: held_part(sharded_like(torch.from_numpy(np.array(whole[name])), weight)).numpy().copy()
+            for name, weight in self.trained.items()
+        }
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within this context the model is the reference policy."""
+        with super().reference():
+            # peft marks adapters that are off as frozen, and FSDP takes note of that at its first pass.
+            for weight in self.trained.values():
+                weight.requires_grad_(True)
+            yield
+
+    def _prepare(self, transformer: torch.nn.Module) -> None:
+        mesh = DeviceMesh.from_group(self.group, self.model.device.type)
+        names = set(getattr(transformer, "_no_split_modules", None) or ())
+        blocks = [module for module in transformer.modules() if type(module).__name__ in names]
+        # Resharding after the forward pass, of the outermost module too: weights that stayed gathered
+        # would be stale after `load` or a visit to the reference.
+        for module in (*blocks, transformer):
+            fully_shard(module, mesh=mesh, reshard_after_forward=True)
+        for module in transformer.modules():
+            if isinstance(module, FSDPModule):
+                # The sum of all processes' gradients and not their mean: each row of an update is weighed
+                # by the number of rows of all. Plain sums are what gloo knows, too.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)

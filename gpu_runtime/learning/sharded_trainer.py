@@ -1,0 +1,70 @@
+"""The training steps of an iteration, shared by the processes of a group.
+
+Every process is given all samples and computes every n-th batch; gradients are summed. Means, the check
+of the ratio, the gradient's norm and so all decisions are the same in all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.objective import BatchTerms, TrainingSample
+from gpu_runtime.learning.sharded_policy import ShardedPolicy
+from gpu_runtime.learning.sharding import gathered
+from gpu_runtime.learning.trainer import Trainer
+from storage.config import RunConfig
+
+
+class ShardedTrainer(Trainer):
+    """Owns its process's part of the optimiser and of the moving average.
+
+    A process that fails in the midst of an update leaves the others waiting until the group's time-out.
+
+    Args:
+        policy: the divided weights.
+        sampler: gives conditioning and schedule, the same as in the rollout.
+        config: the run's configuration.
+    """
+
+    def __init__(self, policy: ShardedPolicy, sampler: Sampler, config: RunConfig) -> None:
+        super().__init__(policy, sampler, config)
+        self._group = policy.group
+        self._device = policy.model.device
+
+    def _accumulate(self, samples: Sequence[TrainingSample]) -> BatchTerms:
+        rows = self._objective.rows(samples)
+        size = self._config.sampling.batch_size
+        batches = [rows[first : first + size] for first in range(0, len(rows), size)]
+        rank, processes = self._group.rank(), self._group.size()
+        own = [self._objective.backward(batch, len(rows)) for batch in batches[rank::processes]]
+        if len(own) < math.ceil(len(batches) / processes):
+            # The others gather weights for one batch more, which takes every process: a batch that weighs
+            # nothing.
+            self._objective.backward(batches[0], math.inf)
+        return self._of_all(own)
+
+    def _of_all(self, own: Sequence[BatchTerms]) -> BatchTerms:
+        """The terms of all processes' batches."""
+        found = torch.zeros(4, dtype=torch.float64)
+        for terms in own:
+            found[:3] += torch.tensor(terms[:3], dtype=torch.float64)
+            # torch's maximum keeps a NaN, which must reach the check.
+            found[3] = torch.maximum(found[3], torch.tensor(terms.deviation, dtype=torch.float64))
+        found = found.to(self._device)
+        everyone = [torch.empty_like(found) for _ in range(self._group.size())]
+        dist.all_gather(everyone, found, group=self._group)
+        terms_N4 = torch.stack(everyone).cpu()
+        loss, kl, clipped = terms_N4[:, :3].sum(dim=0).tolist()
+        return BatchTerms(loss, kl, clipped, float(terms_N4[:, 3].max()))
+
+    def _clip(self, limit: float) -> float:
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        # The norm of all parts; what one process would make of a norm that is still divided is its own part.
+        norm = gathered(torch.nn.utils.get_total_norm(gradients))
+        torch.nn.utils.clip_grads_with_norm_(self._weights, limit, norm)
+        return float(norm)

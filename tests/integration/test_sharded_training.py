@@ -1,0 +1,228 @@
+"""Training with the weights divided over two processes computes what one process does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.numpy import load
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.sharded_policy import ShardedPolicy
+from gpu_runtime.learning.sharded_trainer import ShardedTrainer
+from gpu_runtime.learning.sharding import gathered, is_sharded
+from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from storage.config import RunConfig
+from storage.errors import TrainingError
+from tests.sharing_processes import run_in_group
+from tests.tiny_model import TinyModel
+from tests.tiny_run import TinyRun, perturbed, tiny_config
+
+TOLERANCE = 1e-5
+# Twelve rows in batches of four: with one update the second process has a batch less than the first, with
+# two it has none at all in the smaller one.
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "lora": {"adaptation": {"mode": "lora"}},
+    "full": {"adaptation": {"mode": "full"}},
+    # The first pass of all is then the reference's, with the adapters off or with other weights.
+    "lora-kl": {"adaptation": {"mode": "lora"}, "algorithm": {"kl_weight": 2.0, "updates_per_iteration": 2}},
+    "full-kl": {"adaptation": {"mode": "full"}, "algorithm": {"kl_weight": 2.0, "updates_per_iteration": 2}},
+    "nft": {"algorithm": {"objective": "nft", "kl_weight": 0.5, "updates_per_iteration": 2}},
+}
+
+
+class ShardedRun:
+    """A divided policy on the tiny model with its trainer."""
+
+    def __init__(self, config: RunConfig, group: dist.ProcessGroup, checkpointing: bool = False) -> None:
+        self.model = TinyModel()
+        if checkpointing:
+            self.model.transformer.enable_gradient_checkpointing()  # pyright: ignore[reportCallIssue]
+        self.policy = ShardedPolicy(self.model, config.adaptation, seed=3, group=group)
+        self.sampler = Sampler(self.model, config.sampling)
+        self.trainer = ShardedTrainer(self.policy, self.sampler, config)
+
+
+def gradients_of(trainer: Any, work: list[TrainingSample]) -> tuple[TrainingReport, list[dict[str, Any]]]:
+    """The report of an iteration, and the gradients that each update handed to the optimiser."""
+    caught: list[dict[str, Any]] = []
+
+    def catch(*_: object) -> None:
+        grads = {name: weight.grad for name, weight in trainer.policy.trained.items()}
+        caught.append({name: gathered(g).clone().numpy() for name, g in grads.items() if g is not None})
+
+    hook = trainer.optimizer.register_step_pre_hook(catch)
+    report = trainer.train(work)
+    hook.remove()
+    return report, caught
+
+
+def shared_training(
+    group: dist.ProcessGroup,
+    cases: dict[str, dict[str, dict[str, Any]]],
+    work: dict[str, tuple[dict[str, Any], list[TrainingSample]]],
+) -> dict[str, Any]:
+    """Case -> report, gradients, checkpoint; `work` has the weights to begin with and the samples."""
+    found = {}
+    for name, sections in cases.items():
+        run = ShardedRun(tiny_config(**sections), group, checkpointing=name == "full-kl")
+        state, samples = work[name]
+        run.policy.load(state)
+        assert all(is_sharded(weight) for weight in run.policy.trained.values())
+        report, gradients = gradients_of(run.trainer, samples)
+        found[name] = report, gradients, trainer_blobs(run.trainer)
+    return found
+
+
+@pytest.fixture(scope="module")
+def single() -> dict[str, TinyRun]:
+    """The same runs in one process, moved away from where they were loaded."""
+    runs = {name: TinyRun(tiny_config(**sections)) for name, sections in CASES.items()}
+    for run in runs.values():
+        run.perturb()
+    return runs
+
+
+@pytest.fixture(scope="module")
+def answers(single: dict[str, TinyRun]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What one process finds, and what each of two finds."""
+    work = {name: (run.policy.state(), run.rollout()) for name, run in single.items()}
+    shared = run_in_group(2, shared_training, CASES, work)
+    alone = {}
+    for name, run in single.items():
+        report, gradients = gradients_of(run.trainer, work[name][1])
+        alone[name] = report, gradients, trainer_blobs(run.trainer)
+    return alone, shared
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradients_are_those_of_one_process(name: str, answers: Any):
+    alone, shared = answers
+    expected, gradients, _ = alone[name]
+    for answer in shared:
+        report, found, _ = answer[name]
+        assert report.training_steps == expected.training_steps == len(found)
+        for field in ("loss", "kl", "clip_share", "gradient_norm", "ratio_deviation"):
+            difference = abs(getattr(report, field) - getattr(expected, field))
+            assert difference <= TOLERANCE * max(1.0, abs(getattr(expected, field))), field
+        assert expected.gradient_norm > 0
+        for ours, theirs in zip(gradients, found, strict=True):
+            assert ours.keys() == theirs.keys()
+            scale = math.sqrt(sum(float((value**2).sum()) for value in ours.values()))
+            for weight, value in ours.items():
+                assert np.linalg.norm(theirs[weight] - value) <= TOLERANCE * scale, (weight, scale)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_checkpoints_gather_to_the_same_parts(name: str, answers: Any):
+    alone, shared = answers
+    expected = {part: load(blob) for part, blob in alone[name][2].items()}
+    rate = 1e-3
+    for answer in shared:
+        found = {part: load(blob) for part, blob in answer[name][2].items()}
+        assert found.keys() == expected.keys()
+        for part, values in expected.items():
+            assert found[part].keys() == values.keys()
+            for key, value in values.items():
+                assert found[part][key].shape == value.shape
+                assert found[part][key].dtype == value.dtype
+                off = np.abs(found[part][key].astype(float) - value.astype(float))
+                if part == "optimizer.safetensors":
+                    assert off.max() <= TOLERANCE * max(1.0, np.abs(value).max()), key
+                else:  # Adam's first step has its full length where a gradient is rounding alone
+                    assert off.max() <= 2.5 * rate * 2, key
+                    assert off.mean() <= 0.01 * rate, key
+
+
+def test_all_processes_hold_the_same_checkpoint(answers: Any):
+    _, (first, second) = answers
+    for name in CASES:
+        assert first[name][2] == second[name][2]
+
+
+def gone_on_from(group: dist.ProcessGroup, sections: dict[str, Any], blobs: dict[str, bytes]) -> Any:
+    run = ShardedRun(tiny_config(**sections), group)
+    restore_trainer(run.trainer, blobs)
+    held = sum(value.size for value in run.policy.held().values())
+    return trainer_blobs(run.trainer), held, run.trainer.average_state()
+
+
+@pytest.mark.parametrize("name", ["lora", "full"])
+def test_a_checkpoint_of_one_process_goes_in_and_out_to_the_bit(name: str, answers: Any):
+    blobs = answers[0][name][2]
+    total = sum(value.size for value in load(blobs["weights.safetensors"]).values())
+    parts = run_in_group(2, gone_on_from, CASES[name], blobs)
+    for gathered_blobs, _, average in parts:
+        assert gathered_blobs == blobs
+        expected = load(blobs["average.safetensors"])
+        assert all((average[key] == value).all() for key, value in expected.items())
+    assert sum(held for _, held, _ in parts) == total
+    assert all(held < 0.7 * total for _, held, _ in parts), "each process holds about half"
+
+
+def visits(group: dist.ProcessGroup, mode: str, state: dict[str, Any]) -> Any:
+    """Velocities before and after the weights are replaced, and of the reference in between."""
+    run = ShardedRun(tiny_config(adaptation={"mode": mode}), group)
+    velocities = []
+
+    def look() -> None:
+        with torch.no_grad():
+            velocities.append(velocity_of(run.model))
+
+    look()
+    run.policy.load(state)
+    look()
+    with run.policy.reference():
+        look()
+    look()
+    return [velocity.numpy() for velocity in velocities], run.policy.state()
+
+
+def velocity_of(model: TinyModel) -> torch.Tensor:
+    latents = torch.linspace(-1, 1, 4 * 4 * 8).reshape(4, 4, 8)
+    prompts = model.encode_prompts(["a", "two words", "three words here", "one two three four"])
+    return model.velocity(latents, torch.full((4,), 0.5), prompts)
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_no_weight_is_stale_after_others_were_loaded_or_visited(mode: str):
+    config = tiny_config(adaptation={"mode": mode})
+    run = TinyRun(config)
+    with torch.no_grad():
+        untouched = velocity_of(run.model).numpy()
+        state = perturbed(run.policy.state(), seed=5)
+        run.policy.load(state)
+        moved = velocity_of(run.model).numpy()
+    assert abs(moved - untouched).max() > 0.01
+    for velocities, held in run_in_group(2, visits, mode, state):
+        for found, expected in zip(velocities, (untouched, moved, untouched, moved), strict=True):
+            assert abs(found - expected).max() <= TOLERANCE
+        assert all((held[key] == value).all() for key, value in state.items())
+
+
+def refused(group: dist.ProcessGroup, samples: list[TrainingSample]) -> tuple[str, bool]:
+    """One process alone sees a ratio that is off; both must refuse, with no weight changed."""
+    run = ShardedRun(tiny_config(), group)
+    before = run.policy.state()
+    try:
+        run.trainer.train(samples)
+    except TrainingError as error:
+        after = run.policy.state()
+        return str(error), all((after[key] == value).all() for key, value in before.items())
+    return "", False
+
+
+def test_all_processes_refuse_what_one_of_them_sees():
+    run = TinyRun(tiny_config())
+    samples = run.rollout()
+    # Rows are in batches by identity: the last sample is in the third batch, which is the first process's.
+    samples[-1].trajectory.log_prob_W[-1] += 0.5
+    for message, unchanged in run_in_group(2, refused, samples):
+        assert "probability ratio" in message
+        assert unchanged

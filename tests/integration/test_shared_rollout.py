@@ -23,8 +23,9 @@ from storage.config_loading import load_config
 from storage.run_prompts import load_run_prompts
 
 SETTINGS = [
-    "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.start_timeout_s=900",
-    "runtime.commit_s=0", "runtime.history=true", "sequence_parallel.rollout=2",
+    "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.history=true",
+    "runtime.start_timeout_s=900", "runtime.commit_steps=1", "runtime.commit_s=0",
+    "sequence_parallel.rollout=2",
 ]  # fmt: skip
 
 

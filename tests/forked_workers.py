@@ -1,0 +1,152 @@
+"""Workers in processes of their own, called through pipes: the real ones, without Ray."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.devices import Device
+from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import DeviceState
+
+KEY = "v0"
+_FORK = multiprocessing.get_context("fork")
+
+
+def _obey(link: Connection, config: RunConfig, name: str, trains: bool, history: str | None) -> None:
+    worker = DeviceWorker(config, trains, name=name, history=history)
+    while True:
+        try:
+            method, args = link.recv()
+        except EOFError:
+            return
+        try:
+            link.send((getattr(worker, method)(*args), None))
+        except Exception as error:  # noqa: BLE001 - told to the caller, whatever it is
+            link.send((None, error))
+
+
+class ForkedWorker(RemoteActor):
+    """A worker's process, as an actor; make all of them before any thread is started."""
+
+    def __init__(self, name: str, config: RunConfig, trains: bool, history: str | None) -> None:
+        super().__init__(name, None)
+        self._link, there = _FORK.Pipe()
+        self.process = _FORK.Process(target=_obey, args=(there, config, name, trains, history), daemon=True)
+        self.process.start()
+        there.close()
+        self._lock = threading.Lock()
+        self._waiting: deque[Future[Any]] = deque()
+        self._gone = False
+
+    def listen(self) -> None:
+        """Hear the answers from now on, in a thread."""
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """As of an actor."""
+        call: Future[Any] = Future()
+        with self._lock:
+            gone = self._gone
+            if not gone:
+                self._waiting.append(call)
+                with suppress(OSError):  # the other end is closed: the thread that hears will say so
+                    self._link.send((method, args))
+        if gone:
+            call.set_exception(WorkerLostError(f"worker {self.name} is gone"))
+        return call
+
+    def kill(self) -> None:
+        """As of an actor."""
+        self.send(signal.SIGKILL)
+
+    def send(self, number: signal.Signals) -> None:
+        """Strike the process."""
+        if self.process.pid is not None:
+            os.kill(self.process.pid, number)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                value, error = self._link.recv()
+            except (EOFError, OSError):
+                break
+            call = self._waiting.popleft()
+            if error is None:
+                call.set_result(value)
+            else:
+                call.set_exception(error)
+        with self._lock:
+            self._gone = True
+        while self._waiting:
+            self._waiting.popleft().set_exception(WorkerLostError(f"worker {self.name} is gone"))
+
+
+class ForkedFleet:
+    """What the loop that generates needs of a fleet; nobody is replaced."""
+
+    def __init__(self, workers: Sequence[ForkedWorker]) -> None:
+        self.actors = {worker.name: worker for worker in workers}
+        self._devices = [
+            Device(worker, "reserved" if n == 0 else "spot", KEY) for n, worker in enumerate(workers)
+        ]
+        self.states: dict[str, list[str]] = {worker.name: [] for worker in workers}
+        self.lost: list[str] = []
+
+    def workers(self, key: str) -> list[Device]:
+        """As of the fleet."""
+        return list(self._devices)
+
+    def welcome(self) -> list[Future[Any]]:
+        """As of the fleet."""
+        return []
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """As of the fleet."""
+        if self.states[worker][-1:] != [state]:
+            self.states[worker].append(state)
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """As of the fleet."""
+        device.notice = notice
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """As of the fleet."""
+        self._devices.remove(device)
+        self.lost.append(device.name)
+        if device.name == "reserved-0":
+            raise RuntimeFailure(f"the trainer's process is gone ({error})")
+
+    def give_up(self, device: Device, reason: str) -> None:
+        """As of the fleet."""
+        device.actor.kill()
+        self.lose(device, WorkerLostError(reason))
+
+
+@contextmanager
+def forked_fleet(config: RunConfig, spot: int, history: str | None = None) -> Iterator[ForkedFleet]:
+    """A trainer and some spot workers that hold the weights `KEY`."""
+    names = ["reserved-0", *(f"spot-{number}" for number in range(spot))]
+    workers = [ForkedWorker(name, config, name == "reserved-0", history) for name in names]
+    try:
+        for worker in workers:
+            worker.listen()
+        for worker in workers:
+            worker.call("own_weights", KEY).result(timeout=120)
+        yield ForkedFleet(workers)
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.process.join()

@@ -1,0 +1,145 @@
+"""Samples that real workers share, in processes without Ray: kills, hangs, bits, the trainer's check."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.shared_samples import NEAR, degrees_of
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.grouped_fleet import GroupedFleet
+from gpu_runtime.history_log import HistoryLog, names_of, new_life
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.sequence_parallel.control_store import ControlStore
+from gpu_runtime.sequence_parallel.epochs import EpochBook
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.config_loading import load_config
+from tests.forked_workers import KEY, ForkedFleet, ForkedWorker, forked_fleet
+
+SETTINGS = [
+    "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",
+    "runtime.commit_s=0", "runtime.lease_s=40",
+]  # fmt: skip
+REQUESTS = [
+    SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt, seed, 0, f'a red sign that says "A{prompt}C"')
+    for prompt in range(4)
+    for seed in range(4)
+]
+WEIGHT = {2: {1: 1.0, 2: 1 / 4}, 4: {1: 1.0, 2: 1 / 4, 4: 1 / 16}}
+
+
+def configuration(degree: int) -> RunConfig:
+    return load_config(
+        "smoke", [*SETTINGS, "runtime.spot_workers=3", f"sequence_parallel.rollout={degree}"], {}
+    )
+
+
+@dataclass
+class Phase:
+    """What one phase of generating made, and how."""
+
+    delivered: list[Delivered]
+    degrees: dict[str, tuple[int, ...]]
+    loop: Generation
+    groups: GroupedFleet
+
+    def apart(self, samples: list[GeneratedSample]) -> dict[str, float]:
+        """The largest difference of each sample's latents, by name."""
+        pairs = zip(self.delivered, samples, strict=True)
+        far = [float(np.abs(a.sample.latents_SC - b.latents_SC).max()) for a, b in pairs]
+        return dict(zip(names_of(one.sample.request for one in self.delivered), far, strict=True))
+
+
+def generate(
+    fleet: ForkedFleet,
+    config: RunConfig,
+    history: Path,
+    store: ControlStore,
+    book: EpochBook,
+    strike: Callable[[Generation], bool] = lambda loop: True,
+) -> Phase:
+    """One phase; `strike` is asked after each thing that happens until it says that it has struck."""
+    folder = history / "0001"
+    degree = config.sequence_parallel.rollout
+    log = HistoryLog(folder, "driver")
+    groups = GroupedFleet(fleet, KEY, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s)
+    loop = Generation(groups, REQUESTS, KEY, config, history=log)
+    settle, struck = loop._settle, False
+
+    def settle_and_strike(call):
+        nonlocal struck
+        settle(call)
+        struck = struck or strike(loop)
+
+    loop._settle = settle_and_strike  # type: ignore[method-assign]
+    try:
+        delivered = loop.run()
+    finally:
+        groups.close()
+        log.close()
+    return Phase(delivered, degrees_of(read_history(history)), loop, groups)
+
+
+def alone(config: RunConfig) -> list[GeneratedSample]:
+    worker = DeviceWorker(config, trains=False)
+    worker.own_weights(KEY)
+    return worker.generate(KEY, REQUESTS)
+
+
+def strike_after_two_commits(victim: ForkedWorker, number: signal.Signals, loop: Generation) -> bool:
+    """Send a worker a signal once two chunks are committed; whether that is done."""
+    if loop.counters.commits >= 2:
+        victim.send(number)
+    return loop.counters.commits >= 2
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_kill_and_a_hang_in_mid_lease_lose_nothing_and_the_trainer_takes_the_samples(
+    tmp_path: Path, degree: int
+):
+    config = configuration(degree)
+    new_life(tmp_path)
+    with forked_fleet(config, 3, str(tmp_path / "0001")) as fleet:
+        store, book = ControlStore(), EpochBook()
+        calm = generate(fleet, config, tmp_path, store, book)
+        assert {len(set(steps)) for steps in calm.degrees.values()} == {1}
+        assert {steps[0] for steps in calm.degrees.values()} == {degree}
+        far = calm.apart(alone(config))
+        assert max(far.values()) <= 1e-5
+
+        trainer = fleet.actors["reserved-0"]
+        shared = [
+            TrainingSample(one.sample.request, one.sample.trajectory, one.sample.latents_SC, (-1.0) ** place)
+            for place, one in enumerate(calm.delivered)
+        ]
+        report = trainer.call("train", shared).result()
+        assert 0 < report.ratio_deviation <= config.ratio_tolerance()[1]
+        print(
+            f"degree {degree}: {max(far.values()):.2g} from one process, ratio {report.ratio_deviation:.2g}"
+        )
+
+    for number, victim in ((signal.SIGKILL, "spot-0"), (signal.SIGSTOP, "spot-2")):
+        history = tmp_path / number.name
+        new_life(history)
+        with forked_fleet(config, 3, str(history / "0001")) as fleet:
+            strike = partial(strike_after_two_commits, fleet.actors[victim], number)
+            rough = generate(fleet, config, history, ControlStore(), EpochBook(), strike)
+            assert fleet.lost == [victim]
+            assert check_history(read_history(history)).broken() == []
+            expected = [one.sample for one in calm.delivered]
+            for name, distance in rough.apart(expected).items():
+                same = rough.degrees[name] == calm.degrees[name]
+                assert distance <= (0.0 if same else NEAR), (name, rough.degrees[name])
+            assert any(len(set(steps)) > 1 for steps in rough.degrees.values())
+            assert "regroup" in fleet.states["reserved-0"][1:]

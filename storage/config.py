@@ -261,24 +261,7 @@ class RunConfig(Section):
                     f"sequence_parallel.{kind} is {degree}, but there are {workers} workers; lower it, or "
                     "raise runtime.spot_workers"
                 )
-        algorithm = self.algorithm
-        if (
-            shared.rollout > 1
-            and algorithm.objective == "grpo"
-            and shared.ratio_tolerance > algorithm.clip_range
-        ):
-            raise ValueError(
-                f"sequence_parallel.ratio_tolerance is {shared.ratio_tolerance}, above algorithm.clip_range="
-                f"{algorithm.clip_range}: a ratio that is off by more would be clipped unseen; lower it"
-            )
         return self
-
-    def ratio_tolerance(self) -> tuple[str, float]:
-        """Largest |ratio - 1| allowed at an iteration's first update, and the setting that says so."""
-        alone, shared = self.algorithm.ratio_tolerance, self.sequence_parallel.ratio_tolerance
-        if self.sequence_parallel.rollout > 1 and shared > alone:
-            return "sequence_parallel.ratio_tolerance", shared
-        return "algorithm.ratio_tolerance", alone
 
     def computes_like(self, other: RunConfig) -> bool:
         """Whether both compute the same: all is equal but the Ray cluster they run on."""

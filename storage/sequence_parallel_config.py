@@ -24,10 +24,6 @@ class SequenceParallelConfig(Section):
     evaluate: int = Field(default=1, ge=1, le=MOST_DEGREE)
     """Devices that share an image in an evaluation."""
 
-    ratio_tolerance: float = Field(default=1e-4, gt=0)
-    """Stands in for `algorithm.ratio_tolerance` where rollouts are shared, if it is larger: the trainer
-    computes alone, and sums in another order round otherwise."""
-
     @property
     def largest(self) -> int:
         """The largest degree of any kind of request."""

@@ -102,12 +102,12 @@ class Trainer:
         return TrainingReport(len(updates), float(loss), float(kl), float(clipped), float(norm), deviation)
 
     def _check_ratio(self, deviation: float) -> None:
-        setting, tolerance = self._config.ratio_tolerance()
+        tolerance = self._config.algorithm.ratio_tolerance
         if not deviation <= tolerance:
             self.optimizer.zero_grad()
             raise TrainingError(
                 f"probability ratio at the first update is off by {deviation:.3g}, above "
-                f"{setting}={tolerance:.3g}: rollout and training do not compute the same "
+                f"algorithm.ratio_tolerance={tolerance:.3g}: rollout and training do not compute the same "
                 "policy (other weights, precision or batch shape); fix that, or raise the tolerance"
             )
 

@@ -124,7 +124,7 @@ def test_a_kill_and_a_hang_in_mid_lease_lose_nothing_and_the_trainer_takes_the_s
             for place, one in enumerate(calm.delivered)
         ]
         report = trainer.call("train", shared).result()
-        assert 0 < report.ratio_deviation <= config.ratio_tolerance()[1]
+        assert report.ratio_deviation <= config.algorithm.ratio_tolerance
         print(
             f"degree {degree}: {max(far.values()):.2g} from one process, ratio {report.ratio_deviation:.2g}"
         )

@@ -81,7 +81,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
     }  # fmt: skip
     assert "regroup" in {interval.state for interval in runtime.take_intervals()}
     trained = runtime.train(rolled, runtime.reward(rolled))
-    assert trained.report.ratio_deviation <= runtime.config.ratio_tolerance()[1]
+    assert trained.report.ratio_deviation <= runtime.config.algorithm.ratio_tolerance
 
 
 def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -176,25 +176,6 @@ def test_trajectories_of_other_weights_are_refused_and_nothing_changes(mode: str
     assert run.trainer.average.training_steps == 0
 
 
-@pytest.mark.parametrize("degree", [1, 2])
-def test_rounding_of_shared_samples_is_accepted_where_samples_are_shared_and_nowhere_else(
-    degree: int,
-) -> None:
-    run = TinyRun(tiny_config(sequence_parallel={"rollout": degree}))
-    samples = [
-        replace(
-            sample,
-            trajectory=replace(sample.trajectory, log_prob_W=sample.trajectory.log_prob_W + np.float32(5e-5)),
-        )
-        for sample in run.rollout()
-    ]
-    if degree == 1:
-        with pytest.raises(TrainingError, match=r"algorithm\.ratio_tolerance=1e-05"):
-            run.trainer.train(samples)
-    else:
-        assert run.trainer.train(samples).ratio_deviation == pytest.approx(5e-5, rel=0.05)
-
-
 def test_a_log_prob_that_is_no_number_is_refused() -> None:
     run = TinyRun(config())
     samples = run.rollout()

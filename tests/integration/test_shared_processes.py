@@ -25,7 +25,7 @@ from gpu_runtime.sequence_parallel.epochs import EpochBook
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
-from tests.forked_workers import KEY, ForkedFleet, ForkedWorker, forked_fleet
+from tests.worker_processes import KEY, ProcessFleet, WorkerProcess, process_fleet
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",
@@ -62,7 +62,7 @@ class Phase:
 
 
 def generate(
-    fleet: ForkedFleet,
+    fleet: ProcessFleet,
     config: RunConfig,
     history: Path,
     store: ControlStore,
@@ -97,49 +97,42 @@ def alone(config: RunConfig) -> list[GeneratedSample]:
     return worker.generate(KEY, REQUESTS)
 
 
-def strike_after_two_commits(victim: ForkedWorker, number: signal.Signals, loop: Generation) -> bool:
+def strike_after_two_commits(victim: WorkerProcess, number: signal.Signals, loop: Generation) -> bool:
     """Send a worker a signal once two chunks are committed; whether that is done."""
     if loop.counters.commits >= 2:
         victim.send(number)
     return loop.counters.commits >= 2
 
 
-@pytest.mark.parametrize("degree", [2, 4])
-def test_a_kill_and_a_hang_in_mid_lease_lose_nothing_and_the_trainer_takes_the_samples(
-    tmp_path: Path, degree: int
+@pytest.mark.parametrize(
+    ("degree", "number", "victim"),
+    [(2, signal.SIGKILL, "spot-0"), (4, signal.SIGKILL, "spot-2"), (2, signal.SIGSTOP, "spot-2")],
+)
+def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_samples(
+    tmp_path: Path, degree: int, number: signal.Signals, victim: str
 ):
     config = configuration(degree)
-    new_life(tmp_path)
-    with forked_fleet(config, 3, str(tmp_path / "0001")) as fleet:
+    life = new_life(tmp_path)
+    with process_fleet(config, 3, str(life)) as fleet:
         store, book = ControlStore(), EpochBook()
         calm = generate(fleet, config, tmp_path, store, book)
-        assert {len(set(steps)) for steps in calm.degrees.values()} == {1}
-        assert {steps[0] for steps in calm.degrees.values()} == {degree}
-        far = calm.apart(alone(config))
-        assert max(far.values()) <= 1e-5
+        assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
-        trainer = fleet.actors["reserved-0"]
+        strike = partial(strike_after_two_commits, fleet.actors[victim], number)
+        rough = generate(fleet, config, tmp_path, store, book, strike)
+        assert fleet.lost == [victim]
+        assert check_history(read_history(tmp_path)).broken() == []
+        expected = [one.sample for one in calm.delivered]
+        for name, distance in rough.apart(expected).items():
+            same = rough.degrees[name] == calm.degrees[name]
+            assert distance <= (0.0 if same else NEAR), (name, rough.degrees[name])
+        assert any(len(set(steps)) > 1 for steps in rough.degrees.values())
+        assert "regroup" in fleet.states["reserved-0"][1:]
+
         shared = [
             TrainingSample(one.sample.request, one.sample.trajectory, one.sample.latents_SC, (-1.0) ** place)
-            for place, one in enumerate(calm.delivered)
+            for place, one in enumerate(rough.delivered)
         ]
-        report = trainer.call("train", shared).result()
+        report = fleet.actors["reserved-0"].call("train", shared).result()
         assert report.ratio_deviation <= config.algorithm.ratio_tolerance
-        print(
-            f"degree {degree}: {max(far.values()):.2g} from one process, ratio {report.ratio_deviation:.2g}"
-        )
-
-    for number, victim in ((signal.SIGKILL, "spot-0"), (signal.SIGSTOP, "spot-2")):
-        history = tmp_path / number.name
-        new_life(history)
-        with forked_fleet(config, 3, str(history / "0001")) as fleet:
-            strike = partial(strike_after_two_commits, fleet.actors[victim], number)
-            rough = generate(fleet, config, history, ControlStore(), EpochBook(), strike)
-            assert fleet.lost == [victim]
-            assert check_history(read_history(history)).broken() == []
-            expected = [one.sample for one in calm.delivered]
-            for name, distance in rough.apart(expected).items():
-                same = rough.degrees[name] == calm.degrees[name]
-                assert distance <= (0.0 if same else NEAR), (name, rough.degrees[name])
-            assert any(len(set(steps)) > 1 for steps in rough.degrees.values())
-            assert "regroup" in fleet.states["reserved-0"][1:]
+    assert max(calm.apart(alone(config)).values()) <= 1e-5

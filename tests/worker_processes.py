@@ -22,7 +22,7 @@ from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceState
 
 KEY = "v0"
-_FORK = multiprocessing.get_context("fork")
+_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def _obey(link: Connection, config: RunConfig, name: str, trains: bool, history: str | None) -> None:
@@ -38,13 +38,15 @@ def _obey(link: Connection, config: RunConfig, name: str, trains: bool, history:
             link.send((None, error))
 
 
-class ForkedWorker(RemoteActor):
-    """A worker's process, as an actor; make all of them before any thread is started."""
+class WorkerProcess(RemoteActor):
+    """A worker's process, as an actor."""
 
     def __init__(self, name: str, config: RunConfig, trains: bool, history: str | None) -> None:
         super().__init__(name, None)
-        self._link, there = _FORK.Pipe()
-        self.process = _FORK.Process(target=_obey, args=(there, config, name, trains, history), daemon=True)
+        self._link, there = _PROCESSES.Pipe()
+        self.process = _PROCESSES.Process(
+            target=_obey, args=(there, config, name, trains, history), daemon=True
+        )
         self.process.start()
         there.close()
         self._lock = threading.Lock()
@@ -94,10 +96,10 @@ class ForkedWorker(RemoteActor):
             self._waiting.popleft().set_exception(WorkerLostError(f"worker {self.name} is gone"))
 
 
-class ForkedFleet:
+class ProcessFleet:
     """What the loop that generates needs of a fleet; nobody is replaced."""
 
-    def __init__(self, workers: Sequence[ForkedWorker]) -> None:
+    def __init__(self, workers: Sequence[WorkerProcess]) -> None:
         self.actors = {worker.name: worker for worker in workers}
         self._devices = [
             Device(worker, "reserved" if n == 0 else "spot", KEY) for n, worker in enumerate(workers)
@@ -136,16 +138,17 @@ class ForkedFleet:
 
 
 @contextmanager
-def forked_fleet(config: RunConfig, spot: int, history: str | None = None) -> Iterator[ForkedFleet]:
+def process_fleet(config: RunConfig, spot: int, history: str | None = None) -> Iterator[ProcessFleet]:
     """A trainer and some spot workers that hold the weights `KEY`."""
+    _PROCESSES.set_forkserver_preload(["gpu_runtime.worker"])  # imports take seconds, once for all
     names = ["reserved-0", *(f"spot-{number}" for number in range(spot))]
-    workers = [ForkedWorker(name, config, name == "reserved-0", history) for name in names]
+    workers = [WorkerProcess(name, config, name == "reserved-0", history) for name in names]
     try:
         for worker in workers:
             worker.listen()
         for worker in workers:
             worker.call("own_weights", KEY).result(timeout=120)
-        yield ForkedFleet(workers)
+        yield ProcessFleet(workers)
     finally:
         for worker in workers:
             worker.kill()

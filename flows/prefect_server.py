@@ -40,7 +40,7 @@ _RESTARTS = 6
 _STEADY_S = 600.0
 """A server that lived this long did not die of how it was started: counting begins anew."""
 
-_CLIENT_RETRIES = "4"
+CLIENT_RETRIES = "4"
 """Of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
 
 # A launcher sets the signal, not `preexec_fn`: forking Python between the threads of Ray and torch can
@@ -209,7 +209,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
     server = LocalServer(home, free_port(_PORT))
     os.environ["PREFECT_API_URL"] = server.api_url
     os.environ.setdefault("PREFECT_HOME", str(home.prefect))
-    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", _CLIENT_RETRIES)
+    os.environ.setdefault("PREFECT_CLIENT_MAX_RETRIES", CLIENT_RETRIES)
     try:
         meanwhile()
         server.wait_ready()

@@ -18,7 +18,7 @@ import httpx
 from flows.children import Child
 from flows.dashboard import dashboard_command
 from flows.ports import LOOPBACK, check_host, is_loopback, reachable, refuse_taken_port
-from flows.prefect_server import is_healthy, server_environment
+from flows.prefect_server import CLIENT_RETRIES, is_healthy, server_environment
 from flows.progress import reporter
 from flows.schedule import Nightly
 from flows.up_state import (
@@ -136,7 +136,11 @@ class _Supervisor:
         self._launch(SERVER, [sys.executable, "-m", "prefect", "server", "start"], self._server_environment())
         if not self._wait(lambda: is_healthy(options.api_url)):
             return False
-        child = os.environ | {"PREFECT_API_URL": options.api_url, "PREFECT_HOME": str(home.prefect)}
+        child = os.environ | {
+            "PREFECT_API_URL": options.api_url,
+            "PREFECT_HOME": str(home.prefect),
+            "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
+        }
         self._launch(DASHBOARD, dashboard_command(options.dashboard_port, options.host), child)
         serving = [sys.executable, "-m", "flows.serving", "--ready", str(self._ready),
                    "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments()]  # fmt: skip

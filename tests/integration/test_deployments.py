@@ -10,6 +10,7 @@ import httpx
 import psutil
 import pytest
 
+from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.home import Home
 from storage.ledger import read_ledger
 from storage.references import reference_of
@@ -69,6 +70,18 @@ def test_the_schedules_are_there_and_off(up: RunningUp):
     assert {schedule["schedule"]["timezone"] for schedule in schedules} == {"UTC"}
 
 
+def test_the_three_listen_on_this_machine_alone(up: RunningUp):
+    heard = {
+        name: listening([up.child(name), *up.child(name).children(recursive=True)])
+        for name in (SERVER, DASHBOARD, DEPLOYMENTS)
+    }
+    assert up.api.split("/")[2] in heard[SERVER]
+    assert up.dashboard.split("/")[2] in heard[DASHBOARD]
+    assert {
+        place for places in heard.values() for place in places if not place.startswith("127.0.0.1:")
+    } == set()
+
+
 def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):
     form = {"preset": "smoke", "iterations": 1, "run_id": "by-api", "settings": list(SETTINGS)}
     flow_run = up.start_run("post-train", form).json()
@@ -103,9 +116,6 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
         "an iteration is recorded",
         lambda: any(row.run_id == "c" and row.last_iteration for row in store.runs()),
     )
-    heard = listening(up.processes())
-    assert heard
-    assert {place for place in heard if not place.startswith(("127.0.0.1:", "::1:", "::ffff:127."))} == set()
     answer = httpx.post(
         f"{up.api}/flow_runs/{flow_run['id']}/set_state", json={"state": {"type": "CANCELLING"}}, timeout=60
     )

@@ -40,16 +40,27 @@ def finish(
         began_at: commit at the start, where the working tree may move on meanwhile.
     """
     if keep:
-        facts = environment()
-        kept = {
-            "benchmark": name,
-            "command": f"python -m benchmarks.{module or name} {' '.join(sys.argv[1:])}".strip(),
-            "commit": began_at or facts["commit"],
-            "device": f"{platform.machine()}, {os.cpu_count()} cores" if device == "cpu" else device,
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "versions": {name: value for name, value in facts.items() if name != "commit"},
-            "figures": figures,
-        }
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        write_result(name, figures, device, module, began_at)
     print(json.dumps(figures))
+
+
+def write_result(
+    name: str,
+    figures: dict[str, Any],
+    device: str = "cpu",
+    module: str | None = None,
+    began_at: str | None = None,
+) -> None:
+    """Write the figures with command, commit, device and date; arguments as of `finish`."""
+    facts = environment()
+    kept = {
+        "benchmark": name,
+        "command": f"python -m benchmarks.{module or name} {' '.join(sys.argv[1:])}".strip(),
+        "commit": began_at or facts["commit"],
+        "device": f"{platform.machine()}, {os.cpu_count()} cores" if device == "cpu" else device,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": {name: value for name, value in facts.items() if name != "commit"},
+        "figures": figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")

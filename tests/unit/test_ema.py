@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -70,12 +72,12 @@ def test_loaded_average_goes_on_to_the_same_bits() -> None:
     states = [weights(*row) for row in np.random.default_rng(0).standard_normal((9, 5))]
     whole, first = (MovingAverage(states[0], decay=0.9, interval=2) for _ in range(2))
     for state in states[1:]:
-        whole.update(state)
+        whole.update(partial(dict, state))
     for state in states[1:4]:
-        first.update(state)
+        first.update(partial(dict, state))
     resumed = MovingAverage(states[8], decay=0.9, interval=2)
     resumed.load(first.state, first.training_steps)
     for state in states[4:]:
-        resumed.update(state)
+        resumed.update(partial(dict, state))
     assert np.array_equal(resumed.state["w"], whole.state["w"])
     assert resumed.state["w"].dtype == np.float32

@@ -116,6 +116,7 @@ def test_the_readmes_links_lead_somewhere():
         "spot",
         "rewards",
         "evaluation",
+        "training-on-several-gpus",
         "sequence-parallel",
         "operating",
     ],

@@ -1,0 +1,106 @@
+"""Measurements one after another, each on its own: one that runs out of memory costs no other one."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ENOUGH_S = 8.0
+"""No repetition begins after this, so that a slow measurement does not eat the budget."""
+
+Figures = dict[str, Any]
+
+
+class MeasuredParts:
+    """Takes measurements and keeps what they found, or why they found nothing.
+
+    Args:
+        device: what is measured; its memory is asked for too where it is a GPU.
+        budget_s: after so many seconds no measurement begins any more; one that has begun goes on.
+        flush: given all that was found so far, after each.
+        clock: seconds, for tests.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        budget_s: float,
+        flush: Callable[[dict[str, Figures]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.found: dict[str, Figures] = {}
+        self._device = device
+        self._budget_s = budget_s
+        self._flush = flush
+        self._clock = clock
+        self._began = clock()
+
+    def take(self, name: str, work: Callable[[], Figures]) -> Figures:
+        """Measure; what went wrong is the result too: `out_of_memory`, `failed` or `skipped`, in words."""
+        passed_s = self._clock() - self._began
+        if passed_s >= self._budget_s:
+            figures: Figures = {
+                "skipped": f"the budget of {self._budget_s:g} s was spent after {passed_s:.0f} s"
+            }
+        else:
+            figures = self._tried(work)
+        self.found[name] = figures
+        self._flush(self.found)
+        return figures
+
+    def _tried(self, work: Callable[[], Figures]) -> Figures:
+        cuda = self._device.type == "cuda"
+        if cuda:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        began = self._clock()
+        try:
+            figures = work()
+        except torch.OutOfMemoryError as error:
+            figures = {"out_of_memory": _first_line(error)}
+        except Exception as error:  # noqa: BLE001  (kernels and compilers raise whatever they like)
+            figures = {"failed": f"{type(error).__name__}: {_first_line(error)}"}
+        figures["measuring_s"] = round(self._clock() - began, 3)
+        if cuda:
+            figures["peak_gib"] = round(torch.cuda.max_memory_allocated(self._device) / 2**30, 2)
+        # What the measurement has left lies in cycles, and in the allocator's own store.
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+        return figures
+
+
+def seconds(work: Callable[[], object], device: torch.device, repeats: int = 5, warmups: int = 1) -> float:
+    """Median time of a call, waiting for the GPU's queue before and after.
+
+    Args:
+        work: what to time.
+        device: where it computes.
+        repeats: at most; fewer where they take long, at least one.
+        warmups: calls beforehand that are not timed.
+    """
+    for _ in range(warmups):
+        work()
+    wait_for(device)
+    taken: list[float] = []
+    began = time.perf_counter()
+    while len(taken) < repeats and (not taken or time.perf_counter() - began < _ENOUGH_S):
+        start = time.perf_counter()
+        work()
+        wait_for(device)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:300]

@@ -1,0 +1,296 @@
+"""What `gpu_profile` times: one transformer with its adapters, in a denoising step, a rollout, training.
+
+A rollout is the sampler's own, and training the trainer's own, as on a worker of a run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImagePipeline
+
+from benchmarks.measured_parts import Figures, seconds, wait_for
+from benchmarks.profile_plan import Plan
+from benchmarks.sized_qwen import SizedQwen, build_transformer
+from benchmarks.transformer_flops import pass_flops
+from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
+from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.config import RunConfig
+
+TARGETS = (
+    "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+    "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
+)  # fmt: skip
+_BACKEND = "native"
+_SCHEDULE = {
+    "base_image_seq_len": 256, "base_shift": 0.5, "max_image_seq_len": 8192, "max_shift": 0.9,
+    "shift_terminal": 0.02, "time_shift_type": "exponential", "use_dynamic_shifting": True,
+}  # fmt: skip
+"""Qwen-Image's own, for diffusers' loop."""
+
+
+class ProfiledModel:
+    """The transformer, built once, and what is timed on it.
+
+    Args:
+        plan: sizes and batches.
+        device: where it computes.
+        limit_tflops: what a share is a share of; None where it is not known.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, limit_tflops: float | None) -> None:
+        self._plan = plan
+        self._device = device
+        self._limit = limit_tflops
+        self._transformer: Any = None
+        self._policy: Policy | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether `build` came to its end."""
+        return self._policy is not None
+
+    def build(self) -> Figures:
+        """Random weights on the device, and adapters."""
+        plan, began = self._plan, time.perf_counter()
+        self._transformer = build_transformer(plan.shape, self._device, plan.dtype)
+        frozen = sum(weight.numel() for weight in self._transformer.parameters())
+        config = self._config(plan.sizes[0])
+        self._policy = Policy(self._model(plan.sizes[0]), config.adaptation, seed=0, keeps_reference=False)
+        wait_for(self._device)
+        trained = list(self._policy.trained.values())
+        return {
+            "build_s": time.perf_counter() - began,
+            "parameters": frozen,
+            "trained_parameters": sum(weight.numel() for weight in trained),
+            "dtype": str(plan.dtype),
+            "adapter_dtype": str(trained[0].dtype),
+        }
+
+    def step(
+        self, size: int, batch: int, backend: str = _BACKEND, masked: bool = False, adapters: bool = True
+    ) -> Figures:
+        """A denoising step without gradients: the network alone."""
+        work = self._forward(size, batch, masked)
+        if not adapters:
+            self._transformer.disable_adapters()
+        try:
+            with self._attention(backend), torch.no_grad():
+                step_s = seconds(work, self._device, warmups=2)
+        finally:
+            if not adapters:
+                self._transformer.enable_adapters()
+        flops = pass_flops(self._plan.shape, self._tokens(size), self._plan.text_tokens, self._plan.rank)
+        operations = batch * (flops.forward + (flops.adapters if adapters else 0))
+        return {"step_s": step_s, "batch": batch, "images_per_s": batch / step_s} | self._share(
+            operations, step_s
+        )
+
+    def compiled_step(self, size: int, batch: int) -> Figures:
+        """The same with the blocks compiled; `compile_s` is what the first call takes longer."""
+        with self._compiled():
+            work = self._forward(size, batch, masked=False)
+            with torch.no_grad():
+                began = time.perf_counter()
+                work()
+                wait_for(self._device)
+                first_s = time.perf_counter() - began
+            figures = self.step(size, batch)
+        return figures | {"compile_s": first_s - figures["step_s"]}
+
+    def rollout(self, size: int) -> Figures:
+        """The sampler's denoising loop with its two stochastic steps; not decoded."""
+        sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
+        taken_s = seconds(lambda: sampler.advance(sampler.begin(requests)), self._device, repeats=3)
+        return self._loop_figures(size, taken_s)
+
+    def diffusers_loop(self, size: int) -> Figures:
+        """diffusers' own pipeline on the same transformer, adapters and batch; not decoded either."""
+        model = self._model(size)
+        scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
+        nothing: Any = None
+        pipeline: Any = QwenImagePipeline(scheduler, nothing, nothing, nothing, self._transformer)
+        pipeline.set_progress_bar_config(disable=True)
+        encoded = model.encode_prompts([request.prompt for request in self._requests(size)])
+
+        def work() -> None:
+            pipeline(
+                prompt_embeds=encoded.embeds_BLE, prompt_embeds_mask=encoded.mask_BL, true_cfg_scale=1.0,
+                height=size, width=size, num_inference_steps=self._plan.steps, output_type="latent",
+            )  # fmt: skip
+
+        with torch.no_grad():
+            taken_s = seconds(work, self._device, repeats=3)
+        return self._loop_figures(size, taken_s)
+
+    def train(self, size: int, checkpointing: bool = True) -> Figures:
+        """The trainer's step on one batch of samples: two rows each, forward, backward, AdamW, average.
+
+        `mfu` counts what must be computed; `hardware_utilisation` also the second forward pass that
+        gradient checkpointing makes.
+        """
+        config, model = self._config(size), self._model(size)
+        sampler = Sampler(model, config.sampling)
+        samples = _with_advantages(sampler.generate(self._requests(size)))
+        with self._checkpointing(checkpointing):
+            trainer = Trainer(self._built(), sampler, config)
+            first = trainer.train(samples)
+            train_s = seconds(lambda: trainer.train(samples), self._device, repeats=3, warmups=0)
+        rows = len(samples) * config.sampling.window_size
+        flops = pass_flops(self._plan.shape, self._tokens(size), self._plan.text_tokens, self._plan.rank)
+        forward = flops.forward + flops.adapters
+        done = rows * (forward * (2 if checkpointing else 1) + flops.backward)
+        share = self._share(rows * (forward + flops.backward), train_s)
+        return {
+            "train_s": train_s,
+            "samples": len(samples),
+            "rows": rows,
+            "samples_per_s": len(samples) / train_s,
+            "ratio_deviation": first.ratio_deviation,
+            "gradient_norm": first.gradient_norm,
+            "hardware_utilisation": self._share(done, train_s)["mfu"],
+        } | share
+
+    def compiled_train(self, size: int) -> Figures:
+        """The same with the blocks compiled; warm by its own first step."""
+        with self._compiled():
+            return self.train(size)
+
+    def decode(self, size: int) -> Figures:
+        """The VAE's decoder at its real size, an image at a time; random weights."""
+        model = self._model(size, self._decoder())
+        latents = torch.randn(2, *model.latent_shape, device=self._device)
+        taken_s = seconds(lambda: model.decode(latents), self._device, repeats=3)
+        return {"decode_s_an_image": taken_s / 2}
+
+    def iteration(self, size: int) -> Figures:
+        """Generate, decode and train on two groups; prompts are encoded beforehand, nothing is judged."""
+        config = self._config(size)
+        model = self._model(size, self._decoder())
+        sampler = Sampler(model, config.sampling)
+        requests = self._requests(size, groups=2)
+        sampler.conditioning({request.prompt for request in requests})
+        with self._checkpointing(True):
+            trainer = Trainer(self._built(), sampler, config)
+            trainer.train(_with_advantages(sampler.generate(requests[: config.sampling.batch_size])))
+            wait_for(self._device)
+            began = time.perf_counter()
+            samples = sampler.generate(requests)
+            wait_for(self._device)
+            generated = time.perf_counter()
+            trainer.train(_with_advantages(samples))
+            wait_for(self._device)
+            ended = time.perf_counter()
+        return {
+            "images": len(requests),
+            "generate_s": generated - began,
+            "train_s": ended - generated,
+            "images_per_gpu_s": len(requests) / (ended - began),
+        }
+
+    def _built(self) -> Policy:
+        assert self._policy is not None, "build() comes first"
+        return self._policy
+
+    def _model(
+        self, size: int, decoder: AutoencoderKLQwenImage | None = None, masked: bool = False
+    ) -> SizedQwen:
+        return SizedQwen(self._transformer, self._plan.shape, size, self._plan.text_tokens, decoder, masked)
+
+    def _decoder(self) -> AutoencoderKLQwenImage | None:
+        if self._device.type == "cpu":  # the tiny transformer's latents are not the VAE's
+            return None
+        decoder: Any = AutoencoderKLQwenImage()
+        return decoder.to(self._device, self._plan.dtype).eval()
+
+    def _config(self, size: int) -> RunConfig:
+        """The recipe: ten steps, a = 1.2, a window of two within the first five, LoRA, no KL."""
+        plan = self._plan
+        return RunConfig.model_validate(
+            {
+                "sampling": {
+                    "rollout_steps": plan.steps, "evaluate_steps": plan.steps, "noise_level": 1.2,
+                    "window_size": 2, "window_stop": 5, "batch_size": plan.run_batch[size],
+                },
+                # Whether the ratio is 1 in bf16 is a finding here, and not a condition.
+                "algorithm": {"clip_range": 0.9, "ratio_tolerance": 0.9},
+                "adaptation": {
+                    "mode": "lora", "rank": plan.rank, "alpha": 2.0 * plan.rank, "targets": TARGETS,
+                },
+                "optimizer": {"learning_rate": 1e-6, "ema_interval": 8},
+            }
+        )  # fmt: skip
+
+    def _requests(self, size: int, groups: int = 1) -> list[SampleRequest]:
+        count = self._plan.run_batch[size]
+        return [
+            SampleRequest(RequestKind.ROLLOUT, 0, 1, group, seed, 0, f'a sign that says "{group}"')
+            for group in range(groups)
+            for seed in range(count)
+        ]
+
+    def _forward(self, size: int, batch: int, masked: bool) -> Callable[[], torch.Tensor]:
+        model = self._model(size, masked=masked)
+        latents = torch.randn(batch, *model.latent_shape, device=self._device)
+        sigma = torch.full((batch,), 0.5, device=self._device)
+        encoded = model.encode_prompts([f"prompt {row}" for row in range(batch)])
+        if masked:
+            encoded.mask_BL[:, -2:] = False
+        return lambda: model.velocity(latents, sigma, encoded)
+
+    def _tokens(self, size: int) -> int:
+        return (size // 16) ** 2
+
+    def _loop_figures(self, size: int, taken_s: float) -> Figures:
+        plan, batch = self._plan, self._plan.run_batch[size]
+        flops = pass_flops(plan.shape, self._tokens(size), plan.text_tokens, plan.rank)
+        operations = batch * plan.steps * (flops.forward + flops.adapters)
+        figures = {"rollout_s": taken_s, "batch": batch, "images_per_s": batch / taken_s}
+        return figures | self._share(operations, taken_s)
+
+    def _share(self, operations: float, taken_s: float) -> Figures:
+        """`tflops` reached, and `mfu`, their share of the limit."""
+        tflops = operations / taken_s / 1e12
+        return {"tflops": tflops, "mfu": tflops / self._limit if self._limit else None}
+
+    @contextmanager
+    def _attention(self, backend: str) -> Iterator[None]:
+        self._transformer.set_attention_backend(backend)
+        try:
+            yield
+        finally:
+            self._transformer.set_attention_backend(_BACKEND)
+
+    @contextmanager
+    def _checkpointing(self, wanted: bool) -> Iterator[None]:
+        if wanted:
+            self._transformer.enable_gradient_checkpointing()
+        try:
+            yield
+        finally:
+            self._transformer.disable_gradient_checkpointing()
+
+    @contextmanager
+    def _compiled(self) -> Iterator[None]:
+        self._transformer.compile_repeated_blocks(dynamic=False)
+        try:
+            yield
+        finally:
+            for module in self._transformer.modules():
+                module._compiled_call_impl = None
+            torch.compiler.reset()
+
+
+def _with_advantages(samples: list[GeneratedSample]) -> list[TrainingSample]:
+    """Half of them good, half bad: nothing is judged here."""
+    return [
+        TrainingSample(sample.request, sample.trajectory, sample.latents_SC, 1.0 if place % 2 else -1.0)
+        for place, sample in enumerate(samples)
+    ]

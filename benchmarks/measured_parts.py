@@ -58,6 +58,7 @@ class MeasuredParts:
         if cuda:
             torch.cuda.reset_peak_memory_stats(self._device)
         began = self._clock()
+        figures: Figures
         try:
             figures = work()
         except torch.OutOfMemoryError as error:

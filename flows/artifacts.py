@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 import httpx
@@ -35,9 +35,10 @@ class PrefectReporter(Reporter):
         """A run starts or goes on: from here on it has a bar."""
         super().begin(run_id, total, done)
         with _server_may_be_away():
-            self._artifact = create_progress_artifact(
+            made = create_progress_artifact(
                 100.0 * done / total, key="progress", description=f"{run_id}: iteration {done} of {total}"
             )
+            self._artifact = cast("UUID", made)  # it is awaited in asynchronous flows alone
 
     def iteration(self, record: IterationRecord) -> None:
         """An iteration is done: the bar moves. Called beside the next rollout, which does not wait for it."""

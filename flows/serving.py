@@ -40,18 +40,21 @@ def deployments(nightly: Nightly) -> list[RunnerDeployment]:
     schedules = [
         Cron(
             nightly.cron, timezone=nightly.timezone, active=nightly.active, slug=slug,
-            parameters={"form": ReproductionForm(preset=preset).model_dump(mode="json")},
+            parameters={"form": ReproductionForm.model_validate({"preset": preset}).model_dump(mode="json")},
         )
         for slug, preset in NIGHTLY.items()
     ]  # fmt: skip
     # Not the file: a flow run is to find it from whatever folder `up` was started in.
     kind = EntrypointType.MODULE_PATH
-    return [
+    made = [
         post_train_by_form.to_deployment("post-train", entrypoint_type=kind),
         evaluate_by_form.to_deployment("evaluate", entrypoint_type=kind),
         reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
         pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
     ]
+    return [
+        one for one in made if isinstance(one, RunnerDeployment)
+    ]  # a coroutine in asynchronous code alone
 
 
 async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import duckdb
+import numpy as np
 import pandas as pd
 
 from storage.queries import cost_by_iteration, score_curve
@@ -71,7 +72,8 @@ def score_courses(connection: duckdb.DuckDBPyConnection, run_ids: Sequence[str])
         scores = score_curve(connection, run_id)
         cost = cost_by_iteration(connection, run_id)
         paid = (cost["reserved_usd"] + cost["spot_usd"]).to_numpy(dtype=float)
-        place = cost["iteration"].searchsorted(scores["iteration"], side="right") - 1
+        done = cost["iteration"].to_numpy()
+        place = np.searchsorted(done, scores["iteration"].to_numpy(), side="right") - 1
         scores["usd"] = [float(paid[k]) if k >= 0 else 0.0 for k in place]
         scores.insert(0, "run_id", run_id)
         frames.append(scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -81,9 +81,11 @@ def axis_titles(over: Axis, longest_s: float) -> tuple[str, str]:
 
 
 def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> pd.Series | np.ndarray:
+    iterations = cast("pd.Series", frame["iteration"])
     if over == "usd":
-        return view.usd_at(frame["iteration"])
-    return frame["iteration"] if over == "iteration" else frame["elapsed_s"] / time_unit(view.elapsed_s)[0]
+        return view.usd_at(iterations)
+    elapsed_s = cast("pd.Series", frame["elapsed_s"])
+    return iterations if over == "iteration" else elapsed_s / time_unit(view.elapsed_s)[0]
 
 
 def cost_chart(view: RunView) -> go.Figure:

@@ -59,8 +59,8 @@ def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
 
     Rounded down to hundredths, so that rounding does not put it out of reach.
     """
-    best = courses.groupby("run_id")[measure].max()
-    return math.floor(100 * float(best.min()) + 1e-9) / 100 if len(best) else 0.0
+    best = [own[measure].to_numpy(dtype=float).max() for _, own in courses.groupby("run_id")]
+    return math.floor(100 * float(min(best)) + 1e-9) / 100 if best else 0.0
 
 
 def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, target: float) -> pd.DataFrame:

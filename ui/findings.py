@@ -65,5 +65,7 @@ Rule = Callable[[Evidence], Finding]
 
 def by_level(findings: list[Finding]) -> dict[Level, list[Finding]]:
     """The findings of each level that has any, the most serious level first."""
-    found = {level: [finding for finding in findings if finding.level == level] for level in LEVELS}
+    found: dict[Level, list[Finding]] = {
+        level: [finding for finding in findings if finding.level == level] for level in LEVELS
+    }
     return {level: listed for level, listed in found.items() if listed}

@@ -74,11 +74,14 @@ class PipelineModel(ABC):
     @classmethod
     def part_kinds(cls) -> dict[str, PartKind]:
         """The parts that the family needs of a pipeline's folder."""
-        return (
-            {"transformer": "diffusers", "vae": "diffusers", "scheduler": "scheduler"}
-            | dict.fromkeys(cls.ENCODERS, "transformers")
-            | dict.fromkeys(cls.TOKENIZERS, "tokenizer")
-        )
+        kinds: dict[str, PartKind] = {
+            "transformer": "diffusers",
+            "vae": "diffusers",
+            "scheduler": "scheduler",
+        }
+        kinds |= {name: "transformers" for name in cls.ENCODERS}
+        kinds |= {name: "tokenizer" for name in cls.TOKENIZERS}
+        return kinds
 
     @classmethod
     def load(cls, settings: ModelConfig, device: torch.device) -> Self:

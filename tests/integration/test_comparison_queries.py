@@ -21,7 +21,7 @@ def store(tmp_path: Path) -> RunStore:
 
 
 def begun(store: RunStore, run_id: str, **settings: object) -> None:
-    store.create_run(run_id, RunConfig(**settings), {}, os.getpid())
+    store.create_run(run_id, RunConfig.model_validate(settings), {}, os.getpid())
 
 
 def test_the_table_of_runs(store: RunStore):

@@ -137,6 +137,7 @@ def test_evaluating_the_checkpoint_gives_the_runs_last_score(home, config, finis
     assert (change["pairs"], change["same_noise"], change["settings_that_differ"]) == (8, True, [])
     client = MlflowClient(tracking_uri=home.mlflow_uri)
     experiment = client.get_experiment_by_name("spotlight")
+    assert experiment is not None
     tag = f"tags.`spotlight.run_id` = '{result['evaluation_id']}'"
     (tracked,) = client.search_runs([experiment.experiment_id], tag)
     assert tracked.data.metrics["evaluation_score"] == pytest.approx(result["score"])

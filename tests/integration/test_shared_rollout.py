@@ -111,6 +111,7 @@ def test_a_member_killed_in_mid_lease_loses_nothing_and_its_company_goes_on(
     runtime, plan = fresh, fresh.explore(1)
     # All four are there: a replacement of an earlier victim too.
     slots: set[str] = set()
+    undisturbed = runtime.rollout(plan)
     deadline = time.monotonic() + 240
     while len(slots) < 4:
         assert time.monotonic() < deadline

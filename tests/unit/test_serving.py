@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.client.schemas.schedules import CronSchedule
 
 from flows.deployments import (
     _run_to_resume,
@@ -54,16 +55,18 @@ def test_the_schedules_are_on_only_where_asked_for(active: bool):
     assert reproduce.schedules is not None
     for schedule in reproduce.schedules:
         assert schedule.active is active
-        assert schedule.schedule.cron == "5 3 * * *"  # pyright: ignore[reportAttributeAccessIssue]
-        assert schedule.schedule.timezone == "Europe/Berlin"  # pyright: ignore[reportAttributeAccessIssue]
-        ReproductionForm.model_validate(schedule.parameters["form"])
+        cron = schedule.schedule
+        assert isinstance(cron, CronSchedule)
+        assert cron.cron == "5 3 * * *"
+        assert cron.timezone == "Europe/Berlin"
+        ReproductionForm.model_validate((schedule.parameters or {})["form"])
 
 
 def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, Any]]):
     here = next(one.schedules for one in deployments(Nightly()) if one.schedules)
     file = next(one["schedules"] for one in declared if "schedules" in one)
     assert [(one["slug"], one["active"], one["parameters"]["form"]["preset"]) for one in file] == [
-        (one.slug, False, one.parameters["form"]["preset"]) for one in here
+        (one.slug, False, (one.parameters or {})["form"]["preset"]) for one in here
     ]
     assert {one["cron"] for one in file} == {Nightly.cron}
 

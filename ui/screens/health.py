@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -17,7 +19,7 @@ from ui.run_choice import show_page
 from ui.run_view import RunView
 from ui.spot_view import load_spot
 
-_BOXES = {
+_BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
     "act": (st.error, ":material/report:"),
     "look": (st.warning, ":material/visibility:"),
 }

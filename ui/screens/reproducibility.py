@@ -60,11 +60,11 @@ def _show_history(rows: pd.DataFrame) -> None:
     st.subheader("All of them, newest first", anchor=False)
     shown = pd.DataFrame(
         {
-            "": rows["verdict"].map(_SIGNS),
+            "": rows["verdict"].map(_SIGNS.__getitem__),
             "when": rows["started_at"].map(moment),
             "series": rows["series"],
             "how": rows["how"],
-            "verdict": rows["verdict"].map(_WORDS),
+            "verdict": rows["verdict"].map(_WORDS.__getitem__),
             "score was": rows["score_was"],
             "score is": rows["score_is"],
             "difference": rows["difference"],
@@ -83,9 +83,10 @@ def _show_differences(rows: pd.DataFrame) -> None:
     if differing.empty:
         return
     st.subheader("What differs", anchor=False)
+    columns = ("reproduction_id", "started_at", "series", "verdict")
     labels = {
-        row["reproduction_id"]: f"{moment(row['started_at'])} · {row['series']} · {_WORDS[row['verdict']]}"
-        for row in differing.to_dict("records")
+        str(reproduction): f"{moment(at)} · {series} · {_WORDS[verdict]}"
+        for reproduction, at, series, verdict in zip(*(differing[name] for name in columns), strict=True)
     }
     chosen = st.selectbox("Reproduction", list(labels), format_func=labels.__getitem__)
     found = differing.loc[differing["reproduction_id"] == chosen, "differences"].iloc[0]

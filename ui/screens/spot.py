@@ -60,7 +60,7 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
         st.caption("Nothing is recorded of these iterations.")
         return
     st.plotly_chart(gantt_chart(course, view), key="gantt", config=PLOT_SETTINGS)
-    if course.groups["degree"].max() > 1:
+    if bool((course.groups["degree"] > 1).any()):
         st.plotly_chart(groups_chart(course), key="groups", config=PLOT_SETTINGS)
         st.caption(
             "Each bar is a device's time in one group. Devices of one group share every image of it; their "

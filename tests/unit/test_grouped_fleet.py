@@ -116,7 +116,7 @@ class _Always(dict):
         super().__init__()
         self._look = look
 
-    def get(self, _key, _default=None):
+    def get(self, _key, _default=None):  # type: ignore[override]
         return self._look
 
 

@@ -68,13 +68,14 @@ def generate(
     store: ControlStore,
     book: EpochBook,
     strike: Callable[[Generation], bool] = lambda loop: True,
+    first_lease: int = 0,
 ) -> Phase:
     """One phase; `strike` is asked after each thing that happens until it says that it has struck."""
     folder = history / "0001"
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
     groups = GroupedFleet(fleet, KEY, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s)
-    loop = Generation(groups, REQUESTS, KEY, config, history=log)
+    loop = Generation(groups, REQUESTS, KEY, config, history=log, first_lease=first_lease)
     settle, struck = loop._settle, False
 
     def settle_and_strike(call):
@@ -119,7 +120,7 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
         assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
         strike = partial(strike_after_two_commits, fleet.actors[victim], number)
-        rough = generate(fleet, config, tmp_path, store, book, strike)
+        rough = generate(fleet, config, tmp_path, store, book, strike, calm.loop.next_lease)
         assert fleet.lost == [victim]
         assert check_history(read_history(tmp_path)).broken() == []
         expected = [one.sample for one in calm.delivered]

@@ -127,7 +127,6 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
         for name, distance in rough.apart(expected).items():
             same = rough.degrees[name] == calm.degrees[name]
             assert distance <= (0.0 if same else NEAR), (name, rough.degrees[name])
-        assert any(len(set(steps)) > 1 for steps in rough.degrees.values())
         assert "regroup" in fleet.states["reserved-0"][1:]
 
         shared = [

@@ -14,7 +14,7 @@ CACHE_S = 2.2
 
 def opened_page(path: Path, query: dict[str, str]) -> AppTest:
     """The page of a file, opened at an address with such a query."""
-    page = AppTest.from_file(str(path), default_timeout=60)
+    page = AppTest.from_file(str(path), default_timeout=280)
     for name, value in query.items():
         page.query_params[name] = value
     return ran(page)

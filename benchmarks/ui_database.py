@@ -158,9 +158,9 @@ class _Fleet:
     def intervals(self, at: float, lasts_s: float, evaluates: bool) -> list[StateInterval]:
         found: list[StateInterval] = []
         for name, market in self._names:
-            course: list[tuple[DeviceState, float]] = (
-                [("rollout", lasts_s)] if evaluates else _COURSES[market]
-            )
+            course: list[tuple[DeviceState, float]] = [("rollout", lasts_s)]
+            if not evaluates:
+                course = _COURSES[market]
             begin = at
             for state, state_s in course:
                 found.append(StateInterval(name, market, state, begin, begin + state_s, _PRICES[market]))

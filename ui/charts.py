@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -80,12 +80,11 @@ def axis_titles(over: Axis, longest_s: float) -> tuple[str, str]:
     return "Over wall-clock", f"Wall-clock ({time_unit(longest_s)[1]})"
 
 
-def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> pd.Series | np.ndarray:
-    iterations = cast("pd.Series", frame["iteration"])
-    if over == "usd":
-        return view.usd_at(iterations)
-    elapsed_s = cast("pd.Series", frame["elapsed_s"])
-    return iterations if over == "iteration" else elapsed_s / time_unit(view.elapsed_s)[0]
+def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> np.ndarray:
+    if over == "time":
+        return frame["elapsed_s"].to_numpy() / time_unit(view.elapsed_s)[0]
+    iterations = frame["iteration"].to_numpy()
+    return view.usd_at(iterations) if over == "usd" else iterations
 
 
 def cost_chart(view: RunView) -> go.Figure:

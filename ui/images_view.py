@@ -69,7 +69,7 @@ def ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
     """The images whose prompt contains the words, in an order of `ORDERS`."""
     text = words.strip().casefold()
     kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
-    gain = (kept["score_latest"] - kept["score_first"]).rename("gain")
+    gain = kept["score_latest"] - kept["score_first"]
     if order == ORDERS[0]:
         return kept
     return kept.assign(gain=gain).sort_values("gain", ascending=order == ORDERS[2], kind="stable")

@@ -79,10 +79,10 @@ class RunView:
             return np.full(len(self.metrics), np.nan)
         return self.metrics[name].to_numpy(dtype=float)
 
-    def usd_at(self, iterations: pd.Series) -> np.ndarray:
+    def usd_at(self, iterations: np.ndarray) -> np.ndarray:
         """Dollars paid up to the end of each of these iterations, evaluations included."""
         paid = (self.cost["reserved_usd"] + self.cost["spot_usd"]).to_numpy(dtype=float)
-        place = np.searchsorted(self.cost["iteration"].to_numpy(), iterations.to_numpy(), side="right")
+        place = np.searchsorted(self.cost["iteration"].to_numpy(), iterations, side="right")
         return np.concatenate(([0.0], paid))[place]
 
     def setting(self, section: str, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ def store(tmp_path: Path) -> RunStore:
     return RunStore(Home(tmp_path))
 
 
-def begun(store: RunStore, run_id: str, **settings: object) -> None:
-    store.create_run(run_id, RunConfig.model_validate(settings), {}, os.getpid())
+def begun(store: RunStore, run_id: str, **settings: Any) -> None:
+    store.create_run(run_id, RunConfig(**settings), {}, os.getpid())
 
 
 def test_the_table_of_runs(store: RunStore):

@@ -40,5 +40,7 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
         )
     return subprocess.run(
         [sys.executable, "-m", "ui.report", "--out", str(file), "--", run_id],
-        cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home.path)}, stdin=subprocess.DEVNULL, check=False,
+        cwd=_ROOT, stdin=subprocess.DEVNULL, check=False,
+        # Without a server Streamlit would warn once for each thing that it cannot cache.
+        env=os.environ | {HOME_VARIABLE: str(home.path), "STREAMLIT_LOGGER_LEVEL": "error"},
     ).returncode  # fmt: skip

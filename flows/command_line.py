@@ -104,7 +104,9 @@ def resume(
         runtime = config.runtime.model_copy(update={"ray_address": ray_address})
         config = config.model_copy(update={"runtime": runtime})
     _preflight(config)
-    _refuse_changed_inputs(row, config)
+    from tasks.inputs import refuse_changed_inputs
+
+    refuse_changed_inputs(row.environment, config)
     _post_train(home, run_id, config)
 
 
@@ -268,12 +270,6 @@ def doctor() -> None:
     from flows.doctor import examine
 
     raise typer.Exit(0 if examine() else 1)
-
-
-def _refuse_changed_inputs(row: RunRow, config: RunConfig) -> None:
-    from tasks.inputs import refuse_changed_inputs
-
-    refuse_changed_inputs(row.environment, config)
 
 
 def _post_train(home: Home, run_id: str, config: RunConfig) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from diffusers import (
@@ -137,12 +137,11 @@ def _t5(tokenizer: Any) -> Any:
 
 
 def _vae() -> Any:
+    vae: Any = AutoencoderKL  # its annotations are of tuples of one
     return _lively(
-        AutoencoderKL(
-            down_block_types=cast("tuple[str]", ("DownEncoderBlock2D",) * 2),
-            up_block_types=cast("tuple[str]", ("UpDecoderBlock2D",) * 2),
-            block_out_channels=cast("tuple[int]", (8, 8)), latent_channels=LATENT,
-            norm_num_groups=4, layers_per_block=1,
+        vae(
+            down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+            block_out_channels=(8, 8), latent_channels=LATENT, norm_num_groups=4, layers_per_block=1,
             scaling_factor=0.36, shift_factor=0.12, use_quant_conv=False, use_post_quant_conv=False,
         )
     )  # fmt: skip

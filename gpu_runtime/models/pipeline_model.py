@@ -79,8 +79,10 @@ class PipelineModel(ABC):
             "vae": "diffusers",
             "scheduler": "scheduler",
         }
-        kinds |= {name: "transformers" for name in cls.ENCODERS}
-        kinds |= {name: "tokenizer" for name in cls.TOKENIZERS}
+        for part in cls.ENCODERS:
+            kinds[part] = "transformers"
+        for part in cls.TOKENIZERS:
+            kinds[part] = "tokenizer"
         return kinds
 
     @classmethod

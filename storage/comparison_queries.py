@@ -72,9 +72,8 @@ def score_courses(connection: duckdb.DuckDBPyConnection, run_ids: Sequence[str])
         scores = score_curve(connection, run_id)
         cost = cost_by_iteration(connection, run_id)
         paid = (cost["reserved_usd"] + cost["spot_usd"]).to_numpy(dtype=float)
-        done = cost["iteration"].to_numpy()
-        place = np.searchsorted(done, scores["iteration"].to_numpy(), side="right") - 1
-        scores["usd"] = [float(paid[k]) if k >= 0 else 0.0 for k in place]
+        reached = np.searchsorted(cost["iteration"].to_numpy(), scores["iteration"].to_numpy(), side="right")
+        scores["usd"] = np.concatenate(([0.0], paid))[reached]
         scores.insert(0, "run_id", run_id)
         frames.append(scores)
     columns = ["run_id", "iteration", "policy_version", "score", "exact", "ended_at", "elapsed_s", "usd"]

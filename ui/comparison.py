@@ -59,8 +59,10 @@ def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
 
     Rounded down to hundredths, so that rounding does not put it out of reach.
     """
-    best = [own[measure].to_numpy(dtype=float).max() for _, own in courses.groupby("run_id")]
-    return math.floor(100 * float(min(best)) + 1e-9) / 100 if best else 0.0
+    best: dict[str, float] = {}
+    for run_id, value in zip(courses["run_id"].tolist(), courses[measure].tolist(), strict=True):
+        best[run_id] = max(value, best.get(run_id, 0.0))
+    return math.floor(100 * min(best.values()) + 1e-9) / 100 if best else 0.0
 
 
 def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, target: float) -> pd.DataFrame:

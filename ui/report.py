@@ -119,7 +119,7 @@ def _scores(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection
     report.charts([score_chart(view, "score", over) for over in ("iteration", "time", "usd")])
     report.charts([score_chart(view, "exact", "iteration")], wide=True)
     seeds, courses = read_seed_courses(connection, view.row.run_id)
-    if len(set(courses["run_id"])) > 1:
+    if len(set(courses["run_id"].tolist())) > 1:
         report.charts([interval_chart(courses, seeds, "score")], wide=True)
         names = ", ".join(f"{run_id} (seed {seed})" for seed, run_id in seeds.items())
         report.sentence(f"Runs that differ in the seed alone: {names}.", "note")
@@ -177,7 +177,7 @@ def _devices(report: Report, view: RunView, spot: SpotView, connection: duckdb.D
 def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection) -> None:
     report.section("Seeds")
     seeds = read_seeds(connection, view.row.run_id)
-    if not bool((seeds.drafts["drafts"] > 0).any()):
+    if not any(count > 0 for count in seeds.drafts["drafts"].tolist()):
         report.sentence("This run has drafted no seeds.")
         return
     charts = [] if seeds.pairs.counts.empty else [pair_chart(seeds.pairs.counts)]

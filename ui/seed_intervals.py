@@ -24,7 +24,7 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     Returns:
         Columns iteration, mean, low, high, seeds; empty where fewer than two runs share an iteration.
     """
-    runs = len(set(courses["run_id"]))
+    runs = len(set(courses["run_id"].tolist()))
     rows = []
     for iteration, part in courses.groupby("iteration", sort=True):
         values = part[measure].to_numpy(dtype=float)

@@ -62,7 +62,7 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
     except StorageError as error:
         st.error(plain_markdown(str(error)), icon=":material/database_off:")
         return pd.DataFrame()
-    if len(set(courses["run_id"])) < 2:
+    if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
             "One run seed: how much is luck? Start the same run with another `--set seed=`; the interval "
             "over seeds then appears here."

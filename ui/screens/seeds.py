@@ -94,7 +94,7 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
     if prompts > MAP_PROMPTS:
         st.caption(f"The {MAP_PROMPTS} most drafted of {prompts} prompts.")
-    looked_at = len(set(seeds.drafts["iteration"]))
+    looked_at = len(set(seeds.drafts["iteration"].tolist()))
     if looked_at < len(view.metrics):
         st.caption(f"Drafts of {looked_at} of {len(view.metrics):,} iterations, evenly spread.")
 

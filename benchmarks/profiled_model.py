@@ -29,7 +29,7 @@ TARGETS = (
     "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2",
 )  # fmt: skip
 _BACKEND = "native"
-_SCHEDULE = {
+_SCHEDULE: dict[str, Any] = {
     "base_image_seq_len": 256, "base_shift": 0.5, "max_image_seq_len": 8192, "max_shift": 0.9,
     "shift_terminal": 0.02, "time_shift_type": "exponential", "use_dynamic_shifting": True,
 }  # fmt: skip
@@ -199,12 +199,10 @@ class ProfiledModel:
         assert self._policy is not None, "build() comes first"
         return self._policy
 
-    def _model(
-        self, size: int, decoder: AutoencoderKLQwenImage | None = None, masked: bool = False
-    ) -> SizedQwen:
+    def _model(self, size: int, decoder: Any = None, masked: bool = False) -> SizedQwen:
         return SizedQwen(self._transformer, self._plan.shape, size, self._plan.text_tokens, decoder, masked)
 
-    def _decoder(self) -> AutoencoderKLQwenImage | None:
+    def _decoder(self) -> Any:
         if self._device.type == "cpu":  # the tiny transformer's latents are not the VAE's
             return None
         decoder: Any = AutoencoderKLQwenImage()

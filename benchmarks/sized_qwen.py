@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLQwenImage, QwenImageTransformer2DModel
+from diffusers import QwenImageTransformer2DModel
 
 from benchmarks.transformer_flops import TransformerShape
 from gpu_runtime.models.protocol import Conditioning
@@ -64,7 +64,7 @@ class SizedQwen:
         shape: TransformerShape,
         pixels: int,
         text_tokens: int,
-        decoder: AutoencoderKLQwenImage | None = None,
+        decoder: Any = None,
         masked: bool = False,
     ) -> None:
         self.transformer = transformer

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 _TIME_WIDTH = 256
@@ -114,7 +115,7 @@ def counted_forward(shape: TransformerShape, image_side: int, text_tokens: int) 
         text = torch.empty(1, text_tokens, shape.text_width)
         timestep = torch.empty(1)
     counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+    with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         transformer(
             hidden_states=latents, encoder_hidden_states=text, timestep=timestep,
             img_shapes=[[(1, image_side, image_side)]], return_dict=False,

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu_profile import summary
@@ -18,7 +19,6 @@ from gpu_runtime.learning.policy import Policy
 from storage.config import AdaptationConfig
 
 CPU = torch.device("cpu")
-MATH = torch.nn.attention.SDPBackend.MATH
 
 
 @pytest.mark.parametrize(("shape", "side", "text"), [(TINY, 4, 8), (REAL, 32, 64), (REAL, 80, 64)])
@@ -42,7 +42,7 @@ def test_the_formula_of_a_training_pass_is_near_what_torch_counts(mode: str):
     Policy(model, adaptation, seed=0, keeps_reference=False)
     latents = torch.randn(1, *model.latent_shape)
     counter = FlopCounterMode(display=False)
-    with counter, torch.nn.attention.sdpa_kernel(MATH):
+    with counter, sdpa_kernel(SDPBackend.MATH):
         model.velocity(latents, torch.tensor([0.5]), model.encode_prompts(["a"])).square().mean().backward()
     flops = pass_flops(TINY, side**2, text, rank if mode == "lora" else 0, full=mode == "full")
     expected = flops.forward + flops.adapters + flops.backward

@@ -140,7 +140,7 @@ class ProfiledModel:
         sampler = Sampler(model, config.sampling)
         samples = _with_advantages(sampler.generate(self._requests(size)))
         with self._checkpointing(checkpointing):
-            trainer = Trainer(self._built(), sampler, config)
+            trainer = Trainer(self._policy_on(model), sampler, config)
             first = trainer.train(samples)
             train_s = seconds(lambda: trainer.train(samples), self._device, repeats=3, warmups=0)
         rows = len(samples) * config.sampling.window_size
@@ -178,7 +178,7 @@ class ProfiledModel:
         requests = self._requests(size, groups=2)
         sampler.conditioning({request.prompt for request in requests})
         with self._checkpointing(True):
-            trainer = Trainer(self._built(), sampler, config)
+            trainer = Trainer(self._policy_on(model), sampler, config)
             trainer.train(_with_advantages(sampler.generate(requests[: config.sampling.batch_size])))
             wait_for(self._device)
             began = time.perf_counter()
@@ -195,8 +195,10 @@ class ProfiledModel:
             "images_per_gpu_s": len(requests) / (ended - began),
         }
 
-    def _built(self) -> Policy:
+    def _policy_on(self, model: SizedQwen) -> Policy:
+        """The one policy, with the images' size of this model: the trainer asks it for velocities."""
         assert self._policy is not None, "build() comes first"
+        self._policy.model = model
         return self._policy
 
     def _model(self, size: int, decoder: Any = None, masked: bool = False) -> SizedQwen:

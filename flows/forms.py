@@ -13,8 +13,12 @@ from pydantic import Field, StringConstraints
 from storage.config_section import Section
 
 PresetName = Literal[
-    "glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke"
-]
+    "glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke",
+    "flux-geneval-1280", "flux-geneval-512", "flux-ocr-1280", "flux-ocr-512",
+    "qwen-image-geneval-1280", "qwen-image-geneval-512", "qwen-image-ocr-1280", "qwen-image-ocr-512",
+    "sd3.5-geneval-1280", "sd3.5-geneval-512", "sd3.5-ocr-1280", "sd3.5-ocr-512",
+    "z-image-geneval-1280", "z-image-geneval-512", "z-image-ocr-1280", "z-image-ocr-512",
+]  # fmt: skip
 """The presets of `presets/`, as a drop-down."""
 
 Setting = Annotated[str, StringConstraints(pattern="^[^=]+=")]

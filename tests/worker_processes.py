@@ -77,7 +77,8 @@ class WorkerProcess(RemoteActor):
     def send(self, number: signal.Signals) -> None:
         """Strike the process."""
         if self.process.pid is not None:
-            os.kill(self.process.pid, number)
+            with suppress(ProcessLookupError):  # gone, and the fork server has taken note
+                os.kill(self.process.pid, number)
 
     def _hear(self) -> None:
         while True:

@@ -16,9 +16,6 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.results import evaluated_iterations, run_result
 from storage.run_store import RunStore
-from tasks.export import export_run
-from tests.pipeline_reference import family_config, own_pipeline
-from tests.tiny_pipelines import save_pipeline
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +60,6 @@ def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     assert samples == (3 * 4 * 4, 3)
     assert {"rollout", "train", "load", "idle"} <= states
     assert images == (3 * 8,)
-
-
-def test_a_model_family_goes_the_whole_road(home, tmp_path):
-    folder = save_pipeline("qwen-image", tmp_path / "model")
-    settings = family_config(
-        "qwen-image",
-        folder,
-        reward={"scorer": "jpeg"},
-        runtime={"spot_workers": 1, "scorer_workers": 1},
-        evaluation={"prompts": 4, "gallery": 4},
-    )
-    result = post_train(settings.model_copy(update={"name": "family", "iterations": 2}), "run-family")
-    assert result["iterations"] == 2
-    assert 0 < result["score_before"] < 1
-    assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
-    answer = export_run(home, "run-family", tmp_path / "lora")
-    assert answer["files"] == ["README.md", "pytorch_lora_weights.safetensors"]
-    own_pipeline("qwen-image", folder).load_lora_weights(answer["out"])
 
 
 def test_mlflow_has_the_runs_metrics_and_weights(home, finished):

@@ -1,0 +1,40 @@
+"""A run of a model family, of tiny random weights, through the whole road: train, export, load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.post_train import post_train
+from storage.home import Home
+from tasks.export import export_run
+from tests.pipeline_reference import family_config, own_pipeline
+from tests.tiny_pipelines import save_pipeline
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    with prefect_test_harness(server_startup_timeout=120):
+        yield Home(tmp_path / "home").ensure()
+
+
+def test_a_model_family_goes_the_whole_road(home, tmp_path):
+    folder = save_pipeline("qwen-image", tmp_path / "model")
+    settings = family_config(
+        "qwen-image",
+        folder,
+        reward={"scorer": "jpeg"},
+        runtime={"spot_workers": 1, "scorer_workers": 1},
+        evaluation={"prompts": 4, "gallery": 4},
+    )
+    result = post_train(settings.model_copy(update={"name": "family", "iterations": 2}), "run-family")
+    assert result["iterations"] == 2
+    assert 0 < result["score_before"] < 1
+    assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
+    answer = export_run(home, "run-family", tmp_path / "lora")
+    assert answer["files"] == ["README.md", "pytorch_lora_weights.safetensors"]
+    own_pipeline("qwen-image", folder).load_lora_weights(answer["out"])

@@ -96,10 +96,16 @@ class RunningUp:
     def start_run(self, deployment: str, form: dict[str, Any]) -> httpx.Response:
         """What the Prefect UI sends when its form is submitted."""
         found = httpx.get(f"{self.api}/deployments/name/{deployment}/{deployment}", timeout=60).json()
-        return httpx.post(
-            f"{self.api}/deployments/{found['id']}/create_flow_run",
-            json={"parameters": {"form": form}, "state": {"type": "SCHEDULED"}}, timeout=60,
-        )  # fmt: skip
+        sent = {"parameters": {"form": form}, "state": {"type": "SCHEDULED"}}
+        answers: list[httpx.Response] = []
+
+        def answered() -> bool:
+            address = f"{self.api}/deployments/{found['id']}/create_flow_run"
+            answers.append(httpx.post(address, json=sent, timeout=60))
+            return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # the server asks to try again
+
+        wait_until("the server has time for a run", answered)
+        return answers[-1]
 
     def flow_run(self, flow_run_id: str) -> dict[str, Any]:
         """A flow run as the API tells it."""

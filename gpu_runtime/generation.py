@@ -277,6 +277,8 @@ class Generation:
             self._go_on(flight)
         if not flight.calls:
             self._end(flight)
+            if left and chunk.notice is None:
+                self._history.note("back", lease=flight.lease.number, why="retired")
             self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
 
     def _time(self, flight: _Flight, step: int, chunk: SampleChunk) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,9 @@ from gpu_runtime import generating_group, grouped_fleet
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.grouped_fleet import GroupedFleet
+from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeMeeting, Script
@@ -65,6 +69,7 @@ class Stage:
         step_s: dict[int, float] = PAIRS,
         commit_steps: int = 1,
         instances: dict[str, str] | None = None,
+        history: Path | None = None,
     ) -> None:
         self.script = script or Script()
         self.script.overdue = PlayedTimer.go_off
@@ -76,7 +81,8 @@ class Stage:
         )  # fmt: skip
         settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
-        self.loop = Generation(self.groups, REQUESTS, "v1", config, self.script.clock)
+        driver = HistoryLog(history and new_life(history), "driver")
+        self.loop = Generation(self.groups, REQUESTS, "v1", config, self.script.clock, history=driver)
         self.loop._ended = self.script  # type: ignore[assignment]
 
     def run(self) -> list[Delivered]:
@@ -203,9 +209,9 @@ def test_a_notice_stops_all_members_at_one_step_and_nothing_is_done_again():
     assert len(stage.actor(TWO).joined) == 1, "it is in no other group"
 
 
-def test_a_newcomer_makes_groups_grow_between_chunks():
+def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):
     script = Script()
-    stage = Stage(script, step_s=FOURS)
+    stage = Stage(script, step_s=FOURS, history=tmp_path)
     newcomer = stage.fleet.withdraw(THREE)
     loaded = script.start("its weights", lambda: stage.fleet.admit(newcomer))
     stage.fleet.newcomers = lambda: [] if loaded.done() else [loaded]
@@ -216,6 +222,9 @@ def test_a_newcomer_makes_groups_grow_between_chunks():
     assert stage.loop.counters.redone_steps == 0
     assert {len(record.members) for record in stage.groups.records} >= {4}
     assert "+".join(NAMES) in {one.worker for one in delivered}
+    lines = read_history(tmp_path)
+    assert "retired" in {line.facts["why"] for line in lines if line.event == "back"}
+    assert check_history(lines).held_twice == ()
 
 
 def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.MonkeyPatch):
@@ -226,12 +235,12 @@ def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_every_sample_is_there_once(seed: int):
+def test_whatever_happens_every_sample_is_there_once(tmp_path: Path, seed: int):
     """Deaths, notices and hung members at random moments; the trainer stays."""
     chance = random.Random(seed)
     script = Script(chance.choice)
     names = [TRAINER, *(f"spot-{number}" for number in range(5))]
-    stage = Stage(script, names, chance.choice([PAIRS, FOURS]), chance.choice([0, 1, 2]))
+    stage = Stage(script, names, chance.choice([PAIRS, FOURS]), chance.choice([0, 1, 2]), history=tmp_path)
     for name in names[1:]:
         actor, waits = stage.actor(name), chance.randrange(40)
         fate = chance.choice(["dies", "hangs", "notice", "lives"])
@@ -244,3 +253,5 @@ def test_whatever_happens_every_sample_is_there_once(seed: int):
             actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
     assert_all_there(stage.run())
     assert stage.loop.counters.duplicates <= stage.loop.counters.returned
+    report = check_history(read_history(tmp_path))
+    assert (report.held_twice, report.lost, report.duplicated) == ((), (), ())

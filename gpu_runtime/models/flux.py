@@ -53,10 +53,6 @@ class FluxModel(PipelineModel):
                 "guidance_embeds is false, as in FLUX.1-schnell); leave it out"
             )
 
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
-
     @property
     def _grid(self) -> tuple[int, int]:
         unit = self.pixels_a_token(self.vae.config, {})

@@ -191,9 +191,10 @@ class PipelineModel(ABC):
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
         """By what an image's sides must divide, from the configurations of the parts."""
 
+    @property
     @abstractmethod
-    def _latent_shape(self) -> tuple[int, int]:
-        """(S, C) of one sample."""
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of a sample's latents."""
 
     @abstractmethod
     def _encode(self, prompt: str) -> Conditioning:
@@ -213,6 +214,10 @@ class PipelineModel(ABC):
         """As most pipelines do: evenly from 1 to 1 / steps, shifted by the number of image tokens."""
         even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
         scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._image_tokens()))
+
+    def _latent_shape(self) -> tuple[int, int]:
+        rows, columns = self._grid
+        return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
 
     def _image_tokens(self) -> int:
         return self.latent_shape[0]

@@ -45,11 +45,6 @@ class QwenImageModel(PipelineModel):
         """Two latent pixels a side."""
         return 2 * 2 ** len(vae["temperal_downsample"])
 
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        channels: int = self.transformer.config["in_channels"]  # pyright: ignore
-        return rows * columns, channels
-
     @property
     def _grid(self) -> tuple[int, int]:
         unit = self.pixels_a_token(self.vae.config, {})

@@ -60,10 +60,6 @@ class StableDiffusion3Model(PipelineModel):
                 f"ends at {most} pixels: lower them"
             )
 
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
-
     @property
     def _grid(self) -> tuple[int, int]:
         scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)

@@ -44,10 +44,6 @@ class ZImageModel(PipelineModel):
         """Two latent pixels a side."""
         return _PATCH * 2 ** (len(vae["block_out_channels"]) - 1)
 
-    def _latent_shape(self) -> tuple[int, int]:
-        rows, columns = self._grid
-        return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
-
     @property
     def _grid(self) -> tuple[int, int]:
         scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)

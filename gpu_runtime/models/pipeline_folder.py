@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
+from gpu_runtime.hub_folder import find_folder
 from storage.errors import ModelError
 
 PartKind = Literal["diffusers", "transformers", "tokenizer", "scheduler"]
@@ -47,16 +45,7 @@ class PipelineFolder:
         Raises:
             ModelError: nothing is there, it is another pipeline, or files are missing or cut off.
         """
-        folder = Path(name).expanduser()
-        if not folder.is_dir():
-            try:
-                folder = Path(snapshot_download(name, local_files_only=True))
-            except (LocalEntryNotFoundError, HFValidationError) as error:
-                raise ModelError(
-                    f"model.path = {name!r} is no folder here, and the hub's cache of this machine has no "
-                    f"model of that name; download it first (`hf download {name}`) or name a folder that "
-                    "holds it"
-                ) from error
+        folder = find_folder("model.path", name)
         found = cls(folder, parts)
         found._refuse_other(name, pipeline)
         missing = [file for part in parts for file in found._missing(part)]

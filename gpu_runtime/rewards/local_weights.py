@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+from gpu_runtime.hub_folder import find_folder
 from storage.errors import ModelError
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -29,15 +28,7 @@ def local_folder(setting: str, name: str, weights: bool = True) -> Path:
     Raises:
         ModelError: it is neither, or files are missing in it.
     """
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        try:
-            folder = Path(snapshot_download(name, local_files_only=True))
-        except (LocalEntryNotFoundError, HFValidationError) as error:
-            raise ModelError(
-                f"{setting} = {name!r} is no folder here, and the hub's cache of this machine has no model "
-                f"of that name; download it first (`hf download {name}`) or name a folder that holds it"
-            ) from error
+    folder = find_folder(setting, name)
     wanted = "config.json" if weights else "preprocessor_config.json"
     if not (folder / wanted).is_file():
         raise ModelError(f"{setting} = {name!r}: {folder} has no {wanted}; download the model again, whole")

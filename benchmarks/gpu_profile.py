@@ -78,6 +78,7 @@ def _variants(plan: Plan, model: ProfiledModel, on_gpu: bool) -> list[Part]:
         found += [(f"step_{size}{backend}", partial(step, backend=backend)) for backend in BACKENDS if on_gpu]
         found += [
             (f"step_{size}_compiled", partial(model.compiled_step, size, batch)),
+            (f"rollout_{size}_compiled", partial(model.compiled_rollout, size)),
             (f"step_{size}_masked", partial(step, masked=True)),
             (f"step_{size}_without_adapters", partial(step, adapters=False)),
             (f"decode_{size}", partial(model.decode, size)),
@@ -97,15 +98,25 @@ def summary(plan: Plan, found: dict[str, Figures], limit_tflops: float | None) -
     def figure(part: str, name: str) -> Any:
         return found.get(part, {}).get(name)
 
-    ours, theirs = figure(f"rollout_{small}", "rollout_s"), figure(f"diffusers_{small}", "rollout_s")
+    def over_diffusers(part: str) -> float | None:
+        ours, theirs = figure(part, "rollout_s"), figure(f"diffusers_{small}", "rollout_s")
+        return theirs / ours if ours and theirs else None
+
     return {
         f"rollout_{small}_mfu": figure(f"rollout_{small}", "mfu"),
         f"rollout_{large}_mfu": figure(f"rollout_{large}", "mfu"),
         f"train_{small}_mfu": figure(f"train_{small}", "mfu"),
         f"train_{small}_hardware_utilisation": figure(f"train_{small}", "hardware_utilisation"),
-        "rollout_vs_diffusers": theirs / ours if ours and theirs else None,
+        "rollout_vs_diffusers": over_diffusers(f"rollout_{small}"),
         "images_per_gpu_s": figure(f"iteration_{small}", "images_per_gpu_s"),
         "ratio_deviation": figure(f"train_{small}", "ratio_deviation"),
+        "compiled": {
+            f"rollout_{small}_mfu": figure(f"rollout_{small}_compiled", "mfu"),
+            f"rollout_{large}_mfu": figure(f"rollout_{large}_compiled", "mfu"),
+            f"train_{small}_mfu": figure(f"train_{small}_compiled", "mfu"),
+            "rollout_vs_diffusers": over_diffusers(f"rollout_{small}_compiled"),
+            "ratio_deviation": figure(f"train_{small}_compiled", "ratio_deviation"),
+        },
         "limit_tflops": limit_tflops,
         "text_tokens": plan.text_tokens,
         "rank": plan.rank,

@@ -21,6 +21,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.compiled_blocks import compile_blocks
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config import RunConfig
 
@@ -110,6 +111,11 @@ class ProfiledModel:
         sampler, requests = Sampler(self._model(size), self._config(size).sampling), self._requests(size)
         taken_s = seconds(lambda: sampler.advance(sampler.begin(requests)), self._device, repeats=3)
         return self._loop_figures(size, taken_s)
+
+    def compiled_rollout(self, size: int) -> Figures:
+        """The same with the blocks compiled, as `model.compile=true` has them."""
+        with self._compiled():
+            return self.rollout(size)
 
     def diffusers_loop(self, size: int) -> Figures:
         """diffusers' own pipeline on the same transformer, adapters and batch; not decoded either."""
@@ -279,7 +285,7 @@ class ProfiledModel:
 
     @contextmanager
     def _compiled(self) -> Iterator[None]:
-        self._transformer.compile_repeated_blocks(dynamic=False)
+        compile_blocks(self._transformer)
         try:
             yield
         finally:

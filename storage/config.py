@@ -261,6 +261,11 @@ class RunConfig(Section):
                     f"sequence_parallel.{kind} is {degree}, but there are {workers} workers; lower it, or "
                     "raise runtime.spot_workers"
                 )
+        if self.model.compile and shared.largest > 1:
+            raise ValueError(
+                f"model.compile is true with samples shared by {shared.largest} devices, which was never "
+                "tried together; set model.compile=false, or sequence_parallel.rollout=1 and evaluate=1"
+            )
         return self
 
     def computes_like(self, other: RunConfig) -> bool:

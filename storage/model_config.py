@@ -32,6 +32,10 @@ class ModelConfig(Section):
     )
     """Attention kernel, by diffusers' names; `auto` leaves diffusers' choice."""
 
+    compile: bool = False
+    """Whether the transformer's blocks are compiled (torch.compile): a worker's first calls of each kind take
+    up to minutes, later ones less. What it computes differs by rounding from what is not compiled."""
+
     height: int = Field(default=0, ge=0, le=4096)
     """Height of an image in pixels; 0 is the embedded model's own, and 512 of the other families."""
 

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from gpu_runtime.models.compiled_blocks import compile_blocks
 from gpu_runtime.models.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
 from gpu_runtime.models.protocol import Conditioning
@@ -104,6 +105,8 @@ class PipelineModel(ABC):
             load_tokenizers(folder),
         )
         choose_attention(parts.transformer, settings.attention)
+        if settings.compile:
+            compile_blocks(parts.transformer)
         return cls(parts, settings, device)
 
     @torch.no_grad()

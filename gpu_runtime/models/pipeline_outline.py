@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from gpu_runtime.models.compiled_blocks import refuse_missing_compiler
 from gpu_runtime.models.families import family_of
 from gpu_runtime.models.memory_need import MemoryNeed, refuse_too_large
 from gpu_runtime.models.pipeline_folder import PipelineFolder
@@ -65,7 +66,7 @@ class PipelineOutline:
             self.family.refuse_long(self._tokenizers, prompt, self._text_length)
 
     def check_machine(self, models: int, trains_all: bool) -> None:
-        """Refuse a model that this machine has no attention kernel or no memory for.
+        """Refuse a model that this machine has no attention kernel, no compiler or no memory for.
 
         Args:
             models: how many share this machine's memory, where the device is the CPU.
@@ -75,6 +76,8 @@ class PipelineOutline:
             ConfigurationError: with what is needed and what is there.
         """
         choose_attention(self.transformer, self._settings.attention)
+        if self._settings.compile:
+            refuse_missing_compiler(self._device)
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device)
         refuse_too_large(need, self._device, models, trains_all)
 

@@ -66,7 +66,7 @@ def test_without_guidance_too(saved: Saved, family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_does_not_depend_on_its_neighbrun_sampler(saved: Saved, family: str):
+def test_a_row_does_not_depend_on_its_neighbours(saved: Saved, family: str):
     model = load_model(family_config(family, saved(family)).model)
     together = model.encode_prompts(PROMPTS)
     for row, prompt in enumerate(PROMPTS):

@@ -91,6 +91,7 @@ def test_one_measurement_that_fails_costs_no_other_one():
 def test_the_summary_has_every_wanted_figure_and_says_what_is_missing():
     found = {
         "rollout_512": {"rollout_s": 8.0, "mfu": 0.6},
+        "rollout_512_compiled": {"rollout_s": 5.0, "mfu": 0.7},
         "diffusers_512": {"rollout_s": 10.0},
         "train_512": {"mfu": 0.4, "hardware_utilisation": 0.6, "ratio_deviation": 1e-4},
         "step_512_b16": {"step_s": 0.8, "peak_gib": 60.0},
@@ -101,6 +102,9 @@ def test_the_summary_has_every_wanted_figure_and_says_what_is_missing():
     assert figures["rollout_1280_mfu"] is None
     assert figures["train_512_mfu"] == 0.4
     assert figures["rollout_vs_diffusers"] == 1.25
+    assert figures["compiled"]["rollout_512_mfu"] == 0.7
+    assert figures["compiled"]["rollout_vs_diffusers"] == 2
+    assert figures["compiled"]["train_512_mfu"] is None
     assert figures["images_per_gpu_s"] is None
     assert figures["steps"]["512"]["16"] == {"step_s": 0.8, "peak_gib": 60.0}
     assert figures["steps"]["1280"]["4"]["step_s"] is None

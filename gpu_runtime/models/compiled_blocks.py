@@ -1,0 +1,72 @@
+"""A transformer's blocks compiled by torch.compile, each kind once: they are alike, and they are the work."""
+
+from __future__ import annotations
+
+import torch
+
+from storage.errors import ConfigurationError
+
+_GRAPHS_OF_A_BLOCK = 64
+"""Generating, evaluating and training, with adapters and without, each in the batch shapes of the run."""
+
+
+def compile_blocks(transformer: torch.nn.Module) -> None:
+    """Let every block of a diffusers transformer be compiled when it is first called.
+
+    The weights, their names and `state_dict` stay as they are. Shapes are compiled as they come, and
+    a block that would have to be compiled more often than a run can need is an error and no silent return to
+    plain calls: outputs differ between the two by rounding.
+
+    Args:
+        transformer: with adapters or before they are added.
+
+    Raises:
+        ConfigurationError: the transformer names no blocks.
+    """
+    names = set(getattr(transformer, "_no_split_modules", None) or ())
+    blocks = [module for module in transformer.modules() if type(module).__name__ in names]
+    if not blocks:
+        raise ConfigurationError(
+            f"model.compile is true, but {type(transformer).__name__} names no blocks to compile; set it to "
+            "false"
+        )
+    torch._dynamo.config.recompile_limit = _GRAPHS_OF_A_BLOCK
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for block in blocks:
+        # Its own shapes and no symbols: batches of a run have few shapes, and a general graph is slower.
+        block.compile(dynamic=False)
+
+
+def refuse_missing_compiler(device: torch.device) -> None:
+    """Refuse to compile where it is bound to fail.
+
+    Raises:
+        ConfigurationError: what torch.compile needs on this kind of device is not there.
+    """
+    if device.type == "cuda":
+        missing = None if _has_triton() else "Triton (comes with torch's CUDA builds)"
+    else:
+        missing = None if _has_cpp_compiler() else "a C++ compiler (g++)"
+    if missing:
+        raise ConfigurationError(
+            f"model.compile is true, and {missing} is not on this machine; install it, or set "
+            "model.compile=false"
+        )
+
+
+def _has_triton() -> bool:
+    # Imported here, as below: the compiler's modules take seconds, and most runs have no use for them.
+    from torch.utils._triton import has_triton
+
+    return has_triton()
+
+
+def _has_cpp_compiler() -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True

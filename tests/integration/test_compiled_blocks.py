@@ -1,0 +1,93 @@
+"""Models whose blocks are compiled: the same outputs and first ratio; refused where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models import compiled_blocks
+from gpu_runtime.models.loading import load_model
+from storage.config_loading import load_config
+from storage.errors import ConfigurationError
+from tasks import preflight
+from tests.pipeline_reference import EXACT, difference, family_config, run_sampler, training_samples
+from tests.tiny_pipelines import save_pipeline
+from tests.tiny_run import perturbed
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen-Image."""
+    return save_pipeline("qwen-image", tmp_path_factory.mktemp("qwen-image"))
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """What other tests have compiled, or set, counts for nothing, and the other way round."""
+    names = ("recompile_limit", "fail_on_recompile_limit_hit")
+    kept = {name: getattr(torch._dynamo.config, name) for name in names}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    for name, value in kept.items():
+        setattr(torch._dynamo.config, name, value)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.skipif(not compiled_blocks._has_cpp_compiler(), reason="no C++ compiler on this machine")
+def test_compiled_blocks_sample_and_train_as_plain_ones(folder: Path):
+    config = family_config("qwen-image", folder, adaptation={"gradient_checkpointing": True})
+    compiled_config = config.model.model_copy(update={"compile": True})
+    plain, compiled = (
+        Policy(load_model(settings), config.adaptation, config.seed)
+        for settings in (config.model, compiled_config)
+    )
+    assert compiled.trained.keys() == plain.trained.keys()
+    weights = perturbed(plain.state(), 0.2)
+    for policy in (plain, compiled):
+        policy.load(weights)
+    found = run_sampler(compiled.model, config)
+    assert difference(found, run_sampler(plain.model, config)) <= EXACT
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert not torch._dynamo.utils.counters["graph_break"]
+    with compiled.reference(), plain.reference():
+        assert difference(run_sampler(compiled.model, config), run_sampler(plain.model, config)) <= EXACT
+    sampler = Sampler(compiled.model, config.sampling)
+    report = Trainer(compiled, sampler, config).train(training_samples(sampler))
+    assert report.ratio_deviation <= 1e-5
+    assert report.gradient_norm > 0
+
+
+def test_a_machine_without_a_compiler_is_refused_before_anything_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    prompts = folder.parent / "prompts.txt"
+    prompts.write_text("".join(f"a sign number {number}\n" for number in range(4)))
+    config = family_config(
+        "qwen-image", folder, model={"compile": True}, reward={"scorer": "jpeg"}, evaluation={"prompts": 4},
+        prompts={"train": str(prompts), "evaluate": str(prompts)},
+    )  # fmt: skip
+    monkeypatch.setattr(compiled_blocks, "_has_cpp_compiler", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"g\+\+\) is not on this machine.*model\.compile=false"):
+        preflight.check(config)
+
+
+def test_a_transformer_without_named_blocks_is_refused():
+    with pytest.raises(ConfigurationError, match="Linear names no blocks"):
+        compiled_blocks.compile_blocks(torch.nn.Linear(2, 2))
+
+
+def test_what_was_never_tried_together_is_refused(folder: Path):
+    with pytest.raises(ConfigurationError, match=r"model\.compile=True.*embedded"):
+        load_config("glyphs", ["model.compile=true"], {})
+    settings = ["model.compile=true", "sequence_parallel.rollout=2", "runtime.spot_workers=3"]
+    with pytest.raises(ConfigurationError, match="never tried together"):
+        load_config("qwen-image-ocr-512", [f"model.path={folder}", *settings], {})

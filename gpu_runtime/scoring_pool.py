@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 
@@ -18,11 +19,11 @@ from storage.prompts import PromptRecord
 
 _IMAGES_A_CALL = 16
 _DEATHS_ALLOWED = 3
-"""Scorers that may die in one phase; more means that an image kills them."""
+"""Scorers that may be lost in one phase; more means that an image kills them."""
 
 
 class ScoringPool:
-    """A few scorer processes; one that dies is replaced and its images are scored again.
+    """A few scorer processes; one that dies or hangs is replaced and its images are scored again.
 
     Args:
         cluster: where they run.
@@ -35,6 +36,7 @@ class ScoringPool:
         self._config = config
         self._history = history
         self._started = 0
+        self._hung: set[str] = set()
         self.actors = [self._start() for _ in range(config.runtime.scorer_workers)]
 
     def await_ready(self) -> None:
@@ -82,6 +84,25 @@ class ScoringPool:
     def replace(self, actor: RemoteActor) -> None:
         """Start another scorer in place of one that died."""
         self.actors[self.actors.index(actor)] = self._start()
+
+    def end_if_hung(self, actor: RemoteActor, call: Future[list[Score]]) -> None:
+        """Kill a scorer whose call takes longer than runtime.scorer_limit_s: the call then ends as lost."""
+
+        def end() -> None:
+            self._hung.add(actor.name)
+            actor.kill()
+
+        timer = threading.Timer(self._config.runtime.scorer_limit_s, end)
+        timer.daemon = True  # a run that ends waits for nobody's limit
+        timer.start()
+        call.add_done_callback(lambda _: timer.cancel())
+
+    def end_of(self, actor: RemoteActor, error: WorkerLostError) -> str:
+        """In words, how a scorer ended."""
+        if actor.name not in self._hung:
+            return str(error)
+        limit_s = self._config.runtime.scorer_limit_s
+        return f"scorer {actor.name} gave no answer in runtime.scorer_limit_s={limit_s:g} and was killed"
 
     def _start(self) -> RemoteActor:
         name = f"scorer-{self._started}"
@@ -133,6 +154,7 @@ class Judging:
             if lease:
                 images, prompts = zip(*(self._images[number] for number in lease.requests), strict=True)
                 call = actor.call("score", list(images), list(prompts))
+                self._pool.end_if_hung(actor, call)
                 self._busy[call] = (actor, lease)
                 started.append(call)
         return started
@@ -148,16 +170,17 @@ class Judging:
             scores = dict(zip(lease.requests, call.result(), strict=True))
         except WorkerLostError as error:
             self._deaths += 1
+            how = self._pool.end_of(actor, error)
             self._pool.replace(actor)
             if self._deaths <= _DEATHS_ALLOWED:
                 self._queue.give_back(actor.name)
                 return {}
             if not self._tolerant:
                 raise RuntimeFailure(
-                    f"{self._deaths} scorer processes died in one phase, the last with: {error}; an image "
-                    "may crash the engine, or memory is short"
+                    f"{self._deaths} scorer processes were lost in one phase, the last: {how}; an image may "
+                    "crash the engine, or memory is short"
                 ) from error
-            scores = {number: Score(0.0, False, "", error=str(error)) for number in lease.requests}
+            scores = {number: Score(0.0, False, "", error=how) for number in lease.requests}
         self._queue.deliver(lease)
         for number in lease.requests:
             del self._images[number]

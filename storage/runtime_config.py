@@ -50,6 +50,10 @@ class RuntimeConfig(Section):
     """Seconds that one call of the trainer may take, such as an iteration's training steps, before it counts
     as hung: the run then ends with an error, and can be resumed."""
 
+    scorer_limit_s: float = Field(default=1800.0, gt=0)
+    """Seconds that a scorer may take for one call, 16 images at most, before it counts as hung: it is killed
+    and replaced, and its images are judged again. It must be longer than a remote judge's own retries."""
+
     notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
     """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has
     and gets nothing more."""

@@ -141,11 +141,15 @@ class FakePool(ScoringPool):
 
     def __init__(self, count: int, script: Script, judge: Judge) -> None:
         self._script, self._judge, self._started = script, judge, 0
+        self._hung = set()
         self.actors = [self._start() for _ in range(count)]
 
     def _start(self) -> RemoteActor:
         self._started += 1
         return FakeScorer(f"scorer-{self._started - 1}", self._script, self._judge)
+
+    def end_if_hung(self, actor: RemoteActor, call: Future[Any]) -> None:
+        """Nobody's clock runs here."""
 
 
 class FakeFleet:

@@ -183,6 +183,19 @@ def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
     assert worker_process("scorer_2").is_running()
 
 
+def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, config, monkeypatch):
+    rolled = runtime.rollout(plain_plan([0, 1, 2, 3], 32, 1))
+    scores = runtime.reward(rolled)
+    hasty = config.runtime.model_copy(update={"scorer_limit_s": 5.0})
+    monkeypatch.setattr(runtime._scoring, "_config", config.model_copy(update={"runtime": hasty}))
+    hung = runtime._scoring.actors[0].name
+    process = worker_process(hung.replace("-", "_"))
+    process.suspend()
+    assert runtime.reward(rolled) == scores
+    assert not process.is_running()
+    assert hung not in [actor.name for actor in runtime._scoring.actors]
+
+
 def test_evaluations_between_leave_training_as_the_bare_loop_has_it(fresh, config):
     expected = run(config, 2)
     for iteration in (1, 2):

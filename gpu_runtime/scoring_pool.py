@@ -107,7 +107,9 @@ class ScoringPool:
     def _start(self) -> RemoteActor:
         name = f"scorer-{self._started}"
         self._started += 1
-        return self._cluster.start(name, ScoringWorker, self._config.reward, name, self._history, gpu=False)
+        share = self._config.runtime.scorer_gpu
+        told = (self._config.reward, name, self._history, share > 0)
+        return self._cluster.start(name, ScoringWorker, *told, gpu=False, gpu_share=share)
 
 
 class Judging:

@@ -252,6 +252,20 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _scorers_use_their_gpu(self) -> Self:
+        if self.runtime.scorer_gpu and not self.reward.takes_gpu:
+            raise ValueError(
+                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g}, but "
+                f"{', '.join(sorted(self.reward.used))} judges on the CPU; leave it out"
+            )
+        if self.runtime.scorer_gpu and self.model.device == "cpu":
+            raise ValueError(
+                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, with which no "
+                "GPU is looked at; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _groups_can_be(self) -> Self:
         workers = self.runtime.reserved_workers + self.runtime.spot_workers
         shared = self.sequence_parallel

@@ -17,6 +17,8 @@ SingleScorer = Literal[
 WITHOUT_VERDICT = frozenset({"clip-score", "pick-score", "jpeg"})
 """Scorers that grade only: no image of theirs is ever exact."""
 
+USES_GPU = frozenset({"geneval", "deepseek-ocr", "clip-score", "pick-score"})
+"""Scorers that are large models of their own."""
 
 _WEIGHTS = ("detector", "clip", "pick", "pick_processor", "reader")
 """Settings that name a folder, or else a model in the hub's cache."""
@@ -111,6 +113,11 @@ class RewardConfig(Section):
                 "reward.signal=graded"
             )
         return self
+
+    @property
+    def takes_gpu(self) -> bool:
+        """Whether one of the scorers is quicker on a GPU."""
+        return bool(self.used & USES_GPU)
 
     @property
     def used(self) -> frozenset[str]:

@@ -27,6 +27,10 @@ class RuntimeConfig(Section):
     scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
 
+    scorer_gpu: float = Field(default=0.0, ge=0, le=1)
+    """Share of a GPU that each of them takes, for judges that are large models (`geneval`, `deepseek-ocr`,
+    `clip-score`, `pick-score`); 0 leaves them on the CPU."""
+
     threads: int = Field(default=1, ge=1, le=256)
     """Torch threads a worker. More than one is slower when workers share cores."""
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from gpu_runtime.actors.cluster import refuse_silent_address
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.loading import ModelOutline, outline_model, refuse_missing_cuda
+from gpu_runtime.models.loading import ModelOutline, device_of, outline_model, refuse_missing_cuda
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
@@ -39,6 +39,7 @@ def check(config: RunConfig) -> list[str]:
     refuse_silent_address(config.runtime.ray_address)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
+        _refuse_missing_gpu_of_scorers(config)
     _check_notice_url(config.runtime.notice_url)
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
@@ -60,6 +61,14 @@ def check(config: RunConfig) -> list[str]:
         f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
         "their images still differ by seed"
     ]
+
+
+def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:
+    if config.runtime.scorer_gpu and device_of(config.model).type != "cuda":
+        raise ConfigurationError(
+            f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; set "
+            "it to 0 to judge on the CPU, or run on a cluster that has one (runtime.ray_address)"
+        )
 
 
 def _check_degrees(config: RunConfig, outline: ModelOutline) -> None:

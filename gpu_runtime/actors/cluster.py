@@ -7,7 +7,6 @@ Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a d
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from gpu_runtime.actors.gpu_shares import worker_share
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
@@ -71,10 +71,17 @@ class Cluster:
         )
         """Whether its instances say how they are rented: workers are then placed by that, and spot
         instances may come and go."""
-        # With fewer GPUs than workers, they share: as many on each as it takes, none split. Where spot
-        # instances come and go, those of now say nothing of how many there will be.
+        # Where spot instances come and go, those of now say nothing of how many there will be.
         workers = 1 if self.tells_markets_apart else self._devices
-        self._gpu_share = 1 / math.ceil(workers / gpus) if gpus else 0.0
+        scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
+        self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
+        if scorers and not self._gpu_share:
+            self.shutdown()
+            raise ConfigurationError(
+                f"runtime.scorer_gpu={config.runtime.scorer_gpu:g} for {config.runtime.scorer_workers} "
+                f"scorers takes {scorers:g} GPUs, and the cluster has {gpus:g} for them and the workers; "
+                "lower it, or set it to 0 to judge on the CPU"
+            )
 
     def _connect(self) -> None:
         if not self._local:
@@ -100,16 +107,23 @@ class Cluster:
         )
 
     def start(
-        self, name: str, actor: type, *args: Any, gpu: bool, market: Market = "reserved"
+        self,
+        name: str,
+        actor: type,
+        *args: Any,
+        gpu: bool,
+        market: Market = "reserved",
+        gpu_share: float = 0.0,
     ) -> RemoteActor:
         """Start an actor of a plain class; it loads in the background.
 
         Args:
             name: shown in messages and records.
             actor: the class; `args` go to its constructor.
-            gpu: whether it needs the device.
+            gpu: whether it is a device, and needs a GPU's share where there are any.
             market: of the instance that it is to be placed on, where instances say theirs; its start is
                 pending until one has room.
+            gpu_share: the share of a GPU that it needs otherwise.
         """
         # Ray's own record of each call costs a tenth of it; ours is the time line.
         options: dict[str, Any] = {
@@ -118,8 +132,9 @@ class Cluster:
             "max_task_retries": 0,
             "enable_task_events": False,
         }
-        if gpu and self._gpu_share:
-            options["num_gpus"] = self._gpu_share
+        share = self._gpu_share if gpu else gpu_share
+        if share:
+            options["num_gpus"] = share
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
         # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.

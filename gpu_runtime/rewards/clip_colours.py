@@ -42,6 +42,10 @@ class ClipColours:
         """
         return cls(Clip.load("reward.clip", name))
 
+    def move(self, device: str) -> None:
+        """Tell colours on that device from now on."""
+        self._clip.move(device)
+
     def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
         """One of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
         colours = []

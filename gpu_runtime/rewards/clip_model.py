@@ -58,17 +58,22 @@ class Clip:
                 f"transformers can load: {error}"
             ) from error
 
+    def move(self, device: str) -> None:
+        """Compute on that device from now on; what comes back is on the CPU as before."""
+        self._model.to(device)
+
     @torch.inference_mode()
     def of_pictures(self, images: Sequence[np.ndarray]) -> torch.Tensor:
         """Unit vectors of uint8 RGB pictures of shape (H, W, 3) each: shape (B, D)."""
-        inputs = self._processor(images=list(images), return_tensors="pt")
-        return _unit(self._model.get_image_features(**inputs).pooler_output)
+        inputs = self._processor(images=list(images), return_tensors="pt").to(self._model.device)
+        return _unit(self._model.get_image_features(**inputs).pooler_output).cpu()
 
     @torch.inference_mode()
     def of_texts(self, texts: Sequence[str]) -> torch.Tensor:
         """Unit vectors of texts: shape (B, D). What is too long for the model is cut off."""
         inputs = self._tokenizer(list(texts), padding=True, truncation=True, return_tensors="pt")
-        return _unit(self._model.get_text_features(**inputs).pooler_output)
+        inputs = inputs.to(self._model.device)
+        return _unit(self._model.get_text_features(**inputs).pooler_output).cpu()
 
 
 def _unit(vectors_BD: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,10 @@ class ClipScorer:
         """
         return cls(Clip.load("reward.clip", name))
 
+    def move(self, device: str) -> None:
+        """Judge on that device from now on."""
+        self._clip.move(device)
+
     def check(self, prompt: PromptRecord) -> None:
         """Every prompt will do; what is too long for CLIP is cut off."""
 

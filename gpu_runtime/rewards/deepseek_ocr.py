@@ -1,7 +1,7 @@
 """Reward for rendering text, read by DeepSeek-OCR-2 (arXiv 2601.20552) through transformers' own class.
 
 Judged as `ocr` judges. It reads whole pictures, scripts and layouts that a recogniser of single lines does
-not, and needs a GPU to be quick: without one, put it behind the scorer `remote`.
+not, and needs a GPU to be quick (`runtime.scorer_gpu`), or a server that has one (scorer `remote`).
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class DeepseekOcrScorer:
             ) from error
         return cls(model, processor, most_tokens)
 
+    def move(self, device: str) -> None:
+        """Read on that device from now on."""
+        self._model.to(device)
+
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that quotes no text.
 
@@ -78,7 +82,8 @@ class DeepseekOcrScorer:
     @torch.inference_mode()
     def read(self, image_HWC: np.ndarray) -> str:
         """Read a uint8 RGB image of shape (H, W, 3): always the likeliest token, so always the same text."""
-        inputs = self._processor(images=[image_HWC], text=[ASKED], return_tensors="pt").to(self._model.dtype)
+        inputs = self._processor(images=[image_HWC], text=[ASKED], return_tensors="pt")
+        inputs = inputs.to(self._model.device, self._model.dtype)
         tokens = self._model.generate(
             **inputs, do_sample=False, num_beams=1, max_new_tokens=self._most_tokens
         )

@@ -65,11 +65,15 @@ class Mask2FormerDetector:
                 "download the model again, whole"
             ) from error
 
+    def move(self, device: str) -> None:
+        """Detect on that device from now on."""
+        self._model.to(device)
+
     @torch.inference_mode()
     def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
         """All objects of a uint8 RGB picture of shape (H, W, 3) above a confidence."""
         inputs = self._processor(images=[image_HWC], return_tensors="pt")
-        outputs = self._model(**inputs)
+        outputs = self._model(**inputs.to(self._model.device))
         # The picture may have been padded; only its own part of the masks is looked at.
         inside = inputs["pixel_mask"][0].bool()
         own = (int(inside.any(1).sum()), int(inside.any(0).sum()))
@@ -79,8 +83,9 @@ class Mask2FormerDetector:
             return _resized(padded[: own[0], : own[1]], image_HWC.shape[:2])
 
         found = instances(
-            outputs.class_queries_logits[0], outputs.masks_queries_logits[0], over_picture, least_confidence
-        )
+            outputs.class_queries_logits[0].cpu(), outputs.masks_queries_logits[0].cpu(), over_picture,
+            least_confidence,
+        )  # fmt: skip
         return [
             Detection(self._names_K[label], "", box, confidence, mask_HW)
             for label, confidence, box, mask_HW in found

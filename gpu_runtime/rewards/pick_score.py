@@ -35,6 +35,10 @@ class PickScorer:
         """
         return cls(Clip.load("reward.pick", name, processor, "reward.pick_processor"))
 
+    def move(self, device: str) -> None:
+        """Judge on that device from now on."""
+        self._clip.move(device)
+
     def check(self, prompt: PromptRecord) -> None:
         """Every prompt will do; what is too long for CLIP is cut off."""
 

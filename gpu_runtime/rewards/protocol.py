@@ -61,6 +61,15 @@ class BatchScorer(Protocol):
         ...
 
 
+@runtime_checkable
+class Movable(Protocol):
+    """A scorer, or a part of one, whose model can leave the CPU, where it was loaded."""
+
+    def move(self, device: str) -> None:
+        """Work on that device from now on, by torch's name of it."""
+        ...
+
+
 def part_means(scores: Sequence[Score]) -> dict[str, float]:
     """The mean of each part of a weighted sum over the images that have it; empty for other scorers."""
     names = dict.fromkeys(name for score in scores for name in score.parts)

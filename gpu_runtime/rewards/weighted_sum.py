@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import Score, Scorer
+from gpu_runtime.rewards.protocol import Movable, Score, Scorer
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts import PromptRecord
 from storage.reward_config import WITHOUT_VERDICT
@@ -42,6 +42,12 @@ class WeightedSum:
         """
         for scorer, _ in self._parts.values():
             scorer.check(prompt)
+
+    def move(self, device: str) -> None:
+        """Let the parts that can judge on that device do so."""
+        for scorer, _ in self._parts.values():
+            if isinstance(scorer, Movable):
+                scorer.move(device)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
         """Judge a uint8 RGB image of shape (H, W, 3) by all parts.

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray
 
 from gpu_runtime.actors.cluster import Cluster
-from storage.errors import RuntimeFailure, WorkerLostError
+from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
 
@@ -61,3 +62,36 @@ def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: Cluster):
     actor.kill()
     with pytest.raises(WorkerLostError, match="parrot"):
         under_way.result(timeout=240)
+
+
+class Seer:
+    """Says which GPU Ray gave it."""
+
+    def gpus(self) -> list[Any]:
+        return ray.get_gpu_ids()
+
+
+def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    cluster.shutdown()  # the last test of this file: a process has one cluster at a time
+    start = ray.init
+    monkeypatch.setattr(ray, "init", lambda **options: start(num_gpus=3, **options))
+    config = tiny_config(
+        model={"device": "auto"}, reward={"scorer": "clip-score"},
+        runtime={"reserved_workers": 1, "spot_workers": 1, "scorer_workers": 2, "scorer_gpu": 0.5},
+    )  # fmt: skip
+    fleet = Cluster(config)
+    try:
+        workers = [fleet.start(f"worker-{n}", Seer, gpu=True) for n in range(2)]
+        scorers = [fleet.start(f"scorer-{n}", Seer, gpu=False, gpu_share=0.5) for n in range(2)]
+        of_workers, of_scorers = (
+            [actor.call("gpus").result(timeout=240) for actor in actors] for actors in (workers, scorers)
+        )
+    finally:
+        fleet.shutdown()
+    assert of_scorers[0] == of_scorers[1]
+    assert len({gpu for seen in (*of_workers, of_scorers[0]) for gpu in seen}) == 3
+    hungry = config.model_copy(update={"runtime": config.runtime.model_copy(update={"scorer_workers": 6})})
+    with pytest.raises(ConfigurationError, match=r"takes 3 GPUs, and the cluster has 3"):
+        Cluster(hungry)

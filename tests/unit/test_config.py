@@ -9,6 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from storage.config import RunConfig, SamplingConfig
+from storage.config_loading import load_config
+from storage.errors import ConfigurationError
 
 
 def test_defaults_are_valid_and_round_trip_through_json():
@@ -73,3 +75,15 @@ def test_it_imports_without_the_heavy_libraries():
     heavy = "{'torch', 'ray', 'prefect', 'streamlit', 'mlflow', 'duckdb'}"
     program = f"import sys, storage.config; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["runtime.scorer_gpu=0.5"], r"runtime\.scorer_gpu is 0\.5, but ocr judges on the CPU"),
+        (["runtime.scorer_gpu=1", "reward.scorer=clip-score", "model.device=cpu"], r"with model\.device=cpu"),
+    ],
+)
+def test_a_gpu_that_no_scorer_would_use_is_refused(settings: list[str], message: str):
+    with pytest.raises(ConfigurationError, match=message):
+        load_config("glyphs", settings, {})

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.ocr import normalise, ocr_reward
-from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.rewards.protocol import Movable
+from gpu_runtime.rewards.registry import SCORERS, build_scorer
 from storage.errors import ModelError, PromptFileError
 from storage.prompts import PromptRecord
-from storage.reward_config import RewardConfig
+from storage.reward_config import USES_GPU, RewardConfig
 from tests.tiny_judges import save_clip, save_detector, save_reader
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)
@@ -34,6 +36,24 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
         reader=str(save_reader(folder / "reader")),
         reader_tokens=5,
     )
+
+
+def test_the_scorers_that_take_a_gpu_are_those_that_can_move(settings: RewardConfig, tmp_path: Path):
+    settings = settings.model_copy(update={"detector": str(save_detector(tmp_path / "detector"))})
+    can_move = {
+        name for name in set(SCORERS) - {"sum", "remote"} if isinstance(build_scorer(name, settings), Movable)
+    }
+    assert can_move == USES_GPU
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@pytest.mark.parametrize("name", ["clip-score", "pick-score", "deepseek-ocr"])
+def test_a_gpu_judges_like_the_cpu(settings: RewardConfig, name: str):
+    scorer = build_scorer(name, settings)
+    expected = scorer.score(NOISE, SIGN)
+    assert isinstance(scorer, Movable)
+    scorer.move("cuda")
+    assert scorer.score(NOISE, SIGN).value == pytest.approx(expected.value, abs=1e-2)
 
 
 def test_jpeg_is_the_share_of_bytes_saved():

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Score, part_means
+from gpu_runtime.rewards.protocol import BatchScorer, Movable, Score, part_means
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.weighted_sum import WeightedSum
 from storage.config import RunConfig
@@ -41,6 +41,20 @@ def test_weights_are_divided_by_their_sum_and_parts_stay_apart():
     assert score.parts == {"ocr": 1.0, "jpeg": 0.5}
     assert score.detail == "ocr 1.000 seen; jpeg 0.500 seen"
     assert score.exact  # jpeg gives no verdict
+
+
+def test_a_sum_moves_the_parts_that_can():
+    class Model(Fixed):
+        device = "cpu"
+
+        def move(self, device: str) -> None:
+            self.device = device
+
+    model = Model("clip-score", 0.5)
+    scorer = WeightedSum({"jpeg": (Fixed("jpeg", 0.5), 1.0), "clip-score": (model, 1.0)})
+    assert isinstance(scorer, Movable)
+    scorer.move("cuda:1")
+    assert model.device == "cuda:1"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -34,6 +35,9 @@ from benchmarks.report import add_keep_option, finish
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.environment import environment
+
+FULL_SEEDS, FULL_EVERY = 3, 4
+"""Run seeds of each arm, and iterations between evaluations, of a full run."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,30 @@ def stored(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int]
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
+def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int, every: int) -> list[CurveWanted]:
+    """The curves of a run of the benchmark, of every run seed.
+
+    Args:
+        task: its name.
+        arms: which; `plain` and `stale` are always among them.
+        seeds: how many run seeds.
+        share: how much shorter than a full run's.
+        every: iterations between evaluations.
+    """
+    wanted = []
+    for run_seed in range(seeds):
+        for arm in dict.fromkeys(["plain", "stale", *arms]):
+            length = ARMS[arm].iterations // share // every * every
+            config = arm_config(task, arm, run_seed)
+            wanted.append(CurveWanted(arm, run_seed, config, length, every, ARMS[arm].measure))
+    return wanted
+
+
+def kept_curves(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
+    """Curves that were made before: of an arm's several lengths the wanted one, else the longest."""
+    return store.kept() | stored(store, wanted)
+
+
 def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> dict[tuple[str, int], Curve]:
     """All curves, some at a time; those that were kept by an interrupted run are not made again."""
     curves = stored(store, wanted)
@@ -159,7 +187,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=sorted(PRESETS), required=True)
-    parser.add_argument("--seeds", type=int, default=3, help="run seeds of each arm")
+    parser.add_argument("--seeds", type=int, default=FULL_SEEDS, help="run seeds of each arm")
     parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(ARMS))
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed, a third of the iterations")
@@ -171,19 +199,13 @@ def main() -> None:
     )
     add_keep_option(parser)
     arguments = parser.parse_args()
-    seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, 4)
+    seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, FULL_EVERY)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     commit = environment()["commit"]
     store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit, arguments.after)
-    wanted = []
-    for run_seed in range(seeds):
-        for arm in dict.fromkeys(["plain", "stale", *arguments.arms]):
-            length = ARMS[arm].iterations // share // every * every
-            config = arm_config(arguments.task, arm, run_seed)
-            wanted.append(CurveWanted(arm, run_seed, config, length, every, ARMS[arm].measure))
+    wanted = wanted_curves(arguments.task, arguments.arms, seeds, share, every)
     if arguments.curves_of:
-        # Of an arm's curves of several lengths, the one that a full run makes; else the longest.
-        curves = store.kept() | stored(store, wanted)
+        curves = kept_curves(store, wanted)
         if not any(arm == "plain" for arm, _ in curves):
             parser.error(f"--curves-of {arguments.curves_of}: no kept curve of `plain` by that commit")
     else:

@@ -59,6 +59,11 @@ def reached_at(iterations: list[int], values: list[float], target: float) -> flo
     return places[first - 1] + share * (places[first] - places[first - 1])
 
 
+def target_of(plain: Sequence[Curve], signal: str) -> float:
+    """What `plain` reaches at its end, the median of its run seeds."""
+    return statistics.median(end_of(measure_of(curve, signal)) for curve in plain)
+
+
 def slowness_of(curves: Sequence[Curve]) -> list[float]:
     """How much slower than usual the core of each curve was; the median over all curves is 1.
 
@@ -84,7 +89,7 @@ def summarise(
     by_arm: dict[str, list[Curve]] = {}
     for (arm, _), curve in sorted(curves.items()):
         by_arm.setdefault(arm, []).append(curve)
-    target = statistics.median(end_of(measure_of(curve, signal)) for curve in by_arm["plain"])
+    target = target_of(by_arm["plain"], signal)
     slowness = {
         id(curve): slow for curve, slow in zip(curves.values(), slowness_of([*curves.values()]), strict=True)
     }

@@ -16,6 +16,8 @@ for _name, _value in {
     "STREAMLIT_BROWSER_GATHER_USAGE_STATS": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    # It warns of torchvision, which nothing here needs, whenever a model family is looked at.
+    "TRANSFORMERS_VERBOSITY": "error",
 }.items():
     os.environ.setdefault(_name, _value)
 

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from flows.configuration import given_configuration as _configuration
 from flows.configuration import look_before as _preflight
 from flows.evaluation_commands import evaluations
+from flows.listing_commands import presets, runs
 from flows.operating import down, reproduce, up
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server_loss import leave, result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
-from storage.config_loading import list_presets
 from storage.errors import CheckpointError, ConfigurationError, SpotlightError
 from storage.home import Home
-from storage.run_store import RunRow, RunStore, check_resumable
+from storage.run_store import RunStore, check_resumable
 
 app = typer.Typer(
     name="spotlight",
@@ -233,35 +231,8 @@ app.command(epilog="Example: spotlight down")(down)
 app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)
 
 
-@app.command(epilog="Example: spotlight runs --json")
-def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
-    """List all runs, newest first."""
-    store = RunStore(Home.from_environment())
-    store.reconcile()
-    rows = store.runs()
-    if as_json:
-        for row in rows:
-            _print_json(_run_facts(row))
-        return
-    if not rows:
-        typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
-        return
-    table = Table("run", "status", "iterations", "score before", "after", "cost")
-    for row in rows:
-        summary = row.summary
-        table.add_row(
-            row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
-            _figure(summary.get("score_before")), _figure(summary.get("score_after")),
-            _figure(summary.get("cost_usd"), "${:.2f}"),
-        )  # fmt: skip
-    Console().print(table)
-
-
-@app.command(epilog="Example: spotlight presets")
-def presets() -> None:
-    """List the presets."""
-    for preset in list_presets():
-        typer.echo(f"{preset.name:24} {preset.summary}")
+app.command(epilog="Example: spotlight runs --json")(runs)
+app.command(epilog="Example: spotlight presets")(presets)
 
 
 @app.command(epilog="Example: spotlight doctor")
@@ -292,27 +263,6 @@ def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
             summary = result_without_server(store, run_id, error)
     reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
     _print_json(summary)
-
-
-def _planned(row: RunRow) -> str:
-    try:
-        return str(row.config.iterations)
-    except ConfigurationError:  # the settings of another version
-        return "?"
-
-
-def _run_facts(row: RunRow) -> dict[str, Any]:
-    return {
-        "run_id": row.run_id,
-        "status": row.status,
-        "iterations": row.last_iteration or 0,
-        "error": row.error,
-        **row.summary,
-    }
-
-
-def _figure(value: float | None, form: str = "{:.3f}") -> str:
-    return "-" if value is None else form.format(value)
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -14,14 +14,16 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
 import ray
+from ray._private import utils as ray_utils
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from gpu_runtime.actors.gpu_shares import worker_share
+from gpu_runtime.actors.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
@@ -88,7 +90,8 @@ class Cluster:
             address = self._config.runtime.ray_address
             refuse_silent_address(address)
             try:
-                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                with on_loopback_alone() if is_on_loopback_alone(address) else nullcontext():
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RuntimeFailure(
                     f"no Ray cluster answers at runtime.ray_address={address!r}: {error}; "
@@ -97,14 +100,15 @@ class Cluster:
                 ) from error
             return
         # Workers that play devices share the cores of this machine; Ray's count is only a limit.
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, self._devices + self._config.runtime.scorer_workers),
-            object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with on_loopback_alone():
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, self._devices + self._config.runtime.scorer_workers),
+                object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
 
     def start(
         self,
@@ -149,7 +153,7 @@ class Cluster:
     @property
     def host(self) -> str:
         """The address by which workers reach this process."""
-        return "127.0.0.1" if self._local else ray.util.get_node_ip_address()
+        return LOOPBACK if self._local else ray.util.get_node_ip_address()
 
     def share(self, value: Any) -> Any:
         """Put a value into the object store once, to be passed to many calls."""
@@ -224,14 +228,20 @@ def _reason(error: RayError) -> str:
 
 @contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Ray replaces the SIGTERM handler, which would turn a cancelled flow into a crashed one."""
+    """Ray takes SIGTERM over when it starts. It would turn a cancelled flow into a crashed one.
+
+    And while it starts, it would first wait half a minute for its cluster to empty.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     numbers = (signal.SIGTERM, signal.SIGINT)
     kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
+    takes_over = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda sigterm_handler: None
     try:
         yield
     finally:
-        for number, handler in kept.items():
+        ray_utils.set_sigterm_handler = takes_over
+        for number, handler in kept.items():  # libraries under Ray take signals as well
             signal.signal(number, handler)

@@ -20,6 +20,7 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster as RayCluster
 
 from gpu_runtime.actors.cluster import MARKET_LABEL, kept_signal_handlers
+from gpu_runtime.actors.loopback import LOOPBACK
 from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2
@@ -39,7 +40,7 @@ _SETTINGS = {
 
 
 class LocalInstances:
-    """A Ray cluster of this machine alone. A run joins it by `runtime.ray_address`.
+    """A Ray cluster of this machine alone, listening on 127.0.0.1. A run joins it by `runtime.ray_address`.
 
     All instances say how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and other
     reserved workers are placed on the reserved one, and each spot instance has one spot worker.
@@ -146,6 +147,7 @@ class LocalInstances:
 
 def _arguments(cpus: int, market: str) -> dict[str, Any]:
     return {
+        "node_ip_address": LOOPBACK,
         "num_cpus": cpus,
         "num_gpus": 0,
         "object_store_memory": _STORE_BYTES,
@@ -158,7 +160,7 @@ def _free_ports() -> dict[str, Any]:
     agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _LISTEN_PORT)
     sockets = [socket.socket() for _ in agents]
     for each in sockets:
-        each.bind(("", 0))
+        each.bind((LOOPBACK, 0))
     ports = {agent: int(each.getsockname()[1]) for agent, each in zip(agents, sockets, strict=True)}
     for each in sockets:
         each.close()

@@ -7,6 +7,7 @@ member lives.
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Iterable
 
@@ -45,12 +46,17 @@ class ControlStore:
     """Held by the controller; members connect to it.
 
     Args:
-        host: to listen on; groups of other instances must reach it.
+        host: address of this machine to listen on, and on no other; groups of other instances must reach it.
     """
 
     def __init__(self, host: str = "127.0.0.1") -> None:
-        self._store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        self.address = StoreAddress(host, self._store.port)
+        # Left to itself, torch's store listens on all addresses, whatever host it is given.
+        listener = socket.create_server((host, 0), family=_family(host), backlog=socket.SOMAXCONN)
+        port = listener.getsockname()[1]
+        self._store = dist.TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+        self.address = StoreAddress(host, port)
         self._ended: deque[str] = deque()
 
     def abort(self, prefix: str) -> None:
@@ -80,3 +86,8 @@ class ControlStore:
     def key_count(self) -> int:
         """Keys held, to see that none are left over."""
         return self._store.num_keys()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    """IPv4 or IPv6."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

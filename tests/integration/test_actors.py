@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import ray
 
-from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.actors.cluster import Cluster, kept_signal_handlers, ray_utils
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
@@ -62,6 +63,17 @@ def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: Cluster):
     actor.kill()
     with pytest.raises(WorkerLostError, match="parrot"):
         under_way.result(timeout=240)
+
+
+def test_ray_does_not_take_sigterm_over():
+    """Its own handler would wait half a minute for a cluster to empty that is still starting."""
+    ours, rays = signal.getsignal(signal.SIGTERM), ray_utils.set_sigterm_handler
+    with kept_signal_handlers():
+        ray_utils.set_sigterm_handler(signal.default_int_handler)
+        assert signal.getsignal(signal.SIGTERM) == ours
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    assert signal.getsignal(signal.SIGTERM) == ours
+    assert ray_utils.set_sigterm_handler is rays
 
 
 class Seer:

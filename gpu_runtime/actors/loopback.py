@@ -1,0 +1,50 @@
+"""Ray on 127.0.0.1 alone, where all of a cluster is on this machine.
+
+The only place that uses private parts of Ray for it. Each of Ray's servers listens on 127.0.0.1 if that is
+the address of its node, and on all addresses of the machine otherwise. Ray has no setting for it on Linux: it
+replaces a loopback address that it is given by one that other machines reach. It does not do so where
+`ENABLE_RAY_CLUSTER` says that there are no other machines, as by default on macOS and Windows.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray._private import ray_constants
+
+LOOPBACK = "127.0.0.1"
+
+_CONNECT_LIMIT_S = 5.0
+_LOOPBACK_HOSTS = ("localhost", LOOPBACK, "::1")
+
+
+@contextmanager
+def on_loopback_alone() -> Iterator[None]:
+    """What Ray starts meanwhile listens on 127.0.0.1, and what it joins is looked for there."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def is_on_loopback_alone(address: str) -> bool:
+    """Whether a cluster that is to be joined answers on this machine's loopback address and on no other.
+
+    Args:
+        address: as of `runtime.ray_address`; what is no `HOST:PORT` is left to Ray.
+    """
+    host, colon, port = address.rpartition(":")
+    if not colon or "/" in address or not port.isdigit():
+        return False
+    if host.strip("[]") not in _LOOPBACK_HOSTS:
+        return False
+    try:
+        socket.create_connection((ray.util.get_node_ip_address(), int(port)), _CONNECT_LIMIT_S).close()
+    except OSError:
+        return True
+    return False

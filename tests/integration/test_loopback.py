@@ -1,0 +1,135 @@
+"""What a run on one machine starts listens on this machine alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.actors.loopback import is_on_loopback_alone, on_loopback_alone, ray, ray_constants
+from gpu_runtime.sequence_parallel.control_store import ControlStore
+from storage.config import RunConfig
+from storage.home import Home
+from tests.listening import beyond_this_machine, listening
+from tests.local_ray_instances import local_ray_instances
+from tests.running_up import running_up
+from tests.tiny_run import tiny_config
+
+LIMIT_S = 240.0
+
+
+class Listener:
+    def where(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(params=["0.0.0.0", "::"])
+def open_to_all(request: pytest.FixtureRequest) -> Iterator[int]:
+    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    try:
+        server = socket.create_server((request.param, 0), family=family)
+    except OSError:
+        pytest.skip(f"this machine has no {request.param}")
+    with server:
+        yield server.getsockname()[1]
+
+
+def family_of_this_process() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def kinds(heard: dict[str, set[str]]) -> set[str]:
+    """The kinds of Ray's processes that listen."""
+    commands = " ".join(command for found in heard.values() for command in found)
+    known = ("gcs_server", "raylet", "ray::", "dashboard", "runtime_env")
+    return {kind for kind in known if kind in commands}
+
+
+def test_who_listens_to_all_is_seen(open_to_all: int):
+    (place,) = [place for place in beyond_this_machine(listening([psutil.Process()]))]
+    assert place.endswith(f":{open_to_all}")
+
+
+@pytest.mark.slow
+def test_a_local_cluster_is_reached_from_this_machine_alone():
+    cluster = Cluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
+    try:
+        pid = cluster.start("listener", Listener, gpu=False).call("where").result(timeout=LIMIT_S)
+        assert listening([psutil.Process(pid)]), "a worker listens for calls"
+        heard = listening(family_of_this_process())
+    finally:
+        cluster.shutdown()
+    assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
+    assert beyond_this_machine(heard) == {}
+    assert ray_constants.ENABLE_RAY_CLUSTER, "clusters that are joined later are looked for elsewhere too"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_local_instances_are_reached_from_this_machine_alone():
+    with local_ray_instances(reserved_cpus=1) as instances:
+        instances.add("one")
+        assert instances.address.startswith("127.0.0.1:")
+        cluster = Cluster(RunConfig.model_validate({"runtime": {"ray_address": instances.address}}))
+        try:
+            markets = ("reserved", "spot")
+            started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]
+            assert len({actor.call("where").result(timeout=600) for actor in started}) == 2
+            heard = listening(family_of_this_process())
+            assert cluster.host == "127.0.0.1"
+        finally:
+            cluster.shutdown()
+    assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
+    assert beyond_this_machine(heard) == {}
+
+
+def test_a_store_where_groups_meet_listens_on_its_address_alone():
+    store = ControlStore()
+    heard = listening([psutil.Process()])
+    assert f"127.0.0.1:{store.address.port}" in heard
+    assert beyond_this_machine(heard) == {}
+    members = store.address.connect(timeout_s=10)
+    members.set("beat/one", "1")
+    assert store.beats(["one"]) == {"one": b"1"}
+
+
+def test_a_cluster_is_looked_for_on_this_machine_alone_only_if_it_is_there_alone():
+    others_reach_it = ray.util.get_node_ip_address() != "127.0.0.1"
+    with socket.create_server(("127.0.0.1", 0)) as alone, socket.create_server(("0.0.0.0", 0)) as open_to_all:
+        port = alone.getsockname()[1]
+        assert is_on_loopback_alone(f"127.0.0.1:{port}") == others_reach_it
+        assert is_on_loopback_alone(f"localhost:{port}") == others_reach_it
+        assert not is_on_loopback_alone(f"127.0.0.1:{open_to_all.getsockname()[1]}")
+    for left_to_ray in ("auto", f"ray://127.0.0.1:{port}", f"10.1.2.3:{port}"):
+        assert not is_on_loopback_alone(left_to_ray)
+
+
+def test_a_failed_start_leaves_ray_as_it_was():
+    assert ray_constants.ENABLE_RAY_CLUSTER
+    with pytest.raises(ZeroDivisionError), on_loopback_alone():
+        assert ray.util.get_node_ip_address() == "127.0.0.1"
+        raise ZeroDivisionError
+    assert ray_constants.ENABLE_RAY_CLUSTER
+
+
+@pytest.mark.slow
+def test_up_lets_other_machines_in_where_asked(tmp_path: Path):
+    others = ray.util.get_node_ip_address()
+    with running_up(Home(tmp_path).ensure(), "--host", "0.0.0.0") as up:
+        assert up.said("warning: --host 0.0.0.0: whoever reaches this machine can start runs")
+        heard = beyond_this_machine(listening(up.processes()))
+        assert {place.rpartition(":")[0] for place in heard} == {"0.0.0.0"}
+        api, dashboard = (url.replace("127.0.0.1", others) for url in (up.api, up.dashboard))
+        assert httpx.get(f"{api}/health", timeout=60).json() is True
+        assert httpx.get(f"{dashboard}/_stcore/health", timeout=60).text == "ok"
+        # A browser elsewhere asks for the API where it has got the page from.
+        settings = httpx.get(f"{api.removesuffix('/api')}/ui-settings", timeout=60).json()
+        assert settings["api_url"] == "/api"
+        assert {f"0.0.0.0:{url.split(':')[2].partition('/')[0]}" for url in (api, dashboard)} == set(heard)

@@ -14,6 +14,7 @@ from typing import Any
 from prefect import flow
 
 from flows.artifacts import name_flow_run, show_differences, show_result, shown_in_prefect
+from flows.cancellation import gone_soon_when_cancelled
 from flows.configuration import given_configuration, look_before
 from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
 from flows.prefect_server import close_orphaned_flow_runs
@@ -31,7 +32,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
 
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
-    with shown_in_prefect():
+    with gone_soon_when_cancelled(), shown_in_prefect():
         store = RunStore(Home.from_environment().ensure())
         interrupted = store.reconcile()
         run_id, config = _run_to_resume(store, form) if form.resume else _new_run(store, form)
@@ -46,7 +47,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
 @flow(name="evaluate", persist_result=False)
 def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
-    with shown_in_prefect():
+    with gone_soon_when_cancelled(), shown_in_prefect():
         home = Home.from_environment().ensure()
         base = RunStore(home).run(form.run_id).config if form.run_id else None
         config = given_configuration(None if form.run_id else form.preset, form.settings, base=base)
@@ -61,7 +62,7 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
 @flow(name="pretrain", persist_result=False)
 def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
-    with shown_in_prefect():
+    with gone_soon_when_cancelled(), shown_in_prefect():
         out = Path(form.out).expanduser().absolute()
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
             raise ConfigurationError(f"out = {form.out} is not an empty folder; name a new one")
@@ -73,7 +74,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
 @flow(name="reproduce", persist_result=False)
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
-    with shown_in_prefect():
+    with gone_soon_when_cancelled(), shown_in_prefect():
         module = importlib.import_module("flows.reproduce")
         done = module.do_again(form, named=name_flow_run)
         show_result(done.summary())

@@ -26,6 +26,7 @@ from prefect.states import Crashed
 
 from flows.deployments import evaluate_by_form, post_train_by_form, pretrain_by_form, reproduce_by_form
 from flows.forms import ReproductionForm
+from flows.run_processes import watch_closely
 from flows.schedule import Nightly
 
 POLL_S = 2.0
@@ -65,6 +66,7 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
         runs_at_once: flow runs that may go on at the same time.
         ready: file to make once runs can be started; None makes none.
     """
+    watch_closely()
     # Schedules stay as they are when this ends: the next `up` says anew whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]

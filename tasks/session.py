@@ -30,7 +30,10 @@ from storage.records import (
     StateInterval,
 )
 from storage.run_store import RunStore
-from storage.tracking import Tracker
+from storage.tracking import FLUSH_WAIT_S, Tracker
+
+CANCELLED_FLUSH_S = 3.0
+"""How long a cancelled run waits for MLflow, which holds a copy."""
 
 
 class Session:
@@ -86,7 +89,9 @@ class Session:
             if newest is not None:
                 self.tracker.artifact(newest.path / "weights.safetensors")
                 self.tracker.artifact(newest.path / "average.safetensors")
-        self.tracker.finish(status_after(kind))
+        status = status_after(kind)
+        # Who cancels waits for the end: MLflow's import alone may take longer than all else.
+        self.tracker.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
     def take_seconds(self) -> dict[str, float]:
         """Phase times since the last call, as metrics (`rollout_s`, ...)."""

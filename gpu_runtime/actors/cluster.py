@@ -228,9 +228,10 @@ def _reason(error: RayError) -> str:
 
 @contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM over when it starts. It would turn a cancelled flow into a crashed one.
+    """Keep this process's handlers while Ray starts or ends, which would take SIGTERM over.
 
-    And while it starts, it would first wait half a minute for its cluster to empty.
+    A cancelled flow would then count as crashed; and one that is cancelled while Ray starts would first wait
+    half a minute for the cluster to empty.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -243,5 +244,5 @@ def kept_signal_handlers() -> Iterator[None]:
         yield
     finally:
         ray_utils.set_sigterm_handler = takes_over
-        for number, handler in kept.items():  # libraries under Ray take signals as well
+        for number, handler in kept.items():  # parts of Ray that are no Python take signals too
             signal.signal(number, handler)

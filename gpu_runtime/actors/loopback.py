@@ -1,9 +1,9 @@
 """Ray on 127.0.0.1 alone, where all of a cluster is on this machine.
 
-The only place that uses private parts of Ray for it. Each of Ray's servers listens on 127.0.0.1 if that is
-the address of its node, and on all addresses of the machine otherwise. Ray has no setting for it on Linux: it
-replaces a loopback address that it is given by one that other machines reach. It does not do so where
-`ENABLE_RAY_CLUSTER` says that there are no other machines, as by default on macOS and Windows.
+Each of Ray's servers listens on 127.0.0.1 if that is the address of its node, and on all addresses of the
+machine otherwise. Ray has no setting for it on Linux: it replaces a loopback address that it is given by one
+that other machines reach. It does not do so where `ENABLE_RAY_CLUSTER` says that there are no other machines,
+as by default on macOS and Windows.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def is_on_loopback_alone(address: str) -> bool:
         address: as of `runtime.ray_address`; what is no `HOST:PORT` is left to Ray.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or "/" in address or not port.isdigit():
-        return False
-    if host.strip("[]") not in _LOOPBACK_HOSTS:
+    if not colon or not port.isdigit() or host.strip("[]") not in _LOOPBACK_HOSTS:
         return False
     try:
         socket.create_connection((ray.util.get_node_ip_address(), int(port)), _CONNECT_LIMIT_S).close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import psutil
@@ -12,48 +14,93 @@ import pytest
 
 from flows.prefect_server import LocalServer, free_port
 from storage.home import Home
-from storage.run_store import RunStore
+from storage.run_store import RunRow, RunStore
+from tests.running_up import wait_until
 
 SETTINGS = ("iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
 
 
-@pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path).ensure()
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home")).ensure()
 
 
-@pytest.fixture
-def server(home):
+@pytest.fixture(scope="module")
+def server(home: Home) -> Iterator[LocalServer]:
     server = LocalServer(home, free_port(4300))
     server.wait_ready()
     yield server
     server.stop()
 
 
-def test_cancelling_from_the_ui_ends_cleanly(home, server):
+def start_run(home: Home, server: LocalServer, run_id: str) -> subprocess.Popen[str]:
     sets = [item for setting in SETTINGS for item in ("--set", setting)]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "flows.command_line", "train", "--preset", "smoke", "--run-id", "c", *sets],
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.command_line", "train", "--preset", "smoke", "--run-id", run_id, *sets],
         env=os.environ | {"SPOTLIGHT_HOME": str(home.path), "PREFECT_API_URL": server.api_url},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
+
+
+def commands(processes: list[psutil.Process]) -> str:
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found.append(" ".join(process.cmdline()))
+    return "\n".join(found)
+
+
+def cancel(server: LocalServer, run_id: str) -> str:
+    """Press Cancel; the flow run's identifier."""
+    named = {"flow_runs": {"name": {"any_": [run_id]}}}
+    (run,) = httpx.post(f"{server.api_url}/flow_runs/filter", json=named).json()
+    answer = httpx.post(
+        f"{server.api_url}/flow_runs/{run['id']}/set_state", json={"state": {"type": "CANCELLING"}}
+    )
+    assert answer.json()["status"] == "ACCEPT"
+    return run["id"]
+
+
+def assert_it_is_over(
+    home: Home, server: LocalServer, child: subprocess.Popen[str], family: list[psutil.Process], flow_run: str
+) -> RunRow:
+    rest, _ = child.communicate(timeout=60)
+    assert child.returncode == 143, rest
+    state = httpx.get(f"{server.api_url}/flow_runs/{flow_run}").json()
+    assert state["state"]["type"] == "CANCELLED"
+    row = RunStore(home).run(state["name"])
+    assert row.status == "cancelled"
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert [process.cmdline() for process in alive] == []
+    return row
+
+
+def test_cancelling_from_the_ui_ends_cleanly(home: Home, server: LocalServer):
+    child = start_run(home, server, "c")
     assert child.stdout is not None
     for line in child.stdout:
         if "iteration 2/" in line:
             break
     family = psutil.Process(child.pid).children(recursive=True)
-    assert any("ray::" in " ".join(process.cmdline()) for process in family)
-    (run,) = httpx.post(f"{server.api_url}/flow_runs/filter", json={}).json()
-    answer = httpx.post(
-        f"{server.api_url}/flow_runs/{run['id']}/set_state", json={"state": {"type": "CANCELLING"}}
-    )
-    assert answer.json()["status"] == "ACCEPT"
-    rest, _ = child.communicate(timeout=60)
-    assert child.returncode == 143, rest
-    state = httpx.get(f"{server.api_url}/flow_runs/{run['id']}").json()["state"]
-    assert state["type"] == "CANCELLED"
-    row = RunStore(home).run("c")
-    assert row.status == "cancelled"
+    assert "ray::" in commands(family)
+    flow_run = cancel(server, "c")
+    row = assert_it_is_over(home, server, child, family, flow_run)
     assert row.last_iteration is not None and row.last_iteration >= 1
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert [process.cmdline() for process in alive] == []
+
+
+def test_a_run_that_is_cancelled_while_ray_starts_does_not_wait_for_it(home: Home, server: LocalServer):
+    child = start_run(home, server, "early")
+    try:
+        family: list[psutil.Process] = []
+
+        def starts() -> bool:
+            family[:] = psutil.Process(child.pid).children(recursive=True)
+            return "gcs_server" in commands(family)
+
+        wait_until("Ray starts", starts)
+        flow_run = cancel(server, "early")
+        wait_until("the run ends", lambda: child.poll() is not None)
+    finally:
+        child.kill()
+    row = assert_it_is_over(home, server, child, family, flow_run)
+    assert row.last_iteration is None

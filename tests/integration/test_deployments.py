@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 
 from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER
@@ -16,6 +15,7 @@ from storage.ledger import read_ledger
 from storage.references import reference_of
 from storage.run_store import RunStore
 from tasks.comparison import compare
+from tests.listening import beyond_this_machine, listening
 from tests.running_up import RunningUp, running_up, spotlight, wait_until
 
 pytestmark = pytest.mark.slow
@@ -77,9 +77,7 @@ def test_the_three_listen_on_this_machine_alone(up: RunningUp):
     }
     assert up.api.split("/")[2] in heard[SERVER]
     assert up.dashboard.split("/")[2] in heard[DASHBOARD]
-    assert {
-        place for places in heard.values() for place in places if not place.startswith("127.0.0.1:")
-    } == set()
+    assert [beyond_this_machine(places) for places in heard.values()] == [{}, {}, {}]
 
 
 def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):
@@ -116,10 +114,10 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
         "an iteration is recorded",
         lambda: any(row.run_id == "c" and row.last_iteration for row in store.runs()),
     )
-    answer = httpx.post(
-        f"{up.api}/flow_runs/{flow_run['id']}/set_state", json={"state": {"type": "CANCELLING"}}, timeout=60
-    )
-    assert answer.json()["status"] == "ACCEPT"
+    heard = listening(up.processes())
+    assert any("ray::" in command for commands in heard.values() for command in commands)
+    assert beyond_this_machine(heard) == {}, "a run, too, listens on this machine alone"
+    up.cancel(flow_run["id"])
     assert up.wait_for_end(flow_run["id"])["type"] == "CANCELLED"
     row = store.run("c")
     assert row.status == "cancelled"
@@ -137,15 +135,3 @@ def test_a_finished_run_is_not_resumed(up: RunningUp):
     state = up.wait_for_end(flow_run["id"])
     assert state["type"] == "FAILED"
     assert "RunNotFoundError: no run 'nowhere'" in state["message"]
-
-
-def listening(processes: list[psutil.Process]) -> set[str]:
-    """Addresses that they listen on."""
-    found: set[str] = set()
-    for process in processes:
-        try:
-            sockets = process.net_connections("inet")
-        except psutil.NoSuchProcess:
-            continue
-        found |= {f"{one.laddr.ip}:{one.laddr.port}" for one in sockets if one.status == psutil.CONN_LISTEN}
-    return found

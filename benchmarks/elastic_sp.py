@@ -3,8 +3,9 @@
 Four processes (gloo) share the sequences of `embedded:glyphs`. In half of the trials one of them is
 killed with SIGKILL in the middle of a collective; in the other half the degree changes by plan. Timed
 is from there to the first denoising step done at the new degree. Compared is a cold restart: four
-processes from nothing to the first step. Then planned changes follow each other, and what all
-processes hold is counted before and after.
+processes from nothing to the first step. Then planned changes follow each other, and what each
+process holds is counted before, after half of them and at the end: a leak grows in both halves, memory
+that fills up once in the first alone.
 
     python -m benchmarks.elastic_sp [--quick] [--keep]
 """
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks import neighbour_copy
+from benchmarks.process_usage import Usage, growth_mib
 from benchmarks.regroup_trials import ALONE, HALF, WIDE, RegroupTrials
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.sequence_parallel.shared_memory_weights import SHARED_MEMORY, sweep
@@ -55,15 +57,26 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
+def regroup_in_a_row(run: RegroupTrials, regroups: int) -> list[Usage]:
+    """Planned changes, one after the other; what all processes hold before, at half and after."""
+    usages = [run.usage()]
+    for number in range(regroups):
+        run.change(_PLANS[number % len(_PLANS)])
+        if number + 1 in (regroups // 2, regroups):
+            usages.append(run.usage())
+            print(f"after {number + 1} regroups: {usages[-1].total()}", file=sys.stderr)
+    return usages
+
+
 def main() -> None:
     """Print one JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="20 trials, 60 regroups, one cold restart")
+    parser.add_argument("--quick", action="store_true", help="20 trials, 80 regroups, one cold restart")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    trials, regroups, colds = (20, 60, 1) if arguments.quick else (100, 1000, 2)
+    trials, regroups, colds = (20, 80, 1) if arguments.quick else (100, 2000, 2)
     torch.set_num_threads(1)
     began_at = environment()["commit"]
     load: dict[str, Any] = {"before": os.getloadavg()[0]}
@@ -77,12 +90,8 @@ def main() -> None:
         measured = run.result.killed_s + run.result.planned_s
         killed, planned = list(run.result.killed_s), list(run.result.planned_s)
         run.settle()
-        usage_before = run.usage()
-        print(f"killed {spread(killed)}, planned {spread(planned)}, {usage_before}", file=sys.stderr)
-        for number in range(regroups):
-            run.change(_PLANS[number % 4])
-        usage_after = run.usage()
-        print(f"after {regroups} regroups: {usage_after}", file=sys.stderr)
+        print(f"killed {spread(killed)}, planned {spread(planned)}", file=sys.stderr)
+        usages = regroup_in_a_row(run, regroups)
         run.close()
         load["after regroups"] = os.getloadavg()[0]
         copied = neighbour_copy.measure(folder / "weights", 3 if arguments.quick else 7)
@@ -106,8 +115,10 @@ def main() -> None:
         "replacement_ready_p50_s": statistics.median(run.result.replaced_s),
         "replacements_from_neighbour": [run.result.from_neighbour, len(run.result.replaced_s)],
         "regroups": regroups,
-        "usage_before": usage_before,
-        "usage_after": usage_after,
+        "usage_before": usages[0].total(),
+        "usage_at_half": usages[1].total(),
+        "usage_after": usages[2].total(),
+        "grown_mib_by_halves": growth_mib(usages),
         "weights_left_over": left_over,
         "load_average": load,
     }

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch.distributed._functional_collectives as collectives
 
+from benchmarks.process_usage import Usage, process_usage
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -185,14 +186,13 @@ class RegroupTrials:
         self.controller.resize(WIDE)
         self._until(lambda event: event.kind == "step" and event.degree == RANKS)
 
-    def usage(self) -> dict[str, float]:
-        """Descriptors, sockets, threads and resident MiB of controller and members, and the store's keys."""
-        found = [process_usage(None)]
+    def usage(self) -> Usage:
+        """What controller and members hold, and the store's keys."""
+        found = {"controller": process_usage(None)}
         for name in self._live():
             self.controller.call(name, process_usage)
-            found.append(self._until(lambda event: event.kind == "called").value)
-        total = {key: sum(one[key] for one in found) for key in found[0]}
-        return total | {"store_keys": self._store.key_count()}
+            found[name] = self._until(lambda event: event.kind == "called").value
+        return Usage(found, self._store.key_count())
 
     def close(self) -> None:
         """End all members."""
@@ -247,7 +247,8 @@ class RegroupTrials:
                     if before is not None and hit is None:
                         before[event.batch] = event.value
                     self._committed[event.batch] = event.value
-                elif event.kind == "finished":
+                elif event.kind == "finished" and event.batch is not None:
+                    del self._committed[event.batch]
                     self._submit()
                     if before is not None and hit is None:
                         before.update(self._committed)
@@ -258,20 +259,3 @@ class RegroupTrials:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def process_usage(_: SequenceParallelMember | None) -> dict[str, float]:
-    """Called in any process: what it holds."""
-    links = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:  # the listing's own descriptor
-            continue
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return {
-        "descriptors": len(links),
-        "sockets": sum(link.startswith("socket:") for link in links),
-        "threads": len(os.listdir("/proc/self/task")),
-        "resident_mib": pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
-    }

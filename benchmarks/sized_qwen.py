@@ -109,6 +109,10 @@ class SizedQwen:
         pixels_BCHW = torch.cat(images)[:, :, 0].float()
         return ((pixels_BCHW.clamp(-1, 1) + 1) * 127.5).to(torch.uint8).permute(0, 2, 3, 1).cpu()
 
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self.latent_shape[0], self._text[0]
+
     def sigmas(self, steps: int) -> torch.Tensor:
         """Even noise levels: the schedule's shift costs no time."""
         return torch.linspace(1, 0, steps + 1, dtype=torch.float64)

@@ -34,8 +34,7 @@ class PlaceInGroup:
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
         """By how many devices, up to a number, the model's sequences can be shared."""
-        text_tokens = self._model.encode_prompts(["a"]).mask_BL.shape[1]
-        return shape_of(self._model.transformer, self._model.latent_shape[0], text_tokens).degrees(up_to)
+        return shape_of(self._model.transformer, *self._model.sequence_lengths()).degrees(up_to)
 
     def take(
         self, address: StoreAddress, group: NumberedGroup, timeout_s: float

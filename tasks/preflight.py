@@ -13,7 +13,7 @@ from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.seed_search import build_explorer
-from gpu_runtime.sequence_parallel.ulysses import shape_of
+from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
 from gpu_runtime.spot.metadata_service import checked_url
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
@@ -76,19 +76,16 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> None:
     settings = config.sequence_parallel
     if settings.largest == 1:
         return
-    lengths = outline.sequence_lengths()
-    if lengths is None:
-        raise ConfigurationError(
-            f"sequence_parallel shares a sample between up to {settings.largest} devices, and runs have "
-            "tried that with embedded models alone; set its degrees to 1 for "
-            f"model.family={config.model.family}"
-        )
-    shape = shape_of(outline.transformer, *lengths)
+    if config.model.attention != "auto":
+        refuse_attention(config.model.attention)
+    shape = shape_of(outline.transformer, *outline.sequence_lengths())
     for kind, degree in (("rollout", settings.rollout), ("evaluate", settings.evaluate)):
         try:
             shape.check(degree)
         except ConfigurationError as error:
-            raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}") from error
+            longer = outline.text_length_for(degree) if shape.text_alone_hinders(degree) else None
+            advice = "" if longer is None else f", or set model.text_length={longer}"
+            raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}{advice}") from error
 
 
 def _check_notice_url(url: str) -> None:

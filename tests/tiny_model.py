@@ -76,6 +76,10 @@ class TinyModel:
         pixels = (latents_BSC[..., :3].clamp(-2, 2) + 2) / 4 * 255
         return pixels.round().to(torch.uint8).reshape(-1, GRID[1], GRID[2], 3)
 
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self.latent_shape[0], TEXT_LENGTH
+
     def sigmas(self, steps: int) -> torch.Tensor:
         """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
         return torch.linspace(1, 0, steps + 1, dtype=torch.float64)

@@ -8,7 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, SD3Transformer2DModel
+from diffusers import (
+    FluxTransformer2DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    ZImageTransformer2DModel,
+)
 
 from gpu_runtime.models.embedded import EmbeddedModel
 
@@ -17,7 +22,15 @@ HEADS = 4
 CHANNELS = 8
 TEXT_WIDTH = 12
 POOLED = 6
-FAMILIES = ("embedded", "qwen", "flux", "sd3", "sd35")
+FAMILIES = ("embedded", "qwen", "flux", "sd3", "sd35", "z-image")
+
+
+class StackedZImage(ZImageTransformer2DModel):
+    """Z-Image's transformer with its rows as one tensor, as the other families have them."""
+
+    def forward(self, **inputs: Any) -> tuple[torch.Tensor]:
+        """The rows' outputs, stacked."""
+        return (torch.stack(super().forward(**inputs)[0]),)
 
 
 def transformer_of(family: str, heads: int = HEADS) -> torch.nn.Module:
@@ -44,6 +57,11 @@ def _build(family: str, heads: int) -> torch.nn.Module:
             patch_size=1, in_channels=CHANNELS, num_layers=1, num_single_layers=2, attention_head_dim=16,
             num_attention_heads=heads, joint_attention_dim=TEXT_WIDTH, pooled_projection_dim=POOLED,
             guidance_embeds=True, axes_dims_rope=(4, 6, 6),
+        )  # fmt: skip
+    if family == "z-image":
+        return StackedZImage(
+            in_channels=CHANNELS, dim=16 * heads, n_layers=2, n_refiner_layers=1, n_heads=heads,
+            n_kv_heads=heads, cap_feat_dim=TEXT_WIDTH, axes_dims=[4, 6, 6], axes_lens=[512, 64, 64],
         )  # fmt: skip
     width, later = 16 * heads, family == "sd35"
     return SD3Transformer2DModel(
@@ -73,6 +91,12 @@ def inputs_of(family: str, text_tokens: int = 8, rows: int = 4, columns: int = 4
             "encoder_hidden_states_mask": mask_BL,
             "timestep": timestep_B,
             "img_shapes": [[(1, rows, columns)]] * BATCH,
+        }
+    if family == "z-image":
+        return common | {
+            "x": list(normal(BATCH, CHANNELS, 1, 2 * rows, 2 * columns)),
+            "t": timestep_B,
+            "cap_feats": list(normal(BATCH, text_tokens, TEXT_WIDTH)),
         }
     common |= {
         "encoder_hidden_states": normal(BATCH, text_tokens, TEXT_WIDTH),

@@ -150,6 +150,10 @@ class EmbeddedModel:
             images = self.codec.decode(latents_BSC, self.settings.height, self.settings.width)
         return images.cpu()
 
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self.latent_shape[0], self.settings.text_length
+
     def sigmas(self, steps: int) -> torch.Tensor:
         """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps

@@ -30,7 +30,10 @@ class EmbeddedOutline:
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Image and text tokens of a sample."""
-        return self._model.latent_shape[0], self._model.encode_prompts(["a"]).mask_BL.shape[1]
+        return self._model.sequence_lengths()
+
+    def text_length_for(self, degree: int) -> None:
+        """No other: the length is the model's own, and a mask hides what is padded."""
 
     def blank_image(self) -> np.ndarray:
         """What the model decodes zeros to, uint8, shape (H, W, 3)."""

@@ -29,8 +29,12 @@ class ModelOutline(Protocol):
         """Refuse a model that this machine has no attention kernel or no memory for."""
         ...
 
-    def sequence_lengths(self) -> tuple[int, int] | None:
-        """Image and text tokens of a sample, where devices can share it; None where that was never tried."""
+    def text_length_for(self, degree: int) -> int | None:
+        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
+        ...
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, as the transformer's attention sees them."""
         ...
 
     def blank_image(self) -> np.ndarray:

@@ -139,6 +139,12 @@ class PipelineModel(ABC):
         pixels = (torch.cat(images) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
         return (pixels * 255).round().to(torch.uint8).cpu()
 
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        config: Any = self.transformer.config
+        image_tokens = self.image_tokens(self.vae.config, config, self.height, self.width)
+        return image_tokens, self.text_tokens(self._tokenizers, self.text_length)
+
     def sigmas(self, steps: int) -> torch.Tensor:
         """The pipeline's own schedule for this size: float64, `steps` + 1 values falling from 1 to 0."""
         scheduler = type(self._scheduler).from_config(self._scheduler.config)
@@ -194,6 +200,19 @@ class PipelineModel(ABC):
     def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
         """By what an image's sides must divide, from the configurations of the parts."""
 
+    @classmethod
+    def image_tokens(
+        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
+    ) -> int:
+        """Image tokens of the transformer's attention, for an image of so many pixels."""
+        unit = cls.pixels_a_token(vae, transformer)
+        return (height // unit) * (width // unit)
+
+    @classmethod
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+        """Text tokens of the transformer's attention, padding and all."""
+        return text_length
+
     @property
     @abstractmethod
     def _grid(self) -> tuple[int, int]:
@@ -216,14 +235,15 @@ class PipelineModel(ABC):
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         """As most pipelines do: evenly from 1 to 1 / steps, shifted by the number of image tokens."""
         even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
-        scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._image_tokens()))
+        scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._schedule_tokens()))
 
     def _latent_shape(self) -> tuple[int, int]:
         rows, columns = self._grid
         return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
 
-    def _image_tokens(self) -> int:
-        return self.latent_shape[0]
+    def _schedule_tokens(self) -> int:
+        """Image tokens as the schedule counts them."""
+        return self.sequence_lengths()[0]
 
     def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         return negative + self.settings.guidance * (positive - negative)

@@ -81,8 +81,17 @@ class PipelineOutline:
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device)
         refuse_too_large(need, self._device, models, trains_all)
 
-    def sequence_lengths(self) -> None:
-        """Unknown: no run has shared a sample of these models between devices yet."""
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, from the configurations of its parts."""
+        configs = self.folder.config("vae"), self.folder.config("transformer")
+        image_tokens = self.family.image_tokens(*configs, self.height, self.width)
+        return image_tokens, self.family.text_tokens(self._tokenizers, self._text_length)
+
+    def text_length_for(self, degree: int) -> int | None:
+        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
+        longer = range(self._text_length, self._text_length + degree)
+        fits = (n for n in longer if self.family.text_tokens(self._tokenizers, n) % degree == 0)
+        return next(fits, None)
 
     def blank_image(self) -> np.ndarray:
         """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""

@@ -74,6 +74,10 @@ class DiffusionModel(Protocol):
         """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU."""
         ...
 
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        ...
+
     def sigmas(self, steps: int) -> torch.Tensor:
         """The family's noise schedule: float64, `steps` + 1 values falling from 1 to 0."""
         ...

@@ -60,19 +60,20 @@ class StableDiffusion3Model(PipelineModel):
                 f"ends at {most} pixels: lower them"
             )
 
+    @classmethod
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+        """Those of the CLIPs, which share one length, and then those of T5."""
+        return tokenizers["tokenizer"].model_max_length + text_length
+
     @property
     def _grid(self) -> tuple[int, int]:
         scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)
         return self.height // scale, self.width // scale
 
-    def _image_tokens(self) -> int:
-        return self.latent_shape[0] // self.transformer.config["patch_size"] ** 2  # pyright: ignore
-
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         dynamic = scheduler.config.get("use_dynamic_shifting")
-        mu = (
-            shift_for({"max_shift": 1.16} | dict(scheduler.config), self._image_tokens()) if dynamic else None
-        )
+        config = {"max_shift": 1.16} | dict(scheduler.config)
+        mu = shift_for(config, self._schedule_tokens()) if dynamic else None
         scheduler.set_timesteps(steps, mu=mu)
 
     def _encode(self, prompt: str) -> Conditioning:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, ZImagePipeline, ZImageTransformer2DModel
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from transformers import Qwen3Model
 
 from gpu_runtime.models.pipeline_model import PipelineModel
@@ -44,13 +45,26 @@ class ZImageModel(PipelineModel):
         """Two latent pixels a side."""
         return _PATCH * 2 ** (len(vae["block_out_channels"]) - 1)
 
+    @classmethod
+    def image_tokens(
+        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
+    ) -> int:
+        """Those of the image, which the transformer itself fills up to a multiple of 32."""
+        tokens = super().image_tokens(vae, transformer, height, width)
+        return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
+
+    @classmethod
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+        """The transformer fills up each text to a multiple of this, not all to one length."""
+        return SEQ_MULTI_OF
+
+    def _schedule_tokens(self) -> int:
+        return self.latent_shape[0] // _PATCH**2
+
     @property
     def _grid(self) -> tuple[int, int]:
         scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)
         return self.height // scale, self.width // scale
-
-    def _image_tokens(self) -> int:
-        return self.latent_shape[0] // _PATCH**2
 
     def _encode(self, prompt: str) -> Conditioning:
         tokenizer = self._tokenizers["tokenizer"]

@@ -1,7 +1,7 @@
 """How each transformer family's sequence is cut: where tokens are split, where they come together.
 
 diffusers has plans for Qwen-Image and FLUX. Stable Diffusion 3 has none, and its attention goes past
-diffusers' dispatcher, so both are here.
+diffusers' dispatcher, so both are here. Z-Image has none either; its plan is here as well.
 
 Shape suffixes: B samples, S tokens, N heads, D width of a head.
 """
@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel, SD3Transformer2DModel
+from diffusers import (
+    FluxTransformer2DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    ZImageTransformer2DModel,
+)
 from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 
@@ -27,11 +32,15 @@ class Family:
         plan: diffusers' plan, where to split and to gather.
         text_mask: the argument that masks text; None where the family masks none.
         attention: processor to put in place while a sequence is shared; None keeps the model's own.
+        shared_part: the submodule whose attention is shared; empty for the whole transformer.
+        heads: what the configuration calls the number of attention heads.
     """
 
     plan: dict[str, Any]
     text_mask: str | None
     attention: type | None = None
+    shared_part: str = ""
+    heads: str = "num_attention_heads"
 
 
 class JointAttention:
@@ -96,6 +105,15 @@ _SD3_PLAN: dict[str, Any] = {
 }
 
 
+# Image and text become one sequence only after two layers of their own each, of 32 that the image goes
+# through. Every member computes those whole.
+_Z_IMAGE_PLAN: dict[str, Any] = {
+    "layers.0": {"x": ContextParallelInput(split_dim=1, expected_dims=3)},
+    "layers.*": {"freqs_cis": ContextParallelInput(split_dim=1, expected_dims=3)},
+    "all_final_layer.2-1": ContextParallelOutput(gather_dim=1, expected_dims=3),
+}
+
+
 def family_of(transformer: torch.nn.Module) -> Family:
     """The family of a transformer.
 
@@ -108,6 +126,8 @@ def family_of(transformer: torch.nn.Module) -> Family:
         return Family(_own_plan(transformer), None)
     if isinstance(transformer, SD3Transformer2DModel):
         return Family(_SD3_PLAN, None, JointAttention)
+    if isinstance(transformer, ZImageTransformer2DModel):
+        return Family(_Z_IMAGE_PLAN, None, shared_part="layers", heads="n_heads")
     raise ConfigurationError(
         f"sequence parallelism does not know {type(transformer).__name__}; use degree 1, or add the class to "
         "gpu_runtime/sequence_parallel/families.py with a test against one process"

@@ -208,6 +208,5 @@ class SequenceParallelMember:
 
     def _sequence_shape(self) -> SequenceShape:
         if self._shape is None:
-            text_tokens = self.model.encode_prompts(["a"]).mask_BL.shape[1]
-            self._shape = shape_of(self.model.transformer, self.model.latent_shape[0], text_tokens)
+            self._shape = shape_of(self.model.transformer, *self.model.sequence_lengths())
         return self._shape

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -137,6 +138,9 @@ def _register_backend() -> None:
 def _gloo_on_this_instance(
     store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
 ) -> dist.ProcessGroupGloo:
+    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: megabytes
+    # in each process that nobody reads. It looks once, when the first group of the process is made.
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
     options = gloo._Options()
     options._timeout = timeout

@@ -50,7 +50,7 @@ class SharedSequence:
     found. A failure in the middle of a forward pass leaves nothing that `close` does not undo.
 
     Args:
-        transformer: Qwen-Image, FLUX or Stable Diffusion 3.
+        transformer: Qwen-Image, FLUX, Stable Diffusion 3 or Z-Image.
         group: the members; its size is the Ulysses degree.
         shape: the sequence, to refuse what does not divide.
 
@@ -91,12 +91,12 @@ class SharedSequence:
         remove_context_parallel(self._transformer, family.plan)
         for module, processor in self._own_processors:
             module.processor = processor
-        for module in _attention_modules(self._transformer):
+        for module in _attention_modules(self._transformer, family):
             if hasattr(module.processor, _ATTENTION):
                 module.processor._parallel_config = None
 
     def _share_attention(self, family: Family) -> None:
-        for module in _attention_modules(self._transformer):
+        for module in _attention_modules(self._transformer, family):
             if family.attention is not None:
                 self._own_processors.append((module, module.processor))
                 module.processor = family.attention()
@@ -133,20 +133,34 @@ def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) 
     """
     family = family_of(transformer)
     config: Any = transformer.config
-    return SequenceShape(
-        int(config["num_attention_heads"]), image_tokens, text_tokens, family.text_mask is not None
-    )
+    return SequenceShape(int(config[family.heads]), image_tokens, text_tokens, family.text_mask is not None)
 
 
-def _attention_modules(transformer: torch.nn.Module) -> Iterator[Any]:
-    for module in transformer.modules():
+def refuse_attention(backend: str) -> None:
+    """Refuse an attention kernel that works on the tokens of one device only.
+
+    Args:
+        backend: diffusers' name.
+
+    Raises:
+        ConfigurationError: with kernels that would do.
+    """
+    if not _AttentionBackendRegistry._is_context_parallel_available(AttentionBackendName(backend)):
+        raise ConfigurationError(
+            f"attention backend {AttentionBackendName(backend).value} cannot be shared between devices; "
+            "set native, or on a GPU _native_cudnn"
+        )
+
+
+def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator[Any]:
+    for module in transformer.get_submodule(family.shared_part).modules():
         if getattr(module, "processor", None) is not None:
             yield module
 
 
 def _refuse_backend(transformer: torch.nn.Module) -> None:
     family = family_of(transformer)
-    for module in _attention_modules(transformer):
+    for module in _attention_modules(transformer, family):
         processor = module.processor
         if family.attention is None and not hasattr(processor, _ATTENTION):
             raise ConfigurationError(
@@ -154,9 +168,4 @@ def _refuse_backend(transformer: torch.nn.Module) -> None:
                 "its own tokens only; set the family's default processor"
             )
         chosen = getattr(processor, "_attention_backend", None)
-        backend = chosen or _AttentionBackendRegistry.get_active_backend()[0]
-        if not _AttentionBackendRegistry._is_context_parallel_available(AttentionBackendName(backend)):
-            raise ConfigurationError(
-                f"attention backend {AttentionBackendName(backend).value} cannot be shared between devices; "
-                "set native, or on a GPU _native_cudnn"
-            )
+        refuse_attention(chosen or _AttentionBackendRegistry.get_active_backend()[0])

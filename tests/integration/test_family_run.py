@@ -1,4 +1,4 @@
-"""A run of a model family, of tiny random weights, through the whole road: train, export, load."""
+"""A run of a model family, of tiny random weights, through the whole road: share, train, export, load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.post_train import post_train
+from storage.database import Database
+from storage.device_queries import sequence_groups
 from storage.home import Home
 from tasks.export import export_run
 from tests.pipeline_reference import family_config, own_pipeline
@@ -30,11 +32,15 @@ def test_a_model_family_goes_the_whole_road(home, tmp_path):
         reward={"scorer": "jpeg"},
         runtime={"spot_workers": 1, "scorer_workers": 1},
         evaluation={"prompts": 4, "gallery": 4},
+        sequence_parallel={"rollout": 2},
     )
     result = post_train(settings.model_copy(update={"name": "family", "iterations": 2}), "run-family")
     assert result["iterations"] == 2
     assert 0 < result["score_before"] < 1
     assert result["max_ratio_deviation"] <= settings.algorithm.ratio_tolerance
+    with Database(home.database).reading() as connection:
+        groups = sequence_groups(connection, "run-family", 1, 2, 100)
+    assert set(groups["members"]) == {"reserved-0+spot-0"}
     answer = export_run(home, "run-family", tmp_path / "lora")
     assert answer["files"] == ["README.md", "pytorch_lora_weights.safetensors"]
     own_pipeline("qwen-image", folder).load_lora_weights(answer["out"])

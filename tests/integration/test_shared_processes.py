@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,13 +69,14 @@ def generate(
     book: EpochBook,
     strike: Callable[[Generation], bool] = lambda loop: True,
     first_lease: int = 0,
+    requests: Sequence[SampleRequest] = REQUESTS,
 ) -> Phase:
     """One phase; `strike` is asked after each thing that happens until it says that it has struck."""
     folder = history / "0001"
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
     groups = GroupedFleet(fleet, KEY, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s)
-    loop = Generation(groups, REQUESTS, KEY, config, history=log, first_lease=first_lease)
+    loop = Generation(groups, requests, KEY, config, history=log, first_lease=first_lease)
     settle, struck = loop._settle, False
 
     def settle_and_strike(call):

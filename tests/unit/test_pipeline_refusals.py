@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_runtime.models.loading import load_model, model_files
+from gpu_runtime.models.loading import load_model, model_files, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
@@ -169,3 +169,63 @@ def test_a_gpu_too_small(monkeypatch: pytest.MonkeyPatch):
     assert "need 176.0 GiB (transformer 40.0, text encoders 15.0, VAE 1.0 each)" in str(caught.value)
     assert "a GPU has 80.0 GiB" in str(caught.value)
     assert "or adaptation.mode=lora" in str(caught.value)
+
+
+def shared_config(folder: Path, family: str, degree: int, **model: Any) -> RunConfig:
+    """A run whose rollouts are shared, with text of the family's own length unless `model` says otherwise."""
+    return run_config(
+        folder,
+        family,
+        model={"text_length": 0} | model,
+        runtime={"spot_workers": degree - 1},
+        sequence_parallel={"rollout": degree},
+    )
+
+
+def test_text_that_does_not_divide_is_refused_with_the_length_that_would_do(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+):
+    message = refusal(shared_config(whole, "sd3.5", 2), monkeypatch)
+    assert "sequence_parallel.rollout = 2: " in message
+    assert "333 text tokens (no mask could hide padding) do not divide by degree 2; below it, 1" in message
+    assert message.endswith("or set model.text_length=257")
+    preflight.check(shared_config(whole, "sd3.5", 2, text_length=257))
+
+
+def test_heads_that_do_not_divide_are_refused_whatever_the_text(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    message = refusal(shared_config(whole, "sd3.5", 4), monkeypatch)
+    assert "2 attention heads do not divide by degree 4" in message
+    assert "text_length" not in message
+
+
+def test_image_tokens_that_do_not_divide_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = save_pipeline("qwen-image", tmp_path / "model")
+    odd = {"height": 12, "width": 20}  # 3 x 5 tokens
+    message = refusal(shared_config(folder, "qwen-image", 2, **odd), monkeypatch)
+    assert "15 image tokens do not divide by degree 2; below it, 1 would do" in message
+    preflight.check(shared_config(folder, "qwen-image", 2, height=16, width=20, text_length=511))
+
+
+def test_a_kernel_that_cannot_share_is_refused(whole: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpu_runtime.models.pipeline_outline.choose_attention", lambda *_: None)
+    config = shared_config(whole, "sd3.5", 2, text_length=257, attention="_flash_3")
+    assert "attention backend _flash_3 cannot be shared" in refusal(config, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("family", "side", "lengths"),
+    [
+        ("qwen-image", 20, (25, 512)),
+        ("sd3.5", 20, (25, 77 + 256)),
+        ("flux", 20, (25, 512)),
+        ("z-image", 20, (32, 32)),  # its transformer fills up image and text to multiples of 32 itself
+    ],
+)
+def test_sequence_lengths_are_told_without_weights(
+    tmp_path: Path, family: str, side: int, lengths: tuple[int, int]
+):
+    folder = save_pipeline(family, tmp_path / "model")
+    model = {"text_length": 0, "height": side, "width": side, "negative_prompt": ""}
+    config = run_config(folder, family, model=model).model
+    assert outline_model(config).sequence_lengths() == lengths
+    assert load_model(config).sequence_lengths() == lengths

@@ -1,0 +1,96 @@
+"""Samples of the model families, guided and with adapters, that workers in processes share."""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.shared_samples import NEAR
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.models.families import FAMILIES
+from gpu_runtime.models.loading import load_model
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.sequence_parallel.control_store import ControlStore
+from gpu_runtime.sequence_parallel.epochs import EpochBook
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from tests.integration.test_shared_processes import generate, strike_after_two_commits
+from tests.pipeline_reference import PROMPTS, STEPS, family_config
+from tests.tiny_pipelines import save_pipeline
+from tests.tiny_run import perturbed
+from tests.worker_processes import KEY, ProcessFleet, process_fleet
+
+SAME = 1e-5
+"""Largest difference between latents of two devices and of one, float32."""
+
+REQUESTS = [
+    SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt, seed, 0, PROMPTS[prompt])
+    for prompt in range(2)
+    for seed in range(2)
+]
+
+
+def configuration(family: str, folder: Path) -> RunConfig:
+    # The CLIPs of Stable Diffusion 3 have 77 tokens: with an odd length of T5 the text divides by two.
+    text_length = 129 if family == "sd3.5" else 128
+    return family_config(
+        family,
+        folder,
+        model={"text_length": text_length},
+        runtime={"spot_workers": 1, "commit_steps": 1, "commit_s": 0, "lease_s": 60},
+        sequence_parallel={"rollout": 2},
+    )
+
+
+def trained_weights(config: RunConfig) -> WeightState:
+    """Adapters that do something: as they begin, they change no output."""
+    policy = Policy(load_model(config.model), config.adaptation, config.seed)
+    return perturbed(policy.state(), 0.2)
+
+
+def give_weights(fleet: ProcessFleet, weights: WeightState) -> None:
+    for call in [actor.call("load_weights", KEY, weights) for actor in fleet.actors.values()]:
+        call.result(timeout=60)
+
+
+def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSample]:
+    worker = DeviceWorker(config, trains=False)
+    if weights is None:
+        worker.own_weights(KEY)
+    else:
+        worker.load_weights(KEY, weights)
+    return worker.generate(KEY, REQUESTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str):
+    config = configuration(family, save_pipeline(family, tmp_path / "model"))
+    weights = trained_weights(config)
+    with process_fleet(config, 1, str(tmp_path)) as fleet:
+        give_weights(fleet, weights)
+        shared = generate(fleet, config, tmp_path, ControlStore(), EpochBook(), requests=REQUESTS)
+    assert set(shared.degrees.values()) == {(2,) * STEPS}
+    expected = alone(config, weights)
+    assert max(shared.apart(expected).values()) <= SAME
+    # The comparison is not of nothing: adapters change the samples, and the samples differ.
+    plain = alone(config, None)
+    pairs = zip(plain, expected, strict=True)
+    assert min(float(np.abs(a.latents_SC - b.latents_SC).max()) for a, b in pairs) > 100 * SAME
+    assert len({sample.latents_SC.tobytes() for sample in expected}) == len(REQUESTS)
+
+
+def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: Path):
+    config = configuration("qwen-image", save_pipeline("qwen-image", tmp_path / "model"))
+    with process_fleet(config, 1, str(tmp_path)) as fleet:
+        weights = trained_weights(config)
+        give_weights(fleet, weights)
+        strike = partial(strike_after_two_commits, fleet.actors["spot-0"], signal.SIGKILL)
+        rough = generate(fleet, config, tmp_path, ControlStore(), EpochBook(), strike, requests=REQUESTS)
+        assert fleet.lost == ["spot-0"]
+    assert {1, 2} <= {degree for degrees in rough.degrees.values() for degree in degrees}
+    assert max(rough.apart(alone(config, weights)).values()) <= NEAR

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.shared_samples import NEAR
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.history_log import new_life
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.models.families import FAMILIES
 from gpu_runtime.models.loading import load_model
@@ -71,7 +72,7 @@ def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSampl
 def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str):
     config = configuration(family, save_pipeline(family, tmp_path / "model"))
     weights = trained_weights(config)
-    with process_fleet(config, 1, str(tmp_path)) as fleet:
+    with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         give_weights(fleet, weights)
         shared = generate(fleet, config, tmp_path, ControlStore(), EpochBook(), requests=REQUESTS)
     assert set(shared.degrees.values()) == {(2,) * STEPS}
@@ -86,7 +87,7 @@ def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str
 
 def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: Path):
     config = configuration("qwen-image", save_pipeline("qwen-image", tmp_path / "model"))
-    with process_fleet(config, 1, str(tmp_path)) as fleet:
+    with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         weights = trained_weights(config)
         give_weights(fleet, weights)
         strike = partial(strike_after_two_commits, fleet.actors["spot-0"], signal.SIGKILL)

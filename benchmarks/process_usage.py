@@ -39,7 +39,7 @@ class Usage:
 def process_usage(_: Any) -> Held:
     """Called in any process: what it holds, without what is free but kept for later.
 
-    A full collection empties Python's lists of free objects as well: they fill up over hours, and stop then.
+    A full collection empties Python's lists of free objects as well, which fill up slowly to a fixed length.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

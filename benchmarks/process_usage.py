@@ -72,7 +72,8 @@ def growth_mib(usages: Sequence[Usage]) -> dict[str, list[float]]:
         ]
         for name in names
     }
-    return gained | {"all": [sum(parts) for parts in zip(*gained.values(), strict=True)]}
+    together: list[float] = [sum(parts) for parts in zip(*gained.values(), strict=True)]
+    return gained | {"all": together}
 
 
 def _memory_kib() -> dict[str, int]:

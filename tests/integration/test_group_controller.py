@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
+
+import torch
+import torch.distributed as dist
+
 from tests.group_members import STEPS, alone, await_events, controller_of, first_states, largest_error
+from tests.sharing_processes import run_in_group
 
 TOLERANCE = 1e-4
 
@@ -83,3 +89,16 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step():
         answers = [event.value for event in await_events(controller, "called", 2) if event.kind == "called"]
         assert [[state.step for state in states] for states in answers] == [[1] * 4] * 2
         assert largest_error(*answers) == 0.0
+
+
+def recorded_collectives(group: dist.ProcessGroup) -> int:
+    for _ in range(5):
+        dist.all_reduce(torch.ones(1), group=group)
+    recorder = torch._C._distributed_c10d._dump_fr_trace
+    return len(
+        pickle.loads(recorder(includeCollectives=True, includeStackTraces=False, onlyActive=False))["entries"]
+    )
+
+
+def test_members_keep_no_record_of_their_collectives():
+    assert run_in_group(2, recorded_collectives) == [0, 0]

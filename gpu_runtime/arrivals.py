@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
 
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.devices import Device, slots
 from gpu_runtime.history_log import HistoryLog
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.training_place import TrainingPlace
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -25,9 +27,17 @@ class Arrivals:
         cluster: where they are started.
         config: the run's configuration; it says which places there are.
         history: of the driver; the workers write theirs beside it.
+        meeting: where the devices that train meet; None where one trains alone.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        history: HistoryLog,
+        meeting: StoreAddress | None = None,
+    ) -> None:
+        self._meeting = meeting
         self._cluster = cluster
         self._config = config
         self._history = history
@@ -83,7 +93,10 @@ class Arrivals:
             for arrival in self._coming
             if arrival[0].market == "reserved" or not self._cluster.tells_markets_apart
         ]
-        for device, loaded in needed:
+        # Who trains waits for the others while it loads: the first one to die must be heard of at once.
+        wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
+        ended_first = sorted(needed, key=lambda arrival: not _has_died(arrival[1]))
+        for device, loaded in ended_first:
             try:
                 loaded.result(timeout=max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
@@ -101,16 +114,34 @@ class Arrivals:
         slot = f"{market}-{index}"
         generation = self._generation[slot] = self._generation.get(slot, -1) + 1
         name = f"{slot}.{generation}" if generation else slot
-        trains = market == "reserved" and index == 0
+        trains = market == "reserved" and index < self._config.runtime.trainer_workers
         watches = market == "spot"
         self._history.note("starting", worker=name)
-        told = self._config, trains, watches, name, self._history.folder
+        place = self._training_place(index) if trains else None
+        told = self._config, trains, watches, name, self._history.folder, place
         actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
         device, loaded = Device(actor, market, started_at=time.time()), actor.call("ready")
         loaded.add_done_callback(lambda call: _note_death(device, call))
         return device, loaded
 
+    def _training_place(self, index: int) -> TrainingPlace | None:
+        """The place of the index-th device that trains; None where one trains alone."""
+        if self._meeting is None:
+            return None
+        settings = self._config.runtime
+        return TrainingPlace(
+            index,
+            settings.trainer_workers,
+            self._meeting,
+            meet_s=settings.start_timeout_s,
+            exchange_s=settings.trainer_limit_s,
+        )
+
 
 def _note_death(device: Device, loading: Future[float]) -> None:
-    if loading.cancelled() or loading.exception() is not None:
+    if _has_died(loading):
         device.died_at = time.time()
+
+
+def _has_died(loading: Future[float]) -> bool:
+    return loading.done() and (loading.cancelled() or loading.exception() is not None)

@@ -15,22 +15,25 @@ from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sharing import Sharing
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.trainers import Trainers, trainer_gone
 from storage.config import RunConfig
-from storage.errors import RuntimeFailure, WorkerLostError
+from storage.errors import WorkerLostError
 from storage.records import DeviceEvent, DeviceEventKind, DeviceState, StateInterval
 
 
 class Fleet:
     """Reserved and spot workers.
 
-    The first reserved worker is the trainer. When another one dies, hangs or is under a preemption notice,
-    the requests it held go on elsewhere, and a replacement is started: at once where devices generate,
-    else with the next phase. Who has loaded is taken in then, and pulls once it holds the phase's
-    weights. A worker whose notice is withdrawn pulls again, beside its replacement if there is one.
+    The first `runtime.trainer_workers` reserved workers are the trainers. When another one dies, hangs or is
+    under a preemption notice, the requests it held go on elsewhere, and a replacement is started: at once
+    where devices generate, else with the next phase. Who has loaded is taken in then, and pulls once it
+    holds the phase's weights. A worker whose notice is withdrawn pulls again, beside its replacement if
+    there is one.
 
-    Beside training, a second thread drafts: the training thread then touches the trainer alone, the drafting
+    Beside training, a second thread drafts: the training thread then touches the trainers alone, the drafting
     one the other devices (`drafters`, `lose`). A lock guards what both write.
 
     Args:
@@ -59,10 +62,16 @@ class Fleet:
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
-        self.sharing = Sharing(cluster, config, lambda up_to: self.ask_trainer("degrees", up_to))
+        self.sharing = Sharing(cluster, config, lambda up_to: self.trainers.ask_leader("degrees", up_to))
         """Groups of devices, where samples are shared."""
-        self._arrivals = Arrivals(cluster, config, self._history)
-        self.trainer = self._arrivals.fill(())[0]
+        training = config.runtime.trainer_workers
+        # Kept for as long as the fleet: the trainers are connected to it.
+        self._meeting = ControlStore(cluster.host) if training > 1 else None
+        address = None if self._meeting is None else self._meeting.address
+        self._arrivals = Arrivals(cluster, config, self._history, address)
+        first = self._arrivals.fill(())[:training]
+        self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share)
+        """The devices that train."""
 
     def await_ready(self) -> None:
         """Wait until the workers that a run needs to begin have loaded their models.
@@ -152,13 +161,13 @@ class Fleet:
 
         Args:
             key: name of the weights.
-            with_trainer: whether the trainer may draft.
+            with_trainer: whether the trainers may draft.
         """
         self._ask_for_notices()
         return [
             device
             for device in self.workers(key)
-            if device.notice is None and (with_trainer or device is not self.trainer)
+            if device.notice is None and (with_trainer or device not in self.trainers)
         ]
 
     def heed(self, device: Device, notice: Notice | None) -> None:
@@ -176,10 +185,11 @@ class Fleet:
         """A worker has died.
 
         Raises:
-            RuntimeFailure: if it is the trainer.
+            RuntimeFailure: if it is a trainer.
         """
-        if device is self.trainer:
-            raise _trainer_gone(error) from error
+        if device in self.trainers:
+            self.trainers.end()
+            raise trainer_gone(error) from error
         with self._lock:
             self._devices.remove(device)
             self.lost.append(device.name)
@@ -191,7 +201,7 @@ class Fleet:
         """A worker hangs: its process is ended, and it counts as lost.
 
         Raises:
-            RuntimeFailure: if it is the trainer.
+            RuntimeFailure: if it is a trainer.
         """
         device.actor.kill()
         self.lose(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
@@ -234,24 +244,6 @@ class Fleet:
         """The names of weights have a new meaning: workers load them again."""
         for device in self._devices:
             device.holds, device.coming = "", None
-
-    def ask_trainer(self, method: str, *args: Any) -> Any:
-        """Call the trainer and wait.
-
-        Raises:
-            RuntimeFailure: if its process is gone, or hangs.
-        """
-        call, limit_s = self.trainer.actor.call(method, *args), self._config.runtime.trainer_limit_s
-        try:
-            return call.result(timeout=limit_s)
-        except WorkerLostError as error:
-            raise _trainer_gone(error) from error
-        except TimeoutError as error:
-            if call.done():  # the trainer's own
-                raise
-            self.trainer.actor.kill()
-            reason = f"it did not answer {method!r} in runtime.trainer_limit_s={limit_s:g} s and was ended"
-            raise _trainer_gone(WorkerLostError(reason)) from error
 
     def _ask_for_notices(self) -> None:
         """Ask the spot workers whether they will be taken, where anyone watches for it."""
@@ -321,10 +313,3 @@ class Fleet:
                 self._admit(device, loaded.result())
             else:
                 self._bury(device, loaded.exception())
-
-
-def _trainer_gone(error: WorkerLostError) -> RuntimeFailure:
-    return RuntimeFailure(
-        f"the trainer's process is gone ({error}); nothing committed is lost: go on with "
-        "`spotlight resume RUN`"
-    )

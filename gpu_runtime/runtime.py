@@ -28,7 +28,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch, build_explorer
 from storage.config import RunConfig
-from storage.records import DeviceEvent, GroupRecord, StateInterval
+from storage.records import DeviceEvent, DeviceState, GroupRecord, StateInterval
 from storage.run_prompts import load_run_prompts
 
 
@@ -144,7 +144,7 @@ class Runtime:
         """Choose prompts and seeds of an iteration, as exploration.strategy says.
 
         With `plain` and `stale` it may run in another thread while `train` does; with `stale` it then
-        ends with the training steps, or soon after. With `fresh` it drafts on all devices, the trainer
+        ends with the training steps, or soon after. With `fresh` it drafts on all devices, the trainers
         too, so nothing may run beside it.
 
         Args:
@@ -159,7 +159,7 @@ class Runtime:
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
         """Draft the seeds of a plan whose drafts are not trusted again: now, with the current weights.
 
-        All devices draft, the trainer too, so nothing may run beside it.
+        All devices draft, the trainers too, so nothing may run beside it.
 
         Args:
             refused: the plan; the new one keeps a record of its drafts.
@@ -183,7 +183,7 @@ class Runtime:
         return self._scoring.score([sample.image_HWC for sample in samples], prompts)
 
     def train(self, rollout: Rollout, scores: Sequence[Score]) -> Trained:
-        """Advantages, training steps on the reserved device, and the new weights' publication.
+        """Advantages, training steps on the devices that train, and the new weights' publication.
 
         Exploration beside it is told when the training steps are done.
 
@@ -195,11 +195,10 @@ class Runtime:
         try:
             generated = [delivered.sample for delivered in rollout.delivered]
             advantages, samples = training_samples(generated, scores, self.config, rollout.plan.pool)
-            trainer = self._fleet.trainer.name
             self._take_own_weights()
-            self._fleet.enter(trainer, "train")
-            report: TrainingReport = self._fleet.ask_trainer("train", samples)
-            self._fleet.enter(trainer, "idle")
+            self._book_trainers("train")
+            report: TrainingReport = self._fleet.trainers.ask("train", samples)
+            self._book_trainers("idle")
         except BaseException:
             self._search.abandon()
             raise
@@ -243,7 +242,7 @@ class Runtime:
         by_id = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
         weights = self._current
         if self.config.optimizer.ema_decay > 0 and self._version > 0:
-            state = self._fleet.ask_trainer("average_weights")
+            state = self._fleet.trainers.ask("average_weights")
             weights = Weights(f"v{self._version}-average", weights_digest(state), self._cluster.share(state))
         samples = [delivered.sample for delivered in self._fleet.generate(requests, weights)]
         prompts = [by_id[sample.request.prompt_id] for sample in samples]
@@ -253,7 +252,7 @@ class Runtime:
     def blobs(self) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint."""
         self._take_own_weights()
-        return self._fleet.ask_trainer("blobs")
+        return self._fleet.trainers.ask("blobs")
 
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
@@ -262,7 +261,7 @@ class Runtime:
         self._search.forget()
         if explorer_state is not None:
             self._search.restore(explorer_state)
-        self._fleet.ask_trainer("restore", dict(blobs))
+        self._fleet.trainers.ask("restore", dict(blobs))
         self._fleet.forget_weights()
         self._version = policy_version
         self._current = self._publish(f"v{policy_version}")
@@ -292,13 +291,16 @@ class Runtime:
         return self._search.on_all_devices(iteration, self._current, self._version)
 
     def _publish(self, key: str) -> Weights:
-        """Name the trainer's own weights `key` and make them available to the workers."""
-        digest = self._fleet.ask_trainer("own_weights", key)
-        self._fleet.trainer.holds = key
-        return Weights(key, digest, self._cluster.share(self._fleet.ask_trainer("weights")))
+        """Name the trained weights `key` and make them available to the workers."""
+        digest = self._fleet.trainers.hold_own(key)
+        return Weights(key, digest, self._cluster.share(self._fleet.trainers.ask_leader("weights")))
 
     def _take_own_weights(self) -> None:
-        """Give the trainer its own weights back after it generated with the average."""
-        if self._fleet.trainer.holds != self._current.key:
-            self._fleet.ask_trainer("own_weights", self._current.key)
-            self._fleet.trainer.holds = self._current.key
+        """Give the trainers their own weights back after they generated with the average."""
+        if not self._fleet.trainers.holds(self._current.key):
+            self._fleet.trainers.hold_own(self._current.key)
+
+    def _book_trainers(self, state: DeviceState) -> None:
+        """Book what the devices that train do from now on."""
+        for device in self._fleet.trainers.devices:
+            self._fleet.enter(device.name, state)

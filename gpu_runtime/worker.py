@@ -1,4 +1,4 @@
-"""What runs on one device: a model, its sampler and, on the reserved one, the trainer.
+"""What runs on one device: a model, its sampler and, on those that train, the trainer.
 
 Plain Python without Ray, so that a bare machine with torch and diffusers can use it; the actors
 of the runtime wrap it.
@@ -16,7 +16,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.drafts_in_flight import DraftChunk, DraftsInFlight
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.learning.objective import TrainingSample
-from gpu_runtime.learning.policy import Policy, WeightState, weights_digest
+from gpu_runtime.learning.policy import WeightState, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import load_model
@@ -27,6 +27,8 @@ from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.notice_watch import NoticeWatch
+from gpu_runtime.trained_weights import build_policy, build_trainer
+from gpu_runtime.training_place import TrainingPlace, exchanging
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.runtime_config import WORKER_IN_URL
@@ -41,6 +43,10 @@ class DeviceWorker:
         watches: watch for preemption notices, where `runtime.notices` names a provider.
         name: how the runtime calls it.
         history: folder for its history; None keeps none.
+        among: its place, if it trains with others; it waits for them.
+
+    Raises:
+        GroupBrokenError: if those did not come.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class DeviceWorker:
         watches: bool = False,
         name: str = "worker",
         history: str | None = None,
+        among: TrainingPlace | None = None,
     ) -> None:
         # First of all, as who looks for this process finds it by its history.
         written = HistoryLog(history, name)
@@ -60,14 +67,15 @@ class DeviceWorker:
         self._watch = NoticeWatch(config.runtime.notices, url) if watched else None
         model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
-        self._policy = Policy(model, config.adaptation, config.seed, keeps_reference)
+        self._among = among
+        self._policy = build_policy(model, config, keeps_reference, among)
         self._sampler = Sampler(model, config.sampling)
         self._samples = SamplesInFlight(
             self._sampler, self.notice if watched else None, written, config.runtime.notices != "none"
         )
         self._place = PlaceInGroup(name, model, config.sampling)
         self._drafts = DraftsInFlight(self._sampler)
-        self._trainer = Trainer(self._policy, self._sampler, config) if trains else None
+        self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
         self._holds = ""
         self._set_aside: WeightState | None = None
 
@@ -93,11 +101,19 @@ class DeviceWorker:
         return weights_digest(self._policy.state())
 
     def own_weights(self, key: str) -> str:
-        """Trainer only: hold its own weights again, under the name `key`; returns their digest."""
+        """Trainers only: hold their own weights again, under the name `key`; returns their digest.
+
+        Several do this together, as all below that is for trainers.
+
+        Raises:
+            GroupBrokenError: if another one is gone.
+        """
         if self._set_aside is not None:
             self._policy.load(self._set_aside)
             self._set_aside = None
         self._drop_all()
+        with exchanging(self._among):
+            self._policy.gather()
         self._holds = key
         return weights_digest(self._policy.state())
 
@@ -207,28 +223,44 @@ class DeviceWorker:
         return DraftChunk(self._drafts.advance(steps), self.notice())
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Take an iteration's training steps on the trainer's own weights, alone."""
+        """Trainers only: take an iteration's training steps on their own weights.
+
+        Raises:
+            TrainingError: see `Trainer.train`; all trainers refuse the same.
+            GroupBrokenError: if another one is gone.
+        """
         self.leave_group()
-        return self._the_trainer().train(samples)
+        with exchanging(self._among):
+            report = self._the_trainer().train(samples)
+            self._policy.gather()
+        return report
 
     def weights(self) -> WeightState:
         """A copy of the weights held."""
         return self._policy.state()
 
     def average_weights(self) -> WeightState:
-        """The moving average of the trained weights."""
+        """Trainers only: the moving average of the trained weights; of several the first alone gives it."""
         if self._trainer is None:
             raise RuntimeFailure("this worker was not started as a trainer")
-        return self._trainer.average_state()
+        with exchanging(self._among):
+            state = self._trainer.average_state()
+        return state if self._leads else {}
 
     def blobs(self) -> dict[str, bytes]:
-        """The trainer's complete state, for a checkpoint."""
-        return trainer_blobs(self._the_trainer())
+        """Trainers only: their complete state, for a checkpoint; of several the first alone gives it."""
+        with exchanging(self._among):
+            blobs = trainer_blobs(self._the_trainer())
+        return blobs if self._leads else {}
 
     def restore(self, blobs: Mapping[str, bytes]) -> None:
         """Go on from a checkpoint's state."""
         self._set_aside = None
         restore_trainer(self._the_trainer(), blobs)
+
+    @property
+    def _leads(self) -> bool:
+        return self._among is None or self._among.leads
 
     def _drop_all(self) -> None:
         """Forget what is in flight: half a sample with other weights would be nobody's."""
@@ -238,6 +270,8 @@ class DeviceWorker:
     def _refuse_other_weights(self, key: str) -> None:
         if self._holds != key:
             raise RuntimeFailure(f"worker holds weights {self._holds!r}, but {key!r} are asked for")
+        if not self._policy.is_whole:
+            raise RuntimeFailure(f"worker holds its part of {key!r} alone; call own_weights first")
 
     def _the_trainer(self) -> Trainer:
         if self._trainer is None:

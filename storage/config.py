@@ -242,7 +242,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _exploration_fits(self) -> Self:
         workers = self.runtime.reserved_workers + self.runtime.spot_workers
-        self.exploration.check_fits(self.algorithm.group_size, workers)
+        self.exploration.check_fits(self.algorithm.group_size, workers, self.runtime.trainer_workers)
         if self.algorithm.objective == "nft" and self.exploration.baseline == "pool":
             raise ValueError(
                 "exploration.baseline is pool with algorithm.objective=nft: advantages that do not sum to "
@@ -279,6 +279,17 @@ class RunConfig(Section):
             raise ValueError(
                 f"model.compile is true with samples shared by {shared.largest} devices, which was never "
                 "tried together; set model.compile=false, or sequence_parallel.rollout=1 and evaluate=1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_group_each(self) -> Self:
+        shared, training = self.sequence_parallel.largest, self.runtime.trainer_workers
+        if shared > 1 and training > 1:
+            raise ValueError(
+                f"runtime.trainer_workers is {training} and sequence_parallel shares samples between up to "
+                f"{shared} devices: a process is in one group at a time, so runs do one or the other; set "
+                "runtime.trainer_workers=1, or sequence_parallel.rollout=1 and evaluate=1"
             )
         return self
 

@@ -79,12 +79,13 @@ class ExplorationConfig(Section):
             )
         return self
 
-    def check_fits(self, group_size: int, workers: int) -> None:
+    def check_fits(self, group_size: int, workers: int, trainers: int) -> None:
         """Refuse what the rest of the run's settings leaves no room for.
 
         Args:
             group_size: seeds to keep of a prompt.
-            workers: all devices; one of them trains.
+            workers: all devices.
+            trainers: those of them that train.
 
         Raises:
             ValueError: if there is nothing to choose from, or no device to explore on.
@@ -96,11 +97,11 @@ class ExplorationConfig(Section):
                 f"exploration.candidates is {self.candidates}, below algorithm.group_size={group_size}: "
                 "there is nothing to choose from; raise candidates to several groups, or lower group_size"
             )
-        if self.strategy == "stale" and workers < 2:
+        if self.strategy == "stale" and workers <= trainers:
             raise ValueError(
-                "exploration.strategy is stale with runtime.reserved_workers=1 and runtime.spot_workers=0: "
-                "the only device trains, so none could explore meanwhile; add a worker, or set "
-                "exploration.strategy to plain or fresh"
+                f"exploration.strategy is stale with runtime.reserved_workers={trainers} and "
+                "runtime.spot_workers=0: every device trains, so none could explore meanwhile; add a worker, "
+                "or set exploration.strategy to plain or fresh"
             )
         if 0 < self.drafts < group_size:
             raise ValueError(

@@ -19,7 +19,11 @@ class RuntimeConfig(Section):
     """Address of a running Ray cluster; empty starts a local one."""
 
     reserved_workers: int = Field(default=1, ge=1, le=64)
-    """Reserved devices. The first one trains; all of them generate."""
+    """Reserved devices. The first ones train (see `trainer_workers`); all of them generate."""
+
+    trainer_workers: int = Field(default=1, ge=1, le=64)
+    """Reserved devices that train together: weights, gradients and the optimiser are divided over them. The
+    bits of a run depend on it."""
 
     spot_workers: int = Field(default=2, ge=0, le=1024)
     """Spot devices; they only generate."""
@@ -69,6 +73,15 @@ class RuntimeConfig(Section):
     history: bool = False
     """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
     step, a line each, by which `spotlight chaos` checks its promises. Workers stop after each step then."""
+
+    @model_validator(mode="after")
+    def _enough_devices_to_train(self) -> Self:
+        if self.trainer_workers > self.reserved_workers:
+            raise ValueError(
+                f"runtime.trainer_workers is {self.trainer_workers}, above runtime.reserved_workers="
+                f"{self.reserved_workers}: reserved devices alone train; lower it, or raise reserved_workers"
+            )
+        return self
 
     @model_validator(mode="after")
     def _the_url_has_a_use(self) -> Self:

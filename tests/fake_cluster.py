@@ -18,6 +18,7 @@ class FakeWorker(RemoteActor):
     Attributes:
         notice: what it says when it is asked.
         watches: whether it was told to watch for notices.
+        among: its place, if it was told to train with others.
         silent: methods that it does not answer, unless the test does: see `unanswered`.
         unanswered: the calls of those, by method.
         dead: all calls end with its loss.
@@ -28,6 +29,7 @@ class FakeWorker(RemoteActor):
         super().__init__(name, None)
         self.notice: Notice | None = None
         self.watches = watches
+        self.among: Any = None
         self.silent: set[str] = set()
         self.unanswered: dict[str, Future[Any]] = {}
         self.dead = False
@@ -76,13 +78,23 @@ class FakeCluster(Cluster):
         self, name: str, actor: type, *args: Any, gpu: bool, market: Market = "reserved"
     ) -> RemoteActor:
         """As of a cluster."""
-        _, _, watches, *_ = args
+        _, _, watches, *_, among = args
         self.workers[name] = FakeWorker(name, watches)
+        self.workers[name].among = among
         self.markets[name] = market
         self.workers[name].dead = name in self.stillborn
         if name in self.slow:
             self.workers[name].silent.add("ready")
         return self.workers[name]
+
+    @property
+    def host(self) -> str:
+        """As of a cluster."""
+        return "127.0.0.1"
+
+    def share(self, value: Any) -> Any:
+        """As of a cluster."""
+        return value
 
     def describe(self) -> str:
         """As of a cluster."""

@@ -31,6 +31,9 @@ class Policy:
         keeps_reference: whether `reference()` will be asked for; `full` needs memory for it.
     """
 
+    is_whole = True
+    """Whether this process can generate by itself."""
+
     def __init__(
         self, model: DiffusionModel, adaptation: AdaptationConfig, seed: int, keeps_reference: bool = True
     ) -> None:
@@ -55,6 +58,9 @@ class Policy:
 
     def _prepare(self, transformer: torch.nn.Module) -> None:
         """Change the transformer before its trained weights are listed; nothing to do in one process."""
+
+    def gather(self) -> None:
+        """Have all weights here, to generate with; in one process they are."""
 
     def state(self) -> WeightState:
         """A copy of the trained weights."""

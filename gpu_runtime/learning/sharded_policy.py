@@ -1,8 +1,11 @@
 """A policy whose weights are divided over several training processes (torch's FSDP2).
 
 Each process holds a part of every weight, gathers a block's weights when that block computes, and lets
-them go again. All processes must do the same things in the same order: each forward pass, `state`,
+them go again. All processes must then do the same things in the same order: each forward pass, `state`,
 `load` of the same weights.
+
+Between `gather` and `divide` each process has all weights beside its part of them. Then forward passes,
+`state` and `load` need nobody, so each process generates what it likes.
 """
 
 from __future__ import annotations
@@ -45,7 +48,51 @@ class ShardedPolicy(Policy):
         keeps_reference: bool = True,
     ) -> None:
         self.group = group
+        self.is_whole = False
         super().__init__(model, adaptation, seed, keeps_reference)
+
+    def gather(self) -> None:
+        """Have all weights here, to generate with; a collective. They are let go by `divide`."""
+        if self.is_whole:
+            return
+        self._root.set_reshard_after_forward(False)
+        for module in self._parts:
+            module.unshard()
+        self.is_whole = True
+
+    def divide(self) -> None:
+        """Let go of all weights but this process's parts, to train."""
+        if not self.is_whole:
+            return
+        # It forgets the forward passes of now, too: FSDP fetches weights ahead by the order in which the
+        # last passes used them, and each process has had passes of its own.
+        self._root.reset_iter_state()
+        self._root.set_reshard_after_forward(True)
+        self.is_whole = False
+
+    def state(self) -> WeightState:
+        """A copy of the trained weights; a collective while they are divided."""
+        if not self.is_whole:
+            return super().state()
+        here = dict(self.model.transformer.named_parameters())
+        # Copied first: numpy would pin the memory that `divide` lets go of.
+        return {
+            name: here[name].detach().to("cpu", torch.float32, copy=True).numpy() for name in self.trained
+        }
+
+    def load(self, state: Mapping[str, np.ndarray]) -> None:
+        """Replace the trained weights; every process must be given the same.
+
+        Raises:
+            ModelError: if names or shapes differ from this policy's; no weight has changed then.
+        """
+        super().load(state)
+        if not self.is_whole:
+            return
+        here = dict(self.model.transformer.named_parameters())
+        with torch.no_grad():
+            for name in self.trained:
+                here[name].copy_(torch.from_numpy(np.array(state[name])))
 
     def held(self) -> WeightState:
         """A copy of this process's parts of the trained weights."""
@@ -86,9 +133,13 @@ class ShardedPolicy(Policy):
         # would be stale after `load` or a visit to the reference.
         for module in (*blocks, transformer):
             fully_shard(module, mesh=mesh, reshard_after_forward=True)
-        for module in transformer.modules():
-            if isinstance(module, FSDPModule):
-                # The sum of all processes' gradients and not their mean: each row of an update is weighed
-                # by the number of rows of all. Plain sums are what gloo knows, too.
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+        self._parts = [module for module in transformer.modules() if isinstance(module, FSDPModule)]
+        assert isinstance(transformer, FSDPModule)
+        self._root: FSDPModule = transformer
+        for module in self._parts:
+            # The sum of all processes' gradients and not their mean: each row of an update is weighed
+            # by the number of rows of all. Plain sums are what gloo knows, too.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+        # What FSDP else does in its first forward pass: `divide` may come before there was one.
+        self._root._get_fsdp_state()._lazy_init()

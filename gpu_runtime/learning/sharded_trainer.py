@@ -16,14 +16,15 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objective import BatchTerms, TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.sharding import gathered
-from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from storage.config import RunConfig
 
 
 class ShardedTrainer(Trainer):
     """Owns its process's part of the optimiser and of the moving average.
 
-    A process that fails in the midst of an update leaves the others waiting until the group's time-out.
+    A process that fails in the midst of an update leaves the others waiting until they are ended, or the
+    group's time-out.
 
     Args:
         policy: the divided weights.
@@ -33,8 +34,18 @@ class ShardedTrainer(Trainer):
 
     def __init__(self, policy: ShardedPolicy, sampler: Sampler, config: RunConfig) -> None:
         super().__init__(policy, sampler, config)
+        self._divided = policy
         self._group = policy.group
         self._device = policy.model.device
+
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
+        """Take the iteration's training steps; the weights are divided afterwards.
+
+        Raises:
+            TrainingError: as of one process; all refuse the same.
+        """
+        self._divided.divide()
+        return super().train(samples)
 
     def _accumulate(self, samples: Sequence[TrainingSample]) -> BatchTerms:
         rows = self._objective.rows(samples)

@@ -222,9 +222,10 @@ def test_restoring_goes_on_to_the_same_weights(fresh, untrained):
 
 def test_a_sync_that_changes_nothing_is_an_error(fresh, monkeypatch):
     rolled = fresh.rollout(fresh.explore(1))
-    ask = fresh._fleet.ask_trainer
+    trainers = fresh._fleet.trainers
+    ask = trainers.ask
     idle = TrainingReport(1, 0.0, 0.0, 0.0, 0.0, 0.0)
-    monkeypatch.setattr(fresh._fleet, "ask_trainer", lambda m, *a: idle if m == "train" else ask(m, *a))
+    monkeypatch.setattr(trainers, "ask", lambda m, *a: idle if m == "train" else ask(m, *a))
     with pytest.raises(TrainingError, match="changes nothing"):
         fresh.train(rolled, fresh.reward(rolled))
 

@@ -206,6 +206,50 @@ def test_no_weight_is_stale_after_others_were_loaded_or_visited(mode: str):
         assert all((held[key] == value).all() for key, value in state.items())
 
 
+def generates_between(
+    group: dist.ProcessGroup, state: dict[str, Any], samples: list[TrainingSample]
+) -> tuple[dict[str, Any], Any]:
+    """Each process has a number of forward passes of its own, then all train; velocities, and gradients."""
+    run = ShardedRun(tiny_config(), group)
+    found: dict[str, Any] = {}
+    run.policy.gather()
+    with torch.no_grad():
+        found["untouched"] = [velocity_of(run.model).numpy() for _ in range(3 * group.rank())]
+        run.policy.load(state)
+        found["moved"] = [velocity_of(run.model).numpy() for _ in range(1 + group.rank())]
+    found["state"] = run.policy.state()
+    report, gradients = gradients_of(run.trainer, samples)
+    found["divided"] = not run.policy.is_whole
+    run.policy.gather()
+    found["after"] = run.policy.state()
+    run.policy.divide()
+    found["the same divided"] = run.policy.state()
+    return found, (report, gradients)
+
+
+def test_between_training_steps_each_process_generates_what_it_likes():
+    run = TinyRun(tiny_config())
+    with torch.no_grad():
+        untouched = velocity_of(run.model).numpy()
+        state = perturbed(run.policy.state(), seed=5)
+        run.policy.load(state)
+        moved = velocity_of(run.model).numpy()
+    samples = run.rollout()
+    answers = run_in_group(2, generates_between, state, samples)
+    expected, gradients = gradients_of(run.trainer, samples)
+    for found, (report, theirs) in answers:
+        assert all(np.array_equal(one, untouched) for one in found["untouched"])
+        assert all(np.array_equal(one, moved) for one in found["moved"]), "to the bit: nothing is divided"
+        assert all((found["state"][key] == value).all() for key, value in state.items())
+        assert found["divided"]
+        assert all((found["after"][key] == found["the same divided"][key]).all() for key in state)
+        assert any((found["after"][key] != state[key]).any() for key in state)
+        assert abs(report.gradient_norm - expected.gradient_norm) <= TOLERANCE * expected.gradient_norm
+        scale = math.sqrt(sum(float((value**2).sum()) for value in gradients[0].values()))
+        for weight, value in gradients[0].items():
+            assert np.linalg.norm(theirs[0][weight] - value) <= TOLERANCE * scale, weight
+
+
 def refused(group: dist.ProcessGroup, samples: list[TrainingSample]) -> tuple[str, bool]:
     """One process alone sees a ratio that is off; both must refuse, with no weight changed."""
     run = ShardedRun(tiny_config(), group)

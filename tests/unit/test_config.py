@@ -35,7 +35,25 @@ def test_it_is_frozen():
         ({"algorithm": {"updates_per_iteration": 20}}, "an update needs a whole group"),
         (
             {"exploration": {"strategy": "stale"}, "runtime": {"spot_workers": 0}},
-            "the only device trains, so none could explore",
+            "every device trains, so none could explore",
+        ),
+        (
+            {
+                "exploration": {"strategy": "stale"},
+                "runtime": {"reserved_workers": 2, "trainer_workers": 2, "spot_workers": 0},
+            },
+            "runtime.reserved_workers=2 and runtime.spot_workers=0: every device trains",
+        ),
+        (
+            {"runtime": {"reserved_workers": 2, "trainer_workers": 3}},
+            "runtime.trainer_workers is 3, above runtime.reserved_workers=2",
+        ),
+        (
+            {
+                "runtime": {"reserved_workers": 2, "trainer_workers": 2},
+                "sequence_parallel": {"rollout": 2},
+            },
+            "trainer_workers is 2 and sequence_parallel shares samples between up to 2 devices",
         ),
         ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
         ({"runtime": {"notice_url": "http://10.0.0.1"}}, "notices=none asks no address"),

@@ -21,10 +21,13 @@ TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
 class Stage:
     """A fleet of a trainer and two spot workers that all hold the first weights."""
 
-    def __init__(self, notices: str = "gcp", lease_s: float = 300.0, trainer_limit_s: float = 300.0) -> None:
+    def __init__(
+        self, notices: str = "gcp", lease_s: float = 300.0, trainer_limit_s: float = 300.0, trainers: int = 1
+    ) -> None:
         self.cluster = FakeCluster()
         settings = {"notices": notices, "lease_s": lease_s, "spot_workers": 2}
-        settings["trainer_limit_s"] = trainer_limit_s
+        settings |= {"trainer_limit_s": trainer_limit_s}
+        settings |= {"trainer_workers": trainers, "reserved_workers": trainers}
         self.fleet = Fleet(self.cluster, tiny_config(runtime=settings))
         self.fleet.await_ready()
         self.fleet.prepare(FIRST)
@@ -247,5 +250,38 @@ def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do
     trainer = stage.cluster.workers[TRAINER]
     trainer.silent.add("train")
     with pytest.raises(RuntimeFailure, match=r"'train' in runtime.trainer_limit_s=0.01 s.*spotlight resume"):
-        stage.fleet.ask_trainer("train")
+        stage.fleet.trainers.ask("train")
     assert trainer.dead
+
+
+def test_devices_that_train_together_do_not_draft_and_have_numbers_to_meet_by():
+    stage = Stage("none", trainers=2)
+    assert stage.drafters("v1") == [ONE, TWO]
+    assert [device.name for device in stage.fleet.trainers.devices] == [TRAINER, "reserved-1"]
+    places = {name: worker.among for name, worker in stage.cluster.workers.items()}
+    assert [places[TRAINER].rank, places["reserved-1"].rank] == [0, 1]
+    assert places[TRAINER].address == places["reserved-1"].address
+    assert places[ONE] is None and places[TWO] is None
+
+
+def test_one_that_trains_alone_meets_nobody():
+    assert Stage().cluster.workers[TRAINER].among is None
+
+
+def test_the_loss_of_one_of_several_trainers_ends_them_all():
+    stage = Stage("none", trainers=2)
+    stage.cluster.workers["reserved-1"].dead = True
+    with pytest.raises(RuntimeFailure, match=r"reserved-1.*spotlight resume"):
+        stage.fleet.prepare(SECOND)
+    assert stage.cluster.workers[TRAINER].dead
+    assert not stage.cluster.workers[ONE].dead
+
+
+def test_of_trainers_that_wait_for_each_other_the_one_that_dies_while_it_loads_is_heard_of_at_once():
+    cluster = FakeCluster()
+    cluster.slow.add(TRAINER)
+    cluster.stillborn.add("reserved-1")
+    settings = {"reserved_workers": 2, "trainer_workers": 2, "spot_workers": 0, "start_timeout_s": 300.0}
+    fleet = Fleet(cluster, tiny_config(runtime=settings))
+    with pytest.raises(RuntimeFailure, match="reserved-1 died while starting"):
+        fleet.await_ready()

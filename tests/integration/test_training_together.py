@@ -1,0 +1,182 @@
+"""Several live devices that divide each training step, on real Ray actors and the embedded model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import numpy as np
+import psutil
+import pytest
+from safetensors.numpy import load
+
+from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.worker import DeviceWorker
+from storage.config_loading import load_config
+from storage.errors import RuntimeFailure
+from storage.run_prompts import load_run_prompts
+
+SETTINGS = [
+    "sampling.batch_size=4", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
+    "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.start_timeout_s=900",
+    "runtime.commit_steps=1", "runtime.commit_s=0", "exploration.strategy=plain",
+]  # fmt: skip
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def config():
+    return load_config("smoke", SETTINGS, {})
+
+
+@pytest.fixture(scope="module")
+def runtime(config):
+    runtime = Runtime(config)
+    yield runtime
+    runtime.close()
+
+
+@pytest.fixture(scope="module")
+def untrained(runtime):
+    return runtime.blobs()
+
+
+@pytest.fixture(scope="module")
+def alone(config):
+    """A trainer of its own, in this process."""
+    worker = DeviceWorker(config, trains=True)
+    worker.own_weights("v0")
+    return worker
+
+
+@pytest.fixture
+def fresh(runtime, untrained):
+    """The runtime with the weights of its start: one Ray serves all tests of this file."""
+    runtime.restore(untrained, 0)
+    runtime.take_intervals()
+    return runtime
+
+
+def worker_process(name: str) -> psutil.Process:
+    for process in psutil.Process().children(recursive=True):
+        if f"ray::{name}" in " ".join(process.cmdline()):
+            return process
+    raise AssertionError(f"no process of worker {name}")
+
+
+def iteration(runtime: Runtime, number: int):
+    """A rollout, its scores and what came of its training."""
+    rolled = runtime.rollout(runtime.explore(number))
+    scores = runtime.reward(rolled)
+    return rolled, scores, runtime.train(rolled, scores)
+
+
+def train_alone(worker: DeviceWorker, config, rolled: Rollout, scores):
+    """The same training step by one trainer; its report."""
+    generated = [delivered.sample for delivered in rolled.delivered]
+    return worker.train(training_samples(generated, scores, config, rolled.plan.pool)[1])
+
+
+def off(ours: dict[str, bytes], theirs: dict[str, bytes], before: dict[str, bytes], part: str) -> float:
+    """How far two states are apart, as a share of how far training moved them."""
+    one, other, start = (load(blobs[part]) for blobs in (ours, theirs, before))
+    assert one.keys() == other.keys()
+    assert {name: value.shape for name, value in one.items()} == {n: v.shape for n, v in other.items()}
+    apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in one)
+    moved = sum(float(((one[name] - start[name]) ** 2).sum()) for name in one if name in start)
+    return float(np.sqrt(apart / moved))
+
+
+def test_an_iteration_by_two_equals_one_by_a_single_trainer_within_rounding(fresh, untrained, alone, config):
+    alone.restore(untrained)
+    alone.own_weights("v0")
+    assert alone.blobs() == untrained
+    rolled, scores, trained = iteration(fresh, 1)
+    states = fresh.take_intervals()
+    prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
+    for delivered, sample in zip(
+        rolled.delivered,
+        alone.generate("v0", rollout_requests(rolled.plan, prompts, config.seed, 0)),
+        strict=True,
+    ):
+        assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC), "to the bit, whoever made it"
+        assert np.array_equal(delivered.sample.trajectory.log_prob_W, sample.trajectory.log_prob_W)
+    report = train_alone(alone, config, rolled, scores)
+    assert trained.report.training_steps == report.training_steps == 1
+    assert trained.report.ratio_deviation <= config.algorithm.ratio_tolerance
+    for field in ("loss", "gradient_norm", "clip_share"):
+        assert abs(getattr(trained.report, field) - getattr(report, field)) <= TOLERANCE, field
+    expected, found = alone.blobs(), fresh.blobs()
+    assert off(expected, found, untrained, "weights.safetensors") <= 1e-3
+    largest = max(
+        float(np.abs(ours - load(found["weights.safetensors"])[name]).max())
+        for name, ours in load(expected["weights.safetensors"]).items()
+    )
+    assert largest <= TOLERANCE
+    training = {state.worker for state in states if state.state == "train"}
+    assert training == {"reserved-0", "reserved-1"}
+
+
+def test_every_device_generates_and_evaluating_between_leaves_training_as_it_was(fresh, untrained):
+    rolled, _, _ = iteration(fresh, 1)
+    assert {delivered.worker for delivered in rolled.delivered} <= {"reserved-0", "reserved-1", "spot-0"}
+    second = iteration(fresh, 2)
+    expected = fresh.blobs()
+    fresh.restore(untrained, 0)
+    fresh.evaluate()
+    iteration(fresh, 1)
+    before, again = fresh.evaluate(), fresh.evaluate()
+    assert before.scores == again.scores
+    repeated = iteration(fresh, 2)
+    fresh.evaluate()
+    assert repeated[1] == second[1]
+    assert fresh.blobs() == expected, "two trainers repeat what two trainers did, to the bit"
+
+
+def test_a_checkpoint_of_two_goes_on_with_one_and_the_other_way_round(fresh, untrained, alone, config):
+    iteration(fresh, 1)
+    of_two = fresh.blobs()
+    alone.restore(of_two)
+    alone.own_weights("v1")
+    assert alone.blobs() == of_two
+    rolled, scores, trained = iteration(fresh, 2)
+    report = train_alone(alone, config, rolled, scores)
+    assert report.gradient_norm == pytest.approx(trained.report.gradient_norm, rel=TOLERANCE)
+    of_one, both = alone.blobs(), fresh.blobs()
+    assert off(of_one, both, of_two, "weights.safetensors") <= 1e-3
+
+    fresh.restore(of_one, 2)
+    assert fresh.blobs() == of_one
+    rolled, scores, trained = iteration(fresh, 3)
+    report = train_alone(alone, config, rolled, scores)
+    assert report.gradient_norm == pytest.approx(trained.report.gradient_norm, rel=TOLERANCE)
+    assert off(alone.blobs(), fresh.blobs(), of_one, "weights.safetensors") <= 1e-3
+
+
+def test_one_killed_while_the_other_waits_for_it_ends_the_run_with_what_to_do(fresh):
+    """Last in this file: the runtime is of no use afterwards."""
+    rolled = fresh.rollout(fresh.explore(1))
+    scores = fresh.reward(rolled)
+    waits, stopped = worker_process("reserved_0"), worker_process("reserved_1")
+    os.kill(stopped.pid, signal.SIGSTOP)  # so that the other one waits in an exchange
+    failures: list[BaseException] = []
+
+    def train() -> None:
+        try:
+            fresh.train(rolled, scores)
+        except RuntimeFailure as error:
+            failures.append(error)
+
+    training = threading.Thread(target=train)
+    training.start()
+    training.join(5)
+    assert training.is_alive(), "nobody can train without the one that is stopped"
+    os.kill(stopped.pid, signal.SIGKILL)
+    training.join(120)
+    assert not training.is_alive()
+    (failure,) = failures
+    assert "reserved-1" in str(failure) and "spotlight resume" in str(failure)
+    waits.wait(60)

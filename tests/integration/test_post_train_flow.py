@@ -20,7 +20,11 @@ from storage.run_store import RunStore
 
 @pytest.fixture(scope="module")
 def config():
-    return load_config("smoke", ["iterations=3", "runtime.spot_workers=1", "evaluation.every=2"], {})
+    settings = [
+        "iterations=3", "runtime.spot_workers=1", "evaluation.every=2",
+        "reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3",
+    ]  # fmt: skip
+    return load_config("smoke", settings, {})
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +64,22 @@ def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     assert samples == (3 * 4 * 4, 3)
     assert {"rollout", "train", "load", "idle"} <= states
     assert images == (3 * 8,)
+
+
+def test_the_parts_of_a_weighted_sum_are_recorded_apart(home, finished):
+    with Database(home.database).reading() as connection:
+        rows = connection.execute(
+            "SELECT iteration, name, value FROM iteration_metrics WHERE run_id = 'run-a' AND "
+            "(name = 'reward_mean' OR starts_with(name, 'reward_part_'))"
+        ).fetchall()
+    figures = {(iteration, name): value for iteration, name, value in rows}
+    assert {name for _, name in figures} == {"reward_mean", "reward_part_ocr", "reward_part_jpeg"}
+    for iteration in (1, 2, 3):
+        mean, ocr, jpeg = (
+            figures[iteration, name] for name in ("reward_mean", "reward_part_ocr", "reward_part_jpeg")
+        )
+        assert mean == pytest.approx(0.7 * ocr + 0.3 * jpeg)
+        assert 0 < jpeg < 1
 
 
 def test_mlflow_has_the_runs_metrics_and_weights(home, finished):

@@ -8,7 +8,13 @@ from typing import cast
 
 from gpu_runtime.actors.cluster import refuse_silent_address
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.loading import ModelOutline, device_of, outline_model, refuse_missing_cuda
+from gpu_runtime.models.loading import (
+    ModelOutline,
+    device_of,
+    outline_model,
+    refuse_missing_cuda,
+    refuse_shared_gpus,
+)
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
@@ -45,8 +51,8 @@ def check(config: RunConfig) -> list[str]:
     build_explorer(config, train)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
-        workers = config.runtime.reserved_workers + config.runtime.spot_workers
-        outline.check_machine(workers, config.adaptation.mode == "full")
+        refuse_shared_gpus(config)
+        outline.check_machine(config)
     scorer = build_scorer(config.reward.scorer, config.reward)
     _check_degrees(config, outline)
     _check_prompts(f"prompts.train = {config.prompts.train!r}", train, outline, scorer)

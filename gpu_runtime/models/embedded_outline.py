@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.models.protocol import DiffusionModel
+from storage.config import RunConfig
 
 
 class EmbeddedOutline:
@@ -25,7 +26,7 @@ class EmbeddedOutline:
         """
         self._model.encode_prompts(prompts)
 
-    def check_machine(self, models: int, trains_all: bool) -> None:
+    def check_machine(self, config: RunConfig | None = None) -> None:
         """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
 
     def sequence_lengths(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import torch
 from gpu_runtime.models.embedded import FILES, EmbeddedModel, resolve_folder
 from gpu_runtime.models.embedded_outline import EmbeddedOutline
 from gpu_runtime.models.protocol import DiffusionModel
-from storage.config import ModelConfig
+from storage.config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError
 
 
@@ -25,8 +25,8 @@ class ModelOutline(Protocol):
         """Refuse a prompt that the model cannot encode."""
         ...
 
-    def check_machine(self, models: int, trains_all: bool) -> None:
-        """Refuse a model that this machine has no attention kernel or no memory for."""
+    def check_machine(self, config: RunConfig | None = None) -> None:
+        """Refuse a run, or one worker, that this machine has no attention kernel or no memory for."""
         ...
 
     def text_length_for(self, degree: int) -> int | None:
@@ -58,7 +58,7 @@ def load_model(config: ModelConfig) -> DiffusionModel:
 
     outline = PipelineOutline(config, device)
     if device.type == "cuda":  # perhaps not the machine that the run was checked on
-        outline.check_machine(1, trains_all=False)
+        outline.check_machine()
     return outline.family.load(config, device)
 
 
@@ -89,6 +89,25 @@ def refuse_missing_cuda(config: ModelConfig) -> None:
     """
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("model.device = cuda, but no CUDA device is visible here; use auto or cpu")
+
+
+def refuse_shared_gpus(config: RunConfig) -> None:
+    """Refuse devices that train together where workers of this machine share GPUs.
+
+    Raises:
+        ConfigurationError: there are fewer GPUs than workers; NCCL takes one process a GPU.
+    """
+    training = config.runtime.trainer_workers
+    workers = config.runtime.reserved_workers + config.runtime.spot_workers
+    if training == 1 or device_of(config.model).type != "cuda":
+        return
+    gpus = torch.cuda.device_count()
+    if workers > gpus:
+        raise ConfigurationError(
+            f"runtime.trainer_workers is {training}, and {workers} workers would share {gpus} GPUs; each "
+            "device that trains with others needs a GPU of its own: lower runtime.spot_workers, or set "
+            "runtime.trainer_workers=1"
+        )
 
 
 def model_files(config: ModelConfig) -> list[Path]:

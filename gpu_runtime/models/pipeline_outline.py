@@ -13,6 +13,8 @@ from gpu_runtime.models.memory_need import MemoryNeed, refuse_too_large
 from gpu_runtime.models.pipeline_folder import PipelineFolder
 from gpu_runtime.models.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
+from gpu_runtime.models.work_need import WorkNeed
+from storage.config import RunConfig
 from storage.errors import ConfigurationError
 from storage.model_config import ModelConfig
 
@@ -65,12 +67,11 @@ class PipelineOutline:
         for prompt in prompts:
             self.family.refuse_long(self._tokenizers, prompt, self._text_length)
 
-    def check_machine(self, models: int, trains_all: bool) -> None:
+    def check_machine(self, config: RunConfig | None = None) -> None:
         """Refuse a model that this machine has no attention kernel, no compiler or no memory for.
 
         Args:
-            models: how many share this machine's memory, where the device is the CPU.
-            trains_all: whether all weights are trained.
+            config: of the run whose workers share this machine; None for one of them that only generates.
 
         Raises:
             ConfigurationError: with what is needed and what is there.
@@ -78,8 +79,17 @@ class PipelineOutline:
         choose_attention(self.transformer, self._settings.attention)
         if self._settings.compile:
             refuse_missing_compiler(self._device)
-        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device)
-        refuse_too_large(need, self._device, models, trains_all)
+        models, trainers, work = 1, 0, WorkNeed()
+        if config is not None:
+            settings = config.runtime
+            models, trainers = settings.reserved_workers + settings.spot_workers, settings.trainer_workers
+            work = self.work_of(config)
+        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
+        refuse_too_large(need, self._device, models, trainers)
+
+    def work_of(self, config: RunConfig) -> WorkNeed:
+        """What a run's training and generating need beside the weights, at least."""
+        return WorkNeed.of(self.transformer, self.sequence_lengths()[0], config)
 
     def sequence_lengths(self) -> tuple[int, int]:
         """Image and text tokens of a sample, from the configurations of its parts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_runtime.models.loading import load_model, model_files, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
+from gpu_runtime.models.work_need import WorkNeed
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks import preflight
@@ -154,21 +156,27 @@ def test_a_kernel_that_is_not_installed(whole: Path, monkeypatch: pytest.MonkeyP
 def test_a_machine_too_small(whole: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 19))
     message = refusal(run_config(whole), monkeypatch)
-    assert "the weights need 0.0 GiB for 3 models" in message
-    assert "take a larger device or a smaller model, or fewer workers" in message
+    assert "the run needs at least 0.0 GiB for 3 models" in message
+    assert "take a larger device or a smaller model" in message and "or fewer workers" in message
 
 
 def test_a_gpu_too_small(monkeypatch: pytest.MonkeyPatch):
     found = SimpleNamespace(total_memory=80 * GIB, name="a GPU")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found)
     gpu = torch.device("cuda")
-    need = MemoryNeed(transformer_bytes=40 * GIB, vae_bytes=GIB, encoders_bytes=15 * GIB)
-    refuse_too_large(need, gpu, 3, trains_all=False)
+    adapters = WorkNeed(adapters_bytes=GIB)
+    need = MemoryNeed(transformer_bytes=40 * GIB, vae_bytes=GIB, encoders_bytes=15 * GIB, work=adapters)
+    refuse_too_large(need, gpu, 3, trainers=1)
+    everything = dataclasses.replace(need, work=WorkNeed(trains_all=True))
+    refuse_too_large(everything, gpu, 3, trainers=0)
     with pytest.raises(ConfigurationError) as caught:
-        refuse_too_large(need, gpu, 3, trains_all=True)
-    assert "need 176.0 GiB (transformer 40.0, text encoders 15.0, VAE 1.0 each)" in str(caught.value)
-    assert "a GPU has 80.0 GiB" in str(caught.value)
-    assert "or adaptation.mode=lora" in str(caught.value)
+        refuse_too_large(everything, gpu, 3, trainers=1)
+    message = str(caught.value)
+    assert "the run needs at least 176.0 GiB (transformer 40.0, VAE 1.0, text encoders 15.0" in message
+    assert "AdamW's moments 80.0, gradients 40.0)" in message
+    assert "a GPU has 80.0 GiB" in message
+    assert "or adaptation.mode=lora" in message and "or model.encoders=offload" in message
+    assert "batch_size" not in message
 
 
 def shared_config(folder: Path, family: str, degree: int, **model: Any) -> RunConfig:

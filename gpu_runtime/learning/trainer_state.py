@@ -23,8 +23,9 @@ def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
     names = list(trainer.policy.trained)
     moments: dict[str, np.ndarray] = {}
     for name, weight in trainer.policy.trained.items():
-        # A weight that never had a gradient has no moments.
-        for moment, value in trainer.optimizer.state.get(weight, {}).items():
+        # A weight that never had a gradient has no moments. They are sorted: gathering is a collective, and a
+        # file's tensors come back in an order that differs between processes.
+        for moment, value in sorted(trainer.optimizer.state.get(weight, {}).items()):
             moments[f"{moment}/{name}"] = gathered(value.detach()).cpu().numpy()
     counts = {"training_steps": np.array([trainer.average.training_steps], np.int64)}
     assert all("/" not in name for name in names)

@@ -105,5 +105,5 @@ def _from_first_adapter(
 def _width(block: torch.nn.Module) -> int:
     """Numbers of one token between the layers of a block; 0 where it is not known."""
     attention: Any = getattr(block, "attn", None) or getattr(block, "attention", None)
-    layer = getattr(attention, "to_q", None)
+    layer: Any = getattr(attention, "to_q", None)
     return layer.out_features if isinstance(layer, torch.nn.Linear) else 0

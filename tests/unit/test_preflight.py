@@ -182,3 +182,17 @@ def test_degrees_that_sequences_do_not_divide_by(tmp_path: Path, kind: str):
 def test_more_devices_a_sample_than_there_are():
     with pytest.raises(ValueError, match=r"sequence_parallel\.rollout is 4, but there are 3 workers"):
         RunConfig.model_validate({"runtime": {"spot_workers": 2}, "sequence_parallel": {"rollout": 4}})
+
+
+def test_devices_that_train_together_each_need_a_gpu_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    together = {"reserved_workers": 2, "trainer_workers": 2}
+    with pytest.raises(ConfigurationError, match=r"trainer_workers is 2, and 4 workers would share 3 GPUs"):
+        preflight.check(config(tmp_path, runtime=together | {"spot_workers": 2}))
+    loading.refuse_shared_gpus(config(tmp_path, runtime=together | {"spot_workers": 1}))
+    loading.refuse_shared_gpus(config(tmp_path, runtime={"reserved_workers": 2, "spot_workers": 2}))
+    on_cpu = {"model": {"device": "cpu"}, "runtime": together | {"spot_workers": 2}}
+    loading.refuse_shared_gpus(config(tmp_path, **on_cpu))

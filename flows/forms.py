@@ -1,7 +1,8 @@
 """What a deployment's form asks for.
 
 Prefect's UI draws the form from these models, and its API refuses with 409 what they refuse. No field has a
-choice of types (a number or nothing): the refusal of such a one does not say what is wrong.
+choice of types (a number or nothing): the refusal of such a one does not say what is wrong. The texts are
+plain: the UI shows markup as it is written.
 """
 
 from __future__ import annotations
@@ -31,33 +32,34 @@ class TrainingForm(Section):
     """A new run, or one to go on with."""
 
     preset: PresetName = "glyphs"
-    """What to train: `spotlight presets` says what each is for."""
+    """What to train. glyphs, shapes (also -sparse and -stale) and smoke need neither a GPU nor other weights;
+    the command "spotlight presets" says what each is for."""
 
     iterations: int = Field(default=0, ge=0, lt=2**31)
     """Iterations of the run; 0 takes as many as the preset says."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Any other settings, one a line, each as section.key=value: sampling.noise_level=0.5, seed=3."""
+    """Any other settings, one an item, each as section.key=value: sampling.noise_level=0.5, seed=3."""
 
-    run_id: str = Field(default="", pattern=_RUN_ID)
-    """Identifier of the new run: letters, digits, `_`, `.`, `-`; made up where it is empty."""
+    run_id: str = Field(default="", pattern=_RUN_ID, title="Identifier of the new run")
+    """Letters, digits, _, . and -; made up where it is empty. Prefect's Run Name becomes the same."""
 
-    resume: str = Field(default="", pattern=_RUN_ID)
-    """A run that was killed, cancelled or failed, to go on with. It has a configuration of its own: leave the
-    other fields alone then."""
+    resume: str = Field(default="", pattern=_RUN_ID, title="Run to resume")
+    """Identifier of a run that was killed, cancelled or failed, to go on with. It has a configuration of its
+    own: leave the other fields alone then."""
 
 
 class EvaluationForm(Section):
     """Held-out scoring of a run's newest checkpoint, or of an untouched model."""
 
-    run_id: str = Field(default="", pattern=_RUN_ID)
-    """The run; empty scores the untouched model of the preset."""
+    run_id: str = Field(default="", pattern=_RUN_ID, title="Run")
+    """Identifier of the run; empty scores the untouched model of the preset."""
 
     preset: PresetName = "glyphs"
     """Whose untouched model is scored where no run is named."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Settings to change, one a line, each as section.key=value: evaluation.prompts=128."""
+    """Settings to change, one an item, each as section.key=value: evaluation.prompts=128."""
 
 
 class PretrainingForm(Section):
@@ -66,9 +68,9 @@ class PretrainingForm(Section):
     task: Literal["glyphs", "shapes"] = "glyphs"
     """What it learns to draw."""
 
-    out: str = Field(min_length=1)
-    """Folder for the weights on the machine that serves; must not exist or be empty. A relative one begins
-    where `spotlight up` was started."""
+    out: str = Field(min_length=1, title="Folder")
+    """Where the weights go, on the machine that serves; must not exist or be empty. A relative one begins
+    where "spotlight up" was started."""
 
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of weights, pictures and noise; the same seed gives the same weights."""
@@ -78,8 +80,8 @@ class ReproductionForm(Section):
     """Doing a recorded run again, and comparing."""
 
     reference: str = ""
-    """A finished run, or the path of a reference file (.json). Empty: the latest reference that was recorded
-    for the preset; where there is none yet, this run becomes it."""
+    """Identifier of a finished run, or the path of a reference file (.json). Empty: the latest reference that
+    was recorded for the preset; where there is none yet, this run becomes it."""
 
     preset: PresetName = "glyphs"
     """Whose reference is meant where none is named."""
@@ -88,11 +90,12 @@ class ReproductionForm(Section):
     """Make this run the preset's new reference, after a change that was meant to change results."""
 
     how: Literal["train", "evaluate"] = "train"
-    """`train` does the whole run again; `evaluate` scores its last checkpoint again."""
+    """What to do: train does the whole run again, evaluate scores its last checkpoint again."""
 
     tolerance: float = Field(default=0.05, ge=0, le=1)
     """On another kind of device, where bits may differ: the largest difference of the mean held-out score
     that passes, if the 95 % interval of the paired differences holds zero too."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
-    """Settings to change on purpose, one a line, each as section.key=value; each is named as a difference."""
+    """Settings to change on purpose, one an item, each as section.key=value; each is named as a
+    difference."""

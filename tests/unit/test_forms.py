@@ -24,6 +24,7 @@ def test_every_field_explains_itself_and_has_one_type(form: type[BaseModel]):
     assert schema["additionalProperties"] is False
     for name, field in schema["properties"].items():
         assert len(field.get("description", "")) > 10, name
+        assert "`" not in field["description"], f"Prefect's UI would show the marks in {name}"
         assert "anyOf" not in field, f"a refusal of {name} would not say why"
 
 

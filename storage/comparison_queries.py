@@ -23,8 +23,8 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame
     """The latest runs, newest first.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
-    score_now, score_best, exact_now (NaN before an evaluation), wall_s (at work: iterations and
-    evaluations, gaps left out), usd, config (JSON), of (how many runs there are).
+    score_now, score_best, exact_now (NaN before an evaluation), wall_s (at work, from the loading of the
+    first weights on, gaps left out), usd, config (JSON), of (how many runs there are).
     """
     return connection.execute(
         """
@@ -34,6 +34,10 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame
         spans AS (
             SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN latest USING (run_id)
             UNION ALL SELECT run_id, started_at, ended_at FROM evaluations SEMI JOIN latest USING (run_id)
+            UNION ALL SELECT run_id, min(started_at), max(ended_at) FROM worker_states
+                SEMI JOIN latest USING (run_id) WHERE phase <> 'discarded' GROUP BY run_id, phase, iteration
+            UNION ALL SELECT run_id, started_at, ended_at FROM worker_states
+                SEMI JOIN latest USING (run_id) WHERE phase = 'discarded'
         ),
         reached AS (
             SELECT *, max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from storage import comparison_queries, image_queries, seed_queries
 from storage.config import RunConfig
 from storage.home import Home
-from storage.records import IterationRecord
+from storage.records import IterationRecord, StateInterval
 from storage.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 
@@ -43,6 +44,17 @@ def test_the_table_of_runs(store: RunStore):
     assert old["usd"] == pytest.approx((2 * 18 + 2 * 9) * (10.98 + 2 * 2.51) / 3600)
     assert table["score_now"].isna().tolist() == [True, False]
     assert (one["run_id"].tolist(), one["of"].tolist()) == (["new"], [2])
+
+
+def test_time_at_work_begins_with_the_loading_of_the_weights(store: RunStore):
+    begun(store, "a")
+    evaluation = evaluation_record("a", 0, 100.0)
+    loading = StateInterval("reserved-0", "reserved", "load", 70.0, 100.0, 10.98)
+    store.commit_evaluation(dataclasses.replace(evaluation, intervals=[loading, *evaluation.intervals]))
+    with store.database.reading() as connection:
+        table = comparison_queries.run_table(connection, 10)
+        course = comparison_queries.score_courses(connection, ["a"])
+    assert table["wall_s"].tolist() == course["elapsed_s"].tolist() == pytest.approx([30.0 + 9.0])
 
 
 def test_the_courses_of_several_runs_with_what_was_paid_until_then(store: RunStore):

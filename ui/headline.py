@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from ui.formatting import duration, markdown_text, percent, plain_markdown, short_duration, usd
 from ui.run_view import RunView
@@ -104,34 +105,48 @@ def show_figures(view: RunView) -> None:
     with row:
         _show_measure(view, "score", "Score now")
         _show_measure(view, "exact", "Exact match now")
-    row.metric(
-        "Iterations", f"{done} of {planned}" if planned else str(done),
+    show_tile(
+        row, "Iterations", f"{done} of {planned}" if planned else str(done),
         percent(done / planned) if planned else None,
-        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
     )  # fmt: skip
-    row.metric(
-        "Wall-clock", short_duration(view.elapsed_s),
+    show_tile(
+        row, "Wall-clock", short_duration(view.elapsed_s),
         f"{short_duration(view.elapsed_s / done)} an iteration" if done else None,
-        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
-        help="Time at work, evaluations included; breaks between a kill and a resume do not count.",
+        "Time at work, evaluations included; breaks between a kill and a resume do not count.",
     )  # fmt: skip
-    row.metric(
-        "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
-        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
-        help="Every second of every device, idle ones too, at the prices of the run's settings.",
+    show_tile(
+        row, "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
+        "Every second of every device, idle ones too, at the prices of the run's settings.",
     )  # fmt: skip
-    row.metric(
-        "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
+    show_tile(
+        row, "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",
         f"{percent(view.paid('spot_usd') / total_usd)} of the bill" if total_usd else None,
-        delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
-        help="Spot devices' share of the paid device time.",
+        "Spot devices' share of the paid device time.",
+    )  # fmt: skip
+
+
+def show_tile(
+    row: DeltaGenerator, title: str, value: str, below: str | None, meaning: str | None = None
+) -> None:
+    """A figure of a row of tiles that are all as wide and as high as each other.
+
+    Args:
+        row: where to; a horizontal container.
+        title: what it is.
+        value: the figure as text; `-` where there is none.
+        below: a second figure in small; None where there is none.
+        meaning: what the question mark beside the title says; None leaves it out.
+    """
+    row.metric(
+        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
+        height="stretch", help=meaning,
     )  # fmt: skip
 
 
 def _show_measure(view: RunView, name: str, title: str) -> None:
     values = view.scores[name]
     if values.empty:
-        st.metric(title, "-", border=True, width=TILE_PX)
+        st.metric(title, "-", border=True, width=TILE_PX, height="stretch")
         return
     now, before = float(values.iloc[-1]), float(values.iloc[0])
     as_text = percent if name == "exact" else "{:.3f}".format
@@ -140,6 +155,6 @@ def _show_measure(view: RunView, name: str, title: str) -> None:
         f"{now - before:+.3f} from {before:.3f}" if name == "score"
         else f"{100 * (now - before):+.0f} from {percent(before)}",
         delta_color="normal" if now != before else "off",
-        delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX,
+        delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX, height="stretch",
         help="Mean over the held-out prompts, with the moving average of the weights.",
     )  # fmt: skip

@@ -30,8 +30,9 @@ _SIGNS = (
     ),
     _Sign(
         "KL to the reference", "kl", False,
-        "How far the policy has moved from the model before training. A steep rise with a falling score "
-        "means that the reward is being gamed. Measured only where algorithm.kl_weight is above 0.",
+        "How far the policy has moved from the model before training, in nats, as the mean of a denoising "
+        "step. A steep rise with a falling score means that the reward is being gamed. Measured only where "
+        "algorithm.kl_weight is above 0.",
     ),
     _Sign(
         "Clip share", "clip_share", True,

@@ -8,11 +8,11 @@ import plotly.graph_objects as go
 from ui.charts import BASELINE_COLOUR, SCORE_COLOUR, laid_out
 from ui.run_view import RunView
 
-_SIGNS = (  # metric, title, unit of the left axis, whether it is a share
-    ("zero_variance", "Groups without variance", "Share of the prompts", True),
-    ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", False),
-    ("kl", "KL to the reference policy", "KL (nats, mean of a denoising step)", False),
-    ("clip_share", "Clipped denoising steps", "Share of the trained steps", True),
+_SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), format of its numbers
+    ("zero_variance", "Groups without variance", "Share of the prompts", ".0%"),
+    ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
+    ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
+    ("clip_share", "Clipped denoising steps", "Share of those trained", ".0%"),
 )
 
 
@@ -36,7 +36,7 @@ def learning_charts(view: RunView) -> list[go.Figure]:
     courses = learning_courses(view)
     limit = view.setting("algorithm", "ratio_tolerance")
     figures = []
-    for name, title, left, is_share in _SIGNS:
+    for name, title, left, numbers in _SIGNS:
         values = courses[name]
         if not np.isfinite(values).any():
             continue
@@ -44,7 +44,7 @@ def learning_charts(view: RunView) -> list[go.Figure]:
         figure.add_scatter(
             x=view.metrics["iteration"], y=values, name=title, line={"color": SCORE_COLOUR, "width": 1.5},
             mode="lines" if np.isfinite(values).sum() > 1 else "markers",
-            hovertemplate="%{y:.1%}" if is_share else "%{y:.3g}",
+            hovertemplate="%{y:.1%}" if numbers.endswith("%") else "%{y:.3g}",
         )  # fmt: skip
         if name == "ratio_deviation" and isinstance(limit, int | float):
             figure.add_hline(
@@ -54,6 +54,6 @@ def learning_charts(view: RunView) -> list[go.Figure]:
             )  # fmt: skip
         figure = laid_out(figure, title, "Iteration", left)
         figure.update_layout(height=260, showlegend=False)
-        figure.update_yaxes(rangemode="tozero", tickformat=".0%" if is_share else ".2g")
+        figure.update_yaxes(rangemode="tozero", tickformat=numbers)
         figures.append(figure)
     return figures

@@ -183,7 +183,9 @@ def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection)
     charts = [] if seeds.pairs.counts.empty else [pair_chart(seeds.pairs.counts)]
     charts += [rank_chart(view, least_spearman(view)), spread_chart(view), success_chart(seeds.drafts)]
     report.charts(charts)
-    report.charts([draft_map(seeds.drafts)], wide=True)
+    drawn = draft_map(seeds.drafts)
+    if drawn is not None:
+        report.charts([drawn], wide=True)
 
 
 def _particulars(report: Report, view: RunView) -> None:

@@ -16,6 +16,7 @@ from ui.seeds_view import spread_measure
 MAP_PROMPTS = 24
 """Rows of the map of drafts: the most drafted prompts."""
 
+_LEAST_SHOWN = 0.1  # of the cells of the map
 _COLUMNS = 120  # iterations of the map that stand beside each other, drafted or not
 _POINTS = 300  # more different pairs than this are put on a grid
 _GRID = 0.05
@@ -104,11 +105,14 @@ def spread_chart(view: RunView) -> go.Figure:
     return figure.update_yaxes(rangemode="tozero")
 
 
-def draft_map(drafts: pd.DataFrame) -> go.Figure:
+def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
     """Drafts by prompt and iteration, the most drafted prompts on top; empty where one was not drafted.
 
     Args:
         drafts: as `storage.seed_queries.drafts_by_prompt` gives it.
+
+    Returns:
+        None where nearly all of it would be empty, as in short runs over many prompts.
     """
     cells = {
         (row["prompt_id"], row["iteration"]): row for row in drafts.to_dict("records") if row["drafts"] > 0
@@ -119,6 +123,9 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure:
         totals[prompt_id] += row["drafts"]
     rows = [prompt_id for prompt_id, _ in totals.most_common(MAP_PROMPTS)]
     iterations = _columns(sorted(set(drafts["iteration"].tolist())))
+    shown = sum(prompt_id in rows for prompt_id, _ in cells)
+    if shown < _LEAST_SHOWN * len(rows) * len(iterations):
+        return None
 
     def table(column: str) -> list[list]:
         return [[cells.get((row, i), {}).get(column) for i in iterations] for row in rows]

@@ -8,7 +8,7 @@ import streamlit as st
 
 from ui.formatting import figure as as_figure
 from ui.formatting import moment, percent, plain_markdown, short_duration
-from ui.headline import TILE_PX
+from ui.headline import show_tile
 from ui.run_view import RunView
 from ui.seeds_view import least_spearman, recent, spread_measure
 
@@ -82,40 +82,34 @@ def show_seed_figures(view: RunView) -> None:
     row = st.container(horizontal=True)
     drafts = view.metric("drafts")
     unexplored = view.metric("prompts_unexplored")
-    _tile(
+    show_tile(
         row, "Drafts", "-" if np.isnan(drafts).all() else f"{np.nansum(drafts):,.0f}",
         None if np.isnan(drafts).all() else f"{np.nanmean(drafts):.0f} an iteration",
         "Images drawn to choose seeds by; the rollout's own are not among them.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Kept overlap", _latest(view, "kept_overlap", percent), _median(view, "kept_overlap", percent),
         "Share of the seeds chosen by stale drafts that fresh scores would have chosen too.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Draft error", _latest(view, "draft_error", as_figure), _median(view, "draft_error", as_figure),
         "Mean distance between a seed's draft score and its score as rolled out.",
     )  # fmt: skip
     value, how = _spread_ratio(view) or (None, None)
-    _tile(
+    show_tile(
         row, "Spread gain", "-" if value is None else f"{value:.2f}×", how,
         f"{spread_measure(view).axis}: kept groups over random ones, over the last {_RECENT} iterations.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Waited for it", _latest(view, "explore_wait_s", short_duration),
         _median(view, "explore_wait_s", short_duration),
         "Time that the devices waited, after training, for the seeds of the next iteration.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Unexplored", _latest(view, "prompts_unexplored", "{:.0f}".format),
         None if np.isnan(unexplored).all() else f"{np.nansum(unexplored):.0f} in all iterations",
         "Prompts that were rolled out with their first seeds, because no drafts of them were ready.",
     )  # fmt: skip
-
-
-def _tile(row, title: str, value: str, below: str | None, meaning: str) -> None:
-    row.metric(
-        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX, help=meaning
-    )
 
 
 def _latest(view: RunView, name: str, as_text) -> str:

@@ -8,7 +8,7 @@ import streamlit as st
 from storage.ledger import MOST_UNACCOUNTED, Ledger
 from ui.formatting import figure as as_figure
 from ui.formatting import markdown_text, moment, percent, short_duration, usd
-from ui.headline import TILE_PX
+from ui.headline import show_tile
 
 _SHOWN_LOSSES = 200
 
@@ -71,34 +71,34 @@ def show_spot_figures(ledger: Ledger) -> None:
     row = st.container(horizontal=True)
     whole, lost = ledger.spent(), ledger.lost
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
-    _tile(
+    show_tile(
         row, "Spot idle", "-" if idle is None else percent(idle),
         None if unexplored is None else f"{percent(unexplored)} without exploring",
         "Share of the paid spot time; below, what it would be if the time of exploring had been idle. "
         "That is at most so: time that others waited for the exploring would not have been paid.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Paid device time", short_duration(whole.device_s), usd(whole.usd),
         "Every second of every device, idle ones too, at the prices of the run's settings.",
     )  # fmt: skip
     cut_s = sum(loss.cut_s for loss in ledger.losses)
-    _tile(
+    show_tile(
         row, "Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
         f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
         "Devices that died. Below, how long they had been doing what they were doing: what they held was "
         "done again by others. A dash where the run was recorded before losses were.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Work done again", short_duration(lost.device_s), usd(lost.usd),
         "Paid work of iterations that a resumed run did again, because their checkpoint was gone.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
         f"{ledger.useful_samples:,} of {ledger.samples:,} taught" if ledger.samples else None,
         "Samples of kept rollouts per paid device-second. Below, how many are in groups whose scores differ: "
         "the others teach nothing.",
     )  # fmt: skip
-    _tile(
+    show_tile(
         row, "Unaccounted", f"{100 * ledger.unaccounted_share:.2g} %",
         f"{len(ledger.overlaps)} overlaps",
         f"Share of the paid time that is in no state; at most {100 * MOST_UNACCOUNTED:g} % may be.",
@@ -159,9 +159,3 @@ def show_accounts(ledger: Ledger) -> None:
             ),
             hide_index=True,
         )
-
-
-def _tile(row, title: str, value: str, below: str | None, meaning: str) -> None:
-    row.metric(
-        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX, help=meaning
-    )

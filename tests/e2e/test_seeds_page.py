@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import duckdb
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -16,6 +17,7 @@ from storage.run_store import RunStore
 from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
+from ui.seed_charts import draft_map
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = UI / "screens" / "seeds.py"
@@ -253,3 +255,13 @@ def test_a_database_of_a_later_version_is_explained(store: RunStore):
     with store.database.writing() as connection:
         connection.execute("UPDATE schema_version SET version = 99")
     assert "move the file away" in opened().error[0].value
+
+
+@pytest.mark.parametrize(("prompts_an_iteration", "drawn"), [(2, False), (20, True)])
+def test_a_map_of_prompts_that_are_drafted_once_each_is_left_out(prompts_an_iteration: int, drawn: bool):
+    rows = [
+        {"iteration": place // prompts_an_iteration, "prompt_id": place, "prompt": f"sign {place}",
+         "drafts": 8, "seeds": 8, "success_share": 0.5}
+        for place in range(40)
+    ]  # fmt: skip
+    assert (draft_map(pd.DataFrame(rows)) is not None) == drawn

@@ -12,7 +12,7 @@ from ui.bill import ASSUMPTION, OnDemandCost, bill_by_phase, bill_entries, on_de
 from ui.charts import PLOT_SETTINGS, cost_chart, on_demand_chart, phase_chart, state_chart
 from ui.downloads import offer_downloads
 from ui.formatting import markdown_text, percent, plain_markdown, short_duration, usd
-from ui.headline import TILE_PX
+from ui.headline import show_tile
 from ui.run_choice import show_page
 from ui.run_view import RunView
 from ui.spot_view import load_spot
@@ -76,23 +76,19 @@ def _show_verdict(ledger: Ledger, compared: OnDemandCost | None) -> None:
 def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) -> None:
     row = st.container(horizontal=True)
     whole, done = ledger.spent(), len(view.metrics)
-    _tile(row, "Cost so far", usd(whole.usd), f"{usd(whole.usd / done)} an iteration" if done else None)
+    show_tile(row, "Cost so far", usd(whole.usd), f"{usd(whole.usd / done)} an iteration" if done else None)
     for market in ("reserved", "spot"):
         part = ledger.spent(market=market)
         share = f"{percent(part.usd / whole.usd)} of the bill" if whole.usd else None
-        _tile(row, market.capitalize(), usd(part.usd) if part.device_s else "-", share)
+        show_tile(row, market.capitalize(), usd(part.usd) if part.device_s else "-", share)
     evaluations = ledger.spent(phase="evaluation")
     share = f"{percent(evaluations.usd / whole.usd)} of the bill" if whole.usd else None
-    _tile(row, "Evaluations", usd(evaluations.usd), share)
-    _tile(row, "Thrown away", usd(ledger.lost.usd), short_duration(ledger.lost.device_s))
-    _tile(
+    show_tile(row, "Evaluations", usd(evaluations.usd), share)
+    show_tile(row, "Thrown away", usd(ledger.lost.usd), short_duration(ledger.lost.device_s))
+    show_tile(
         row, "On demand only", "-" if compared is None else usd(compared.on_demand_usd),
         None if compared is None else f"{usd(compared.saved_usd)} more",
     )  # fmt: skip
-
-
-def _tile(row, title: str, value: str, below: str | None) -> None:
-    row.metric(title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX)
 
 
 show_page(_show_cost)

@@ -66,8 +66,8 @@ def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
 
 
 def _show_list(findings: list[Finding], icon: str) -> None:
-    lines = [f"- {icon} **{finding.title}.** {finding.text}" for finding in findings]
-    st.markdown(markdown_text("\n".join(lines)))
+    lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in findings]
+    st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
 
 
 def _as_frame(findings: list[Finding]) -> pd.DataFrame:

@@ -90,9 +90,15 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
         right.caption("No drafts are recorded yet.")
         return
     right.plotly_chart(success_chart(seeds.drafts), key="success", config=PLOT_SETTINGS)
-    st.plotly_chart(draft_map(seeds.drafts), key="drafts", config=PLOT_SETTINGS)
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
-    if prompts > MAP_PROMPTS:
+    drawn = draft_map(seeds.drafts)
+    if drawn is None:
+        st.caption(
+            f"{prompts} prompts were drafted, hardly one of them in several iterations: no map of them."
+        )
+    else:
+        st.plotly_chart(drawn, key="drafts", config=PLOT_SETTINGS)
+    if drawn is not None and prompts > MAP_PROMPTS:
         st.caption(f"The {MAP_PROMPTS} most drafted of {prompts} prompts.")
     looked_at = len(set(seeds.drafts["iteration"].tolist()))
     if looked_at < len(view.metrics):

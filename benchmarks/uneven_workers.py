@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from gpu_runtime.generation import Generation
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
@@ -90,6 +91,10 @@ class UnevenFleet:
     def welcome(self) -> list[Future[Any]]:
         """Nobody comes."""
         return []
+
+    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+        """As of the fleet."""
+        return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """States are not booked here."""

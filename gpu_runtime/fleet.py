@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from typing import Any
 
@@ -13,10 +13,11 @@ from gpu_runtime.arrivals import Arrivals
 from gpu_runtime.devices import Device, Weights
 from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.history_log import HistoryLog
+from gpu_runtime.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sharing import Sharing
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.trainers import Trainers, trainer_gone
 from storage.config import RunConfig
@@ -62,7 +63,9 @@ class Fleet:
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
-        self.sharing = Sharing(cluster, config, lambda up_to: self.trainers.ask_leader("degrees", up_to))
+        self.sharing = MeasuredSharing(
+            cluster, config, lambda up_to: self.trainers.ask_leader("degrees", up_to)
+        )
         """Groups of devices, where samples are shared."""
         training = config.runtime.trainer_workers
         # Kept for as long as the fleet: the trainers are connected to it.
@@ -149,6 +152,10 @@ class Fleet:
             if device.holds != self._weights.key and device.notice is None
         ]
         return [*self._arrivals.calls, *given]
+
+    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+        """Never: each device works alone."""
+        return False
 
     def workers(self, key: str) -> list[Device]:
         """The devices that hold the weights called `key` now, those under notice too."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from queue import SimpleQueue
 from threading import Lock, Timer
 from typing import Any
 
@@ -46,6 +47,8 @@ class GeneratingGroup(RemoteActor):
         """Members whose calls failed, and how the first one did."""
         self.notices: dict[str, Notice | None] = {}
         """What members last said of their machines."""
+        self.step_s: SimpleQueue[float] = SimpleQueue()
+        """Seconds of a denoising step in each chunk that the leader has answered."""
         self.over = False
         """It counts no more: what its members still answer is late."""
         self.overdue = False
@@ -122,6 +125,8 @@ class GeneratingGroup(RemoteActor):
                 self.failures[name] = error
             elif error is None and isinstance(chunk := call.result(), SampleChunk):
                 self.notices[name] = chunk.notice
+                if chunk.step_s is not None and name == self.place.leader:
+                    self.step_s.put(chunk.step_s)
             return first and not self.over
 
     def call_off(self) -> None:

@@ -23,6 +23,7 @@ from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft
 from gpu_runtime.spot.notice import Notice
 from storage.config import RunConfig
 from storage.errors import WorkerLostError
@@ -49,6 +50,10 @@ class GeneratingFleet(Protocol):
 
     def welcome(self) -> list[Future[Any]]:
         """Take in newcomers; the calls of those on their way: when one ends, welcome again."""
+        ...
+
+    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+        """Whether devices should share samples otherwise, given what is left; `welcome` then lets them."""
         ...
 
     def enter(self, worker: str, state: DeviceState) -> None:
@@ -179,6 +184,20 @@ class Generation:
         self._history.note("generated")
         return [self._delivered[request] for request in self._requests]
 
+    def work_left(self) -> WorkLeft:
+        """What nobody has finished yet, in batches."""
+        leased = {request for flight in self._flights.values() for request in flight.lease.requests}
+        waiting = sorted(
+            self._steps[request.kind] - commit.step
+            for request in self._requests
+            if request not in leased and (commit := self._scheduler.committed(request)) is not None
+        )
+        under_way = {
+            name: UnderWay(flight.lease.steps - flight.timed_step, flight.step - flight.timed_step)
+            for name, flight in self._flights.items()
+        }
+        return WorkLeft(tuple(waiting[:: self._batch_size]), under_way)
+
     def _welcome(self) -> None:
         """Places are free, or devices have loaded: the loop is told when there is more of it."""
         for call in self._fleet.welcome():
@@ -195,6 +214,8 @@ class Generation:
             self._fleet.enter(device.name, "rollout" if lease else "idle")
             if lease:
                 self._begin(device, lease)
+        if self._fleet.regroups(self.work_left):
+            self._welcome()
 
     def _pull(self, device: Device) -> Lease[SampleRequest] | None:
         version = self._requests[0].policy_version if self._requests else 0

@@ -18,6 +18,7 @@ from gpu_runtime.generating_group import GeneratingGroup
 from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
 from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -116,6 +117,10 @@ class GroupedFleet:
         self._plan()
         return [*coming, *self._forming.values()]
 
+    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+        """Never by what is left of a phase: the degree is fixed."""
+        return False
+
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a group does from now on: all its members do."""
         for group in self._groups.values():
@@ -125,7 +130,7 @@ class GroupedFleet:
 
     def heed(self, device: Device, notice: Notice | None) -> None:
         """What the providers of a group's members say now."""
-        group = _group(device)
+        group = group_of(device)
         self._failures = 0  # it has done a chunk
         for member in group.devices:
             if member.name in group.notices and member.name not in self._lost:
@@ -137,7 +142,7 @@ class GroupedFleet:
         Raises:
             RuntimeFailure: if the trainer is gone, or groups break again and again though all members live.
         """
-        group = _group(device)
+        group = group_of(device)
         self._end(group)
         if not group.gone:
             self._count_failure(str(error))
@@ -148,7 +153,7 @@ class GroupedFleet:
         Raises:
             RuntimeFailure: if that is the trainer, or none of them although they do no step.
         """
-        group = _group(device)
+        group = group_of(device)
         silent = {group.name}
         if len(group.devices) > 1:
             self._call_off(group.place)
@@ -173,15 +178,10 @@ class GroupedFleet:
 
     def _plan(self) -> None:
         """Go over to the groups that the devices of now should form."""
-        usable = {d.name: d for d in self._fleet.workers(self._key) if d.notice is None}
-        if frozenset(usable) == self._planned and not self._broken:
+        usable = self._usable()
+        if not self._is_due(usable):
             return
-        for device in usable.values():
-            if device.name not in self._instances:
-                self._instances[device.name] = self._instance_of(device)
-        places = {name: self._instances[name] for name in usable}
-        before = [Group(self._instances[place.leader], place.members) for place in self._book.groups]
-        change = self._book.follow(plan_layout(places, self._step_s, before), self._broken)
+        change = self._book.follow(self._layout(usable), self._broken)
         self._planned, self._broken = frozenset(usable), []
         for place in change.dissolved if change else ():
             if place in self._groups:
@@ -191,6 +191,30 @@ class GroupedFleet:
         for name in change.idle if change else ():
             if name not in self._lost:
                 self._members[name].actor.call("leave_group")
+
+    def _is_due(self, usable: Mapping[str, Device]) -> bool:
+        """Whether other groups may be wanted."""
+        return frozenset(usable) != self._planned or bool(self._broken)
+
+    def _layout(self, usable: Mapping[str, Device]) -> Layout:
+        """The groups that the devices should form."""
+        return plan_layout(self._places(usable), self._step_s, self._standing)
+
+    def _usable(self) -> dict[str, Device]:
+        """The devices that are under no notice, by name."""
+        return {d.name: d for d in self._fleet.workers(self._key) if d.notice is None}
+
+    def _places(self, usable: Mapping[str, Device]) -> dict[str, str]:
+        """Devices and their instances."""
+        for device in usable.values():
+            if device.name not in self._instances:
+                self._instances[device.name] = self._instance_of(device)
+        return {name: self._instances[name] for name in usable}
+
+    @property
+    def _standing(self) -> list[Group]:
+        """The groups of now."""
+        return [Group(self._instances[place.leader], place.members) for place in self._book.groups]
 
     def _form(self, place: NumberedGroup, devices: Sequence[Device]) -> None:
         group = self._groups[place] = GeneratingGroup(place, devices, self._call_off)
@@ -209,7 +233,7 @@ class GroupedFleet:
             del self._forming[group]
             error = formed.exception()
             if error is None:
-                self._since[group.place] = time.time()
+                self._begin(group)
             elif isinstance(error, WorkerLostError):
                 if group.overdue:
                     self.give_up(
@@ -219,6 +243,10 @@ class GroupedFleet:
                     self.lose(group.device, error)
             else:
                 raise error
+
+    def _begin(self, group: GeneratingGroup) -> None:
+        """A group is formed."""
+        self._since[group.place] = time.time()
 
     def _end(self, group: GeneratingGroup) -> None:
         """A group is broken; its members that live wait for another one."""
@@ -273,6 +301,7 @@ class GroupedFleet:
             )
 
 
-def _group(device: Device) -> GeneratingGroup:
+def group_of(device: Device) -> GeneratingGroup:
+    """The group that the loop sees as a device."""
     assert isinstance(device.actor, GeneratingGroup), "the loop was given groups"
     return device.actor

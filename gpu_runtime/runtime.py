@@ -28,7 +28,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch, build_explorer
 from storage.config import RunConfig
-from storage.records import DeviceEvent, DeviceState, GroupRecord, StateInterval
+from storage.records import DeviceEvent, DeviceState, GroupRecord, StateInterval, StepTimeRecord
 from storage.run_prompts import load_run_prompts
 
 
@@ -277,6 +277,10 @@ class Runtime:
     def take_groups(self) -> list[GroupRecord]:
         """Which groups of devices shared samples and ended since the last call."""
         return self._fleet.sharing.take_groups()
+
+    def take_step_times(self) -> list[StepTimeRecord]:
+        """What denoising steps took by degree since the last call, where measured times choose the degree."""
+        return self._fleet.sharing.take_step_times()
 
     def close(self) -> None:
         """End all processes of the runtime."""

@@ -25,11 +25,13 @@ class SampleChunk:
         states: the samples as far as they are; empty when they are finished, or not a step further.
         samples: the finished ones, all at once.
         notice: the machine's preemption notice, where one stands. The device has then given the lease up.
+        step_s: seconds that each denoising step of the call took, on average; None where it did none.
     """
 
     states: tuple[SampleState, ...] = ()
     samples: tuple[GeneratedSample, ...] = ()
     notice: Notice | None = None
+    step_s: float | None = None
 
 
 class Company(Protocol):
@@ -109,33 +111,37 @@ class SamplesInFlight:
         total = self._sampler.total_steps(self._states[0].request)
         until = min(begun_at + steps, total)
         self._history.note("chunk", lease=lease, **{"from": begun_at}, until=until)
-        stops = self._stops(notice)
+        stops, spent_s = self._stops(notice), 0.0
         while not stops and self._states[0].step < until:
-            self._step(lease, until)
+            spent_s += self._step(lease, until)
             notice = self._notice_now()
             stops = self._stops(notice)
         states, speaks = self._states, self.company is None or self.company.leads
+        done = states[0].step - begun_at
+        step_s = spent_s / done if done else None
         self._history.note("sent", lease=lease, step=states[0].step)
         if states[0].step == total:
             self.drop()
-            return SampleChunk(samples=tuple(self._sampler.finish(states)) if speaks else (), notice=notice)
+            samples = tuple(self._sampler.finish(states)) if speaks else ()
+            return SampleChunk(samples=samples, notice=notice, step_s=step_s)
         if stops:
             self.drop()
             self._given_up = lease
-        return SampleChunk(tuple(states) if speaks and states[0].step > begun_at else (), notice=notice)
+        return SampleChunk(tuple(states) if speaks and done else (), notice=notice, step_s=step_s)
 
     def drop(self) -> None:
         """Forget what is in flight."""
         self._lease, self._given_up, self._states = None, None, []
 
-    def _step(self, lease: int, until: int) -> None:
-        """Do some denoising steps: one where anyone looks up or writes down after each, else all."""
+    def _step(self, lease: int, until: int) -> float:
+        """Do one denoising step where anyone looks up or writes down after each, else all; their seconds."""
         step, since = self._states[0].step, time.perf_counter()
         watched = self._notice is not None if self.company is None else self._agrees
         stride = 1 if watched or self._history.kept else until - step
         self._states = self._sampler.advance(self._states, stride)
-        done = {"from": step, "to": step + stride, "s": time.perf_counter() - since}
-        self._history.note("step", lease=lease, **done)
+        spent_s = time.perf_counter() - since
+        self._history.note("step", lease=lease, **{"from": step, "to": step + stride}, s=spent_s)
+        return spent_s
 
     def _stops(self, notice: Notice | None) -> bool:
         """Whether the samples are to be given up at this denoising step."""

@@ -22,6 +22,7 @@ from storage.records import (
     SampleImage,
     SampleRecord,
     StateInterval,
+    StepTimeRecord,
 )
 
 Columns = Mapping[str, tuple[str, Sequence[object]]]
@@ -54,6 +55,7 @@ def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationReco
     _write_intervals(connection, record.run_id, "iteration", record.iteration, record.intervals)
     _write_device_events(connection, record.run_id, "iteration", record.iteration, record.device_events)
     _write_groups(connection, record.run_id, "iteration", record.iteration, record.groups)
+    _write_step_times(connection, record.run_id, "iteration", record.iteration, record.step_times)
 
 
 def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
@@ -70,6 +72,7 @@ def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRe
     _write_intervals(connection, record.run_id, "evaluation", record.iteration, record.intervals)
     _write_device_events(connection, record.run_id, "evaluation", record.iteration, record.device_events)
     _write_groups(connection, record.run_id, "evaluation", record.iteration, record.groups)
+    _write_step_times(connection, record.run_id, "evaluation", record.iteration, record.step_times)
 
 
 def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after: int) -> None:
@@ -106,7 +109,7 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
         f"ended_at FROM sequence_groups WHERE {later}",
         key,
     )
-    for table in ("worker_states", "costs", "device_events", "sequence_groups"):
+    for table in ("worker_states", "costs", "device_events", "sequence_groups", "step_times"):
         connection.execute(f"DELETE FROM {table} WHERE {later}", key)
 
 
@@ -285,5 +288,27 @@ def _write_groups(
             "members": ("VARCHAR", ["+".join(g.members) for g in groups]),
             "degree": ("INTEGER", [len(g.members) for g in groups]),
             "ended_at": ("DOUBLE", [g.ended_at for g in groups]),
+        },
+    )  # fmt: skip
+
+
+def _write_step_times(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    times: Sequence[StepTimeRecord],
+) -> None:
+    connection.execute(
+        "DELETE FROM step_times WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
+    )
+    _insert(
+        connection, "step_times", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(times)),
+            "request_class": ("VARCHAR", [t.request_class for t in times]),
+            "degree": ("INTEGER", [t.degree for t in times]),
+            "step_s": ("DOUBLE", [t.step_s for t in times]),
+            "chunks": ("INTEGER", [t.chunks for t in times]),
         },
     )  # fmt: skip

@@ -95,6 +95,23 @@ class GroupRecord:
 
 
 @dataclass(frozen=True)
+class StepTimeRecord:
+    """What a denoising step took that so many devices shared: the times that `auto` chooses the degree by.
+
+    Attributes:
+        request_class: resolution and shape of the batches, in words.
+        degree: devices that shared it.
+        step_s: seconds, the median of the newest measurements of the run.
+        chunks: chunks of denoising steps that were timed since the record before.
+    """
+
+    request_class: str
+    degree: int
+    step_s: float
+    chunks: int
+
+
+@dataclass(frozen=True)
 class CandidateRecord:
     """One scored draft of a candidate seed: made to choose the seeds of an iteration, or to check the choice.
 
@@ -151,6 +168,7 @@ class IterationRecord:
         explorer_state: what the explorer has learned, as JSON values; likewise in record.json only.
         device_events: what happened to the devices since the record before.
         groups: which devices shared sequences; none where each worked alone.
+        step_times: what denoising steps took by degree; none where the degree is fixed.
     """
 
     run_id: str
@@ -167,6 +185,7 @@ class IterationRecord:
     explorer_state: dict[str, Any] | None = None
     device_events: list[DeviceEvent] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
+    step_times: list[StepTimeRecord] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -203,3 +222,4 @@ class EvaluationRecord:
     device_events: list[DeviceEvent] = field(default_factory=list)
     parts: dict[str, float] = field(default_factory=dict)
     groups: list[GroupRecord] = field(default_factory=list)
+    step_times: list[StepTimeRecord] = field(default_factory=list)

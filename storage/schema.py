@@ -129,6 +129,11 @@ CREATE TABLE sequence_groups (          -- devices that shared each sequence; me
     instance VARCHAR NOT NULL, members VARCHAR NOT NULL, degree INTEGER NOT NULL, ended_at DOUBLE NOT NULL,
     PRIMARY KEY (run_id, phase, iteration, started_at, epoch, place)
 );
+CREATE TABLE step_times (               -- what a denoising step took by degree, where `auto` chooses it
+    run_id VARCHAR, phase VARCHAR, iteration INTEGER, request_class VARCHAR, degree INTEGER,
+    step_s DOUBLE NOT NULL, chunks INTEGER NOT NULL,
+    PRIMARY KEY (run_id, phase, iteration, request_class, degree)
+);
 CREATE TABLE separate_evaluations (     -- made by `spotlight evaluate`; run_id: NULL for an untouched model
     evaluation_id VARCHAR PRIMARY KEY,
     run_id VARCHAR, iteration INTEGER NOT NULL, policy_version INTEGER NOT NULL,

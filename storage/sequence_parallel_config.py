@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 
 from storage.config_section import Section
 
 MOST_DEGREE = 64
+
+AUTO = 0
+"""As a degree: measured times choose it. A person, and a stored configuration, write `auto`."""
+
+_AUTO_AS_TEXT = "auto"
+
+
+def _read_degree(value: object, info: ValidationInfo) -> object:
+    if value == _AUTO_AS_TEXT:
+        return AUTO
+    is_word = isinstance(value, str) and not value.strip().lstrip("+-").isdecimal()
+    if is_word or (isinstance(value, int | float) and value < 1):
+        raise ValueError(
+            f"sequence_parallel.{info.field_name} is {value!r}; give the number of devices that share an "
+            f"image, from 1 to {MOST_DEGREE}, or auto to let measured times choose"
+        )
+    return value
+
+
+def _write_degree(degree: int) -> int | str:
+    return _AUTO_AS_TEXT if degree == AUTO else degree
+
+
+Degree = Annotated[int, BeforeValidator(_read_degree), PlainSerializer(_write_degree)]
+"""Devices that share an image, or `AUTO`."""
 
 
 class SequenceParallelConfig(Section):
@@ -14,17 +41,28 @@ class SequenceParallelConfig(Section):
 
     At 1, everywhere, devices work alone and nothing of this is started. Above it, devices of an instance
     form groups of that size; what is left over forms smaller ones, down to a device that works alone.
-    Drafts are always made by one device each.
+    With `auto`, measured times of a denoising step say how many share, and groups grow where a phase has
+    fewer batches left than devices. Drafts are always made by one device each.
     """
 
-    rollout: int = Field(default=1, ge=1, le=MOST_DEGREE)
-    """Devices that share an image in a rollout. The model's attention heads and image tokens must divide by
-    it, which is checked before anything starts."""
+    rollout: Degree = Field(default=1, le=MOST_DEGREE)
+    """Devices that share an image in a rollout, or `auto`. The model's attention heads and image tokens must
+    divide by it, which is checked before anything starts; `auto` takes only what they divide by. Runs with
+    `auto` repeat up to rounding, not to the bit."""
 
-    evaluate: int = Field(default=1, ge=1, le=MOST_DEGREE)
-    """Devices that share an image in an evaluation."""
+    evaluate: Degree = Field(default=1, le=MOST_DEGREE)
+    """Devices that share an image in an evaluation, or `auto`."""
+
+    at_most: int = Field(default=MOST_DEGREE, ge=1, le=MOST_DEGREE)
+    """Most devices that `auto` lets share an image. They are always of one instance, so by default all of it
+    may."""
 
     @property
     def largest(self) -> int:
-        """The largest degree of any kind of request."""
-        return max(self.rollout, self.evaluate)
+        """The largest degree that any kind of request may have."""
+        return max(self.at_most if degree == AUTO else degree for degree in (self.rollout, self.evaluate))
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether measured times choose any degree, so that runs repeat up to rounding only."""
+        return AUTO in (self.rollout, self.evaluate) and self.at_most > 1

@@ -100,6 +100,7 @@ def iteration_record(
         explorer_state=session.runtime.explorer_state(),
         device_events=session.runtime.take_device_events(),
         groups=session.runtime.take_groups(),
+        step_times=session.runtime.take_step_times(),
     )
 
 
@@ -129,7 +130,7 @@ def evaluation_record(
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
         evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
-        part_means(evaluation.scores), session.runtime.take_groups(),
+        part_means(evaluation.scores), session.runtime.take_groups(), session.runtime.take_step_times(),
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts import PromptRecord
 from storage.run_prompts import load_run_prompts
+from storage.sequence_parallel_config import AUTO
 
 _ENCODED_AT_ONCE = 256
 """Prompts; encoding needs memory for all of a list."""
@@ -54,19 +55,19 @@ def check(config: RunConfig) -> list[str]:
         refuse_shared_gpus(config)
         outline.check_machine(config)
     scorer = build_scorer(config.reward.scorer, config.reward)
-    _check_degrees(config, outline)
+    warnings = _check_degrees(config, outline)
     _check_prompts(f"prompts.train = {config.prompts.train!r}", train, outline, scorer)
     _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, outline, scorer)
     _judge_blank(outline, scorer, train[0])
     # Last, as it adds its adapters to the transformer, which is all it looks at.
     Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
     shared = {prompt.text for prompt in train} & {prompt.text for prompt in evaluate}
-    if not shared:
-        return []
-    return [
-        f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
-        "their images still differ by seed"
-    ]
+    if shared:
+        warnings.append(
+            f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
+            "their images still differ by seed"
+        )
+    return warnings
 
 
 def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:
@@ -77,21 +78,35 @@ def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:
         )
 
 
-def _check_degrees(config: RunConfig, outline: ModelOutline) -> None:
-    """Refuse to share sequences by numbers of devices that they do not divide by."""
+def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
+    """Refuse to share sequences by numbers of devices that they do not divide by.
+
+    Returns:
+        A warning where `auto` has nothing to choose from.
+    """
     settings = config.sequence_parallel
     if settings.largest == 1:
-        return
+        return []
     if config.model.attention != "auto":
         refuse_attention(config.model.attention)
     shape = shape_of(outline.transformer, *outline.sequence_lengths())
     for kind, degree in (("rollout", settings.rollout), ("evaluate", settings.evaluate)):
+        if degree == AUTO:
+            continue
         try:
             shape.check(degree)
         except ConfigurationError as error:
             longer = outline.text_length_for(degree) if shape.text_alone_hinders(degree) else None
             advice = "" if longer is None else f", or set model.text_length={longer}"
             raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}{advice}") from error
+    workers = config.runtime.reserved_workers + config.runtime.spot_workers
+    up_to = min(settings.at_most, workers)
+    if settings.is_measured and shape.degrees(up_to) == (1,):
+        return [
+            f"sequence_parallel is auto, but every device will work alone: the model's sequences divide by no "
+            f"degree from 2 to {up_to}, with {workers} workers and sequence_parallel.at_most={settings.at_most}"
+        ]
+    return []
 
 
 def _check_notice_url(url: str) -> None:

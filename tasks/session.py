@@ -28,6 +28,7 @@ from storage.records import (
     SampleImage,
     SampleRecord,
     StateInterval,
+    StepTimeRecord,
 )
 from storage.run_store import RunStore
 from storage.tracking import FLUSH_WAIT_S, Tracker
@@ -175,5 +176,6 @@ def record_from_json(values: dict) -> IterationRecord:
                 GroupRecord(**{**group, "members": tuple(group["members"])})
                 for group in values.get("groups", [])
             ],
+            "step_times": [StepTimeRecord(**times) for times in values.get("step_times", [])],
         }
     )

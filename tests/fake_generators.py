@@ -14,6 +14,7 @@ from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.sequence_parallel.epochs import NumberedGroup
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
@@ -270,6 +271,10 @@ class FakeGeneratorFleet:
     def welcome(self) -> list[Future[Any]]:
         """As of the fleet."""
         return self.newcomers()
+
+    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+        """As of the fleet."""
+        return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """As of the fleet."""

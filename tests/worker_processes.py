@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
@@ -15,6 +15,7 @@ from typing import Any
 
 from gpu_runtime.actors.cluster import RemoteActor
 from gpu_runtime.devices import Device
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
@@ -115,6 +116,10 @@ class ProcessFleet:
     def welcome(self) -> list[Future[Any]]:
         """As of the fleet."""
         return []
+
+    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+        """As of the fleet."""
+        return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """As of the fleet."""

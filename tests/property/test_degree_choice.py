@@ -1,0 +1,82 @@
+"""Whatever was measured and is left: nobody is left out, groups fit, and a choice stands."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_runtime.sequence_parallel.degree_choice import LEAST_GAIN, choose_layout, degree_to_try
+from gpu_runtime.sequence_parallel.layout import Group, Layout
+from gpu_runtime.sequence_parallel.pace import Pace
+from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft, name_of, phase_end_s
+
+DEGREES = (1, 2, 3, 4)
+
+
+@st.composite
+def cases(draw: st.DrawFn):
+    counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2))
+    devices = {f"d{place}{n}": f"i{place}" for place, count in enumerate(counts) for n in range(count)}
+    pace = Pace()
+    for degree in draw(st.sets(st.sampled_from(DEGREES))):
+        for _ in range(2):
+            pace.note(degree, draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0])), first=False)
+    pace.note_regroup(draw(st.sampled_from([0.01, 0.2, 3.0])))
+    before: list[Group] = []
+    for instance in sorted(set(devices.values())):
+        names = draw(st.permutations(sorted(n for n in devices if devices[n] == instance)))
+        while names:
+            size = draw(st.integers(1, len(names)))
+            before += [Group(instance, tuple(names[:size]))] if draw(st.booleans()) else []
+            names = names[size:]
+    under_way = {}
+    for group in before:
+        if draw(st.booleans()):
+            steps = draw(st.integers(1, 10))
+            under_way[name_of(group)] = UnderWay(steps, draw(st.integers(0, min(2, steps))))
+    return devices, before, WorkLeft(tuple(draw(st.lists(st.integers(1, 10), max_size=12))), under_way), pace
+
+
+def chosen(case) -> Layout:
+    devices, before, left, pace = case
+    return choose_layout(devices, before, left, pace, DEGREES)
+
+
+@settings(max_examples=300)
+@given(cases())
+def test_every_device_is_in_one_group_of_its_instance(case):
+    devices, *_ = case
+    layout = chosen(case)
+    assert layout.idle == ()
+    assert sorted(member for group in layout.groups for member in group.members) == sorted(devices)
+    for group in layout.groups:
+        assert {devices[name] for name in group.members} == {group.instance}
+
+
+@settings(max_examples=300)
+@given(cases())
+def test_groups_change_only_where_the_phase_ends_clearly_sooner(case):
+    devices, before, left, pace = case
+    groups = chosen(case).groups
+    if degree_to_try(devices, pace, DEGREES) is not None or set(groups) == set(before) or not left.batches:
+        return
+    stay = [group for group in before if len(group.members) in pace.known]
+    taken = {member for group in stay for member in group.members}
+    stay += [Group(devices[name], (name,)) for name in devices if name not in taken]
+    if set(groups) == set(stay):
+        return
+    ends = [phase_end_s(some, before, left, pace.known, pace.regroup_s) for some in (groups, stay)]
+    assert ends[0] < (1 - LEAST_GAIN) * ends[1]
+
+
+@given(cases())
+def test_a_choice_stands_while_nothing_else_is_known(case):
+    devices, before, left, pace = case
+    groups = chosen(case).groups
+    stand = {name_of(group) for group in before} & {name_of(group) for group in groups}
+    under_way = {name: work for name, work in left.under_way.items() if name in stand}
+    back = tuple(work.steps for name, work in left.under_way.items() if name not in stand)
+    after = WorkLeft(back + left.waiting, under_way)
+    settled = choose_layout(devices, groups, after, pace, DEGREES).groups
+    again = choose_layout(devices, settled, after, pace, DEGREES).groups
+    assert set(again) == set(settled)

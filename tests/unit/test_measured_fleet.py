@@ -1,0 +1,179 @@
+"""Groups whose degree measured times choose; times are played, or calls end in any order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gpu_runtime import generating_group, grouped_fleet
+from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.grouped_fleet import GroupedFleet
+from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.measured_fleet import MeasuredFleet
+from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.sequence_parallel.epochs import EpochBook
+from gpu_runtime.sequence_parallel.pace import Pace
+from storage.records import GroupRecord
+from tests.fake_generators import NOTICE, FakeGeneratorFleet, FakeMeeting, Script
+from tests.played_time import PlayedFleet, PlayedTime
+from tests.tiny_run import request, tiny_config
+from tests.unit.test_generation import BATCH, LEASE_S, SAMPLER, TRAINER, assert_all_there
+from tests.unit.test_grouped_fleet import FOURS, NAMES, PlayedTimer
+
+DEGREES = (1, 2, 4)
+JOIN_S = 0.1
+COSTLY = {1: 1.0, 2: 0.8, 4: 0.6}
+"""Sharing shortens an image, but costs throughput."""
+USELESS = {1: 1.0, 2: 1.1, 4: 1.2}
+SUPERLINEAR = {1: 1.0, 2: 0.4, 4: 0.15}
+"""One device is too small: sharing wins throughput too."""
+
+
+def requests(batches: int) -> list[SampleRequest]:
+    return [request(prompt, seed) for prompt in range(4) for seed in range(batches * BATCH // 4)]
+
+
+class Phase:
+    """One phase of a run of four devices that take played time."""
+
+    def __init__(
+        self, step_s: dict[int, float], batches: int, pace: Pace | None = None, fixed: dict | None = None
+    ) -> None:
+        time = self.time = PlayedTime(step_s, JOIN_S)
+        self.fleet = PlayedFleet(NAMES, time, SAMPLER)
+        meeting = FakeMeeting(self.fleet.actors, time)
+        rest = (meeting, EpochBook(), lambda device: "", LEASE_S)
+        self.pace = pace or Pace()
+        if fixed:
+            self.groups = GroupedFleet(self.fleet, "v1", fixed, *rest)
+        else:
+            self.groups = MeasuredFleet(self.fleet, "v1", self.pace, DEGREES, *rest, time.clock)
+        settings = {"commit_steps": 1, "commit_s": 0.0, "lease_s": LEASE_S}
+        self.requests = requests(batches)
+        self.loop = Generation(self.groups, self.requests, "v1", tiny_config(runtime=settings), time.clock)
+        self.loop._ended = time  # type: ignore[assignment]
+        delivered = self.loop.run()
+        self.took_s = time.now
+        self.groups.close()
+        assert_all_there(delivered, SAMPLER.generate(self.requests))
+        assert self.loop.counters.redone_steps == self.loop.counters.duplicates == 0
+
+    @property
+    def records(self) -> list[GroupRecord]:
+        return self.groups.records
+
+    @property
+    def degrees(self) -> list[int]:
+        """By how many devices the leases were shared, in the order of their deliveries."""
+        return [len(one.worker.split("+")) for one in self.loop._delivered.values()][::BATCH]
+
+    def idle_share(self) -> float:
+        return self.fleet.spent_s.get("idle", 0.0) / (4 * self.took_s)
+
+
+def test_where_sharing_is_superlinear_all_devices_share_from_the_second_phase_on():
+    first = Phase(SUPERLINEAR, 16)
+    assert dict(first.pace.known) == SUPERLINEAR
+    assert first.degrees[0] == 1 and first.degrees[-1] == 4
+    second = Phase(SUPERLINEAR, 16, first.pace)
+    assert set(second.degrees) == {4}
+    assert len(second.records) == 1, "it begins with the groups that it ends with"
+    best = Phase(SUPERLINEAR, 16, fixed=FOURS)
+    assert second.took_s == pytest.approx(best.took_s, abs=JOIN_S)
+    assert first.took_s < Phase(SUPERLINEAR, 16, fixed={1: 1.0}).took_s
+
+
+def test_where_sharing_costs_throughput_devices_work_alone_until_the_tail():
+    first = Phase(COSTLY, 17)
+    second = Phase(COSTLY, 17, first.pace)
+    assert second.degrees[:16] == [1] * 16
+    assert second.degrees[16:] == [4], "the last batch is shared by all"
+    alone = Phase(COSTLY, 17, fixed={1: 1.0})
+    # 16 batches in four rounds of four steps; then four steps by four devices, not by one.
+    assert alone.took_s == pytest.approx(20)
+    assert second.took_s == pytest.approx(16 + JOIN_S + 4 * COSTLY[4], abs=2 * COSTLY[1])
+    assert second.took_s < alone.took_s - 1
+    assert second.idle_share() < alone.idle_share() / 2
+
+
+def test_a_phase_with_fewer_batches_than_devices_leaves_nobody_idle():
+    known = Phase(COSTLY, 17).pace
+    shared = Phase(COSTLY, 1, known)
+    assert shared.degrees == [4]
+    assert shared.took_s == pytest.approx(JOIN_S + 4 * COSTLY[4])
+    assert shared.idle_share() == 0
+    assert Phase(COSTLY, 2, known).degrees == [2, 2]
+
+
+def test_where_sharing_only_costs_one_trial_says_so_and_nobody_shares_again():
+    first = Phase(USELESS, 17)
+    assert set(first.pace.known) == {1, 2}, "four are not tried where two are no faster"
+    assert max(first.degrees[-4:]) == 1
+    alone = Phase(USELESS, 17, fixed={1: 1.0})
+    assert first.took_s < 1.25 * alone.took_s
+    second = Phase(USELESS, 17, first.pace)
+    assert {len(record.members) for record in second.records} == {1}
+    assert second.took_s == alone.took_s
+
+
+def test_a_phase_too_short_for_a_trial_makes_none():
+    short = Phase({1: 0.1, 2: 0.05, 4: 0.02}, 4)
+    assert {len(record.members) for record in short.records} == {1}
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that a script lets answer have done so when their group is called off."""
+    monkeypatch.setattr(grouped_fleet, "_ANSWER_SHARE", 0.0)
+    monkeypatch.setattr(PlayedTimer, "running", [], raising=False)
+    monkeypatch.setattr(generating_group, "Timer", PlayedTimer)
+
+
+def in_any_order(
+    chance: random.Random, script: Script, names: Sequence[str], history: Path
+) -> list[Delivered]:
+    """A phase whose devices die, hang or are under notice at random moments; the trainer stays."""
+    script.overdue = PlayedTimer.go_off
+    fleet = FakeGeneratorFleet(names, script, SAMPLER)
+    pace = Pace()
+    for degree in DEGREES[: chance.randrange(4)]:
+        for _ in range(2):
+            pace.note(degree, chance.choice([0.1, 0.4, 1.0, 1.5]), first=False)
+    groups = MeasuredFleet(
+        fleet, "v1", pace, DEGREES, FakeMeeting(fleet.actors, script), EpochBook(), lambda device: "",
+        LEASE_S, script.clock,
+    )  # fmt: skip
+    settings = {"commit_steps": chance.choice([0, 1, 2]), "commit_s": 0.0, "lease_s": LEASE_S}
+    driver = HistoryLog(new_life(history), "driver")
+    loop = Generation(groups, requests(8), "v1", tiny_config(runtime=settings), script.clock, history=driver)
+    loop._ended = script  # type: ignore[assignment]
+    for name in names[1:]:
+        actor, waits = fleet.actors[name], chance.randrange(60)
+        fate = chance.choice(["dies", "hangs", "notice", "lives"])
+        if fate == "dies":
+            script.before[waits] = lambda actor=actor: setattr(actor, "dead", True)
+        elif fate == "hangs":
+            script.before[waits] = lambda name=name: script.hung.add(name)
+        elif fate == "notice":
+            since, until = waits, waits + chance.randrange(12)
+            actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
+    try:
+        return loop.run()
+    finally:
+        groups.close()
+
+
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.usefixtures("nobody_waits")
+def test_whatever_happens_every_sample_is_there_once(tmp_path: Path, seed: int):
+    chance = random.Random(seed)
+    names = [TRAINER, *(f"spot-{number}" for number in range(5))]
+    delivered = in_any_order(chance, Script(chance.choice), names, tmp_path)
+    assert_all_there(delivered, SAMPLER.generate(requests(8)))
+    report = check_history(read_history(tmp_path))
+    assert (report.held_twice, report.lost, report.duplicated) == ((), (), ())

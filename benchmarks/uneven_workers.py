@@ -92,7 +92,7 @@ class UnevenFleet:
         """Nobody comes."""
         return []
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """As of the fleet."""
         return False
 

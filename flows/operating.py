@@ -64,7 +64,8 @@ def reproduce(
     ] = False,
     renew: Annotated[bool, typer.Option("--renew", help="Make this run the preset's new reference.")] = False,
     tolerance: Annotated[
-        float, typer.Option(help="Of the mean score, where the device is of another kind.")
+        float,
+        typer.Option(help="Of the mean score, where bits may differ: another device, measured degrees."),
     ] = 0.05,
     set_: Annotated[
         list[str] | None,

@@ -153,7 +153,7 @@ class Fleet:
         ]
         return [*self._arrivals.calls, *given]
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Never: each device works alone."""
         return False
 

@@ -52,8 +52,13 @@ class GeneratingFleet(Protocol):
         """Take in newcomers; the calls of those on their way: when one ends, welcome again."""
         ...
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
-        """Whether devices should share samples otherwise, given what is left; `welcome` then lets them."""
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """Whether devices should share samples otherwise; if so, `welcome` lets them.
+
+        Args:
+            left: what is left of the phase.
+            freed: whether a lease has ended since this was asked last.
+        """
         ...
 
     def enter(self, worker: str, state: DeviceState) -> None:
@@ -148,6 +153,7 @@ class Generation:
             for request in requests
         )
         self._flights: dict[str, _Flight] = {}
+        self._freed = False
         self._flight_of: dict[Future[SampleChunk], _Flight] = {}
         # Calls that have ended, in the order in which they did.
         self._ended: SimpleQueue[Future[Any]] = SimpleQueue()
@@ -206,7 +212,10 @@ class Generation:
                 call.add_done_callback(self._ended.put)
 
     def _feed(self) -> None:
-        """Let every free device pull that is not under notice."""
+        """Let every free device pull that is not under notice; before that, groups may change."""
+        freed, self._freed = self._freed, False
+        if self._fleet.regroups(self.work_left, freed):
+            self._welcome()
         for device in self._fleet.workers(self._key):
             if device.name in self._flights:
                 continue
@@ -214,8 +223,6 @@ class Generation:
             self._fleet.enter(device.name, "rollout" if lease else "idle")
             if lease:
                 self._begin(device, lease)
-        if self._fleet.regroups(self.work_left):
-            self._welcome()
 
     def _pull(self, device: Device) -> Lease[SampleRequest] | None:
         version = self._requests[0].policy_version if self._requests else 0
@@ -358,5 +365,5 @@ class Generation:
 
     def _end(self, flight: _Flight) -> None:
         """A device has nothing more to do with a lease; calls of it that still end are late."""
-        flight.over = True
+        flight.over = self._freed = True
         del self._flights[flight.device.name]

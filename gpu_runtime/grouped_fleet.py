@@ -117,7 +117,7 @@ class GroupedFleet:
         self._plan()
         return [*coming, *self._forming.values()]
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Never by what is left of a phase: the degree is fixed."""
         return False
 

@@ -1,9 +1,9 @@
 """The fleet as groups whose degree measured times choose: `sequence_parallel.rollout = "auto"`.
 
-A phase begins with the groups that the times of the phases before speak for. It looks again when a lease
-begins, when a group has nothing to do, and when a degree's time becomes known; so groups grow where fewer
-batches are left than devices. Whether a change pays is decided by `choose_layout`, and made as any planned
-one: between chunks, no step is done again.
+A phase begins with the groups that the times of the phases before speak for. It looks again when a lease has
+ended, before the next one begins, and when a degree's time becomes known; so groups grow where fewer batches
+are left than devices. Whether a change pays is decided by `choose_layout`, and it is made as any planned one:
+between chunks, no step is done again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from gpu_runtime.sequence_parallel.layout import Layout
 from gpu_runtime.sequence_parallel.pace import Pace
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
-from storage.records import DeviceState
 
 
 class MeasuredFleet(GroupedFleet):
@@ -59,24 +58,17 @@ class MeasuredFleet(GroupedFleet):
         self._left: Callable[[], WorkLeft] | None = None
         self._look = True
         self._timed: set[GeneratingGroup] = set()
-        self._idle: set[str] = set()
         self._asked_at: dict[NumberedGroup, float] = {}
         self._busy_until: dict[str, float] = {}
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Whether other groups would end the phase clearly sooner, by what is left of it."""
         self._left = left
-        look, self._look = self._look, False
+        look, self._look = self._look or freed, False
         if not look:
             return False
         wanted = {group.members for group in self._layout(self._usable()).groups}
         return wanted != {place.members for place in self._book.groups}
-
-    def enter(self, worker: str, state: DeviceState) -> None:
-        """Book what a group does from now on; a lease that begins, or nothing to do, is worth a look."""
-        self._look = self._look or state != "idle" or worker not in self._idle
-        (self._idle.add if state == "idle" else self._idle.discard)(worker)
-        super().enter(worker, state)
 
     def heed(self, device: Device, notice: Notice | None) -> None:
         """What the providers of a group's members say now, and how long its chunk took."""

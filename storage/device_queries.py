@@ -73,6 +73,31 @@ def sequence_groups(
     ).df()
 
 
+def degree_times(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
+    """What a denoising step took by how many devices shared it, where measured times choose that number.
+
+    Columns: request_class, degree, step_s (as last measured, up to iteration `last`), chunks (timed so far),
+    share (of the time that devices spent in groups in iterations `first` to `last`; 0 where none did).
+    """
+    return connection.execute(
+        """
+        WITH times AS (
+            SELECT request_class, degree, arg_max(step_s, iteration) AS step_s, sum(chunks)::BIGINT AS chunks
+            FROM step_times WHERE run_id = $run AND iteration <= $last GROUP BY request_class, degree
+        ),
+        used AS (
+            SELECT degree, sum((ended_at - started_at) * degree) AS device_s FROM sequence_groups
+            WHERE run_id = $run AND phase <> 'discarded' AND iteration BETWEEN $first AND $last
+            GROUP BY degree
+        )
+        SELECT request_class, degree, step_s, chunks,
+            coalesce(device_s / (SELECT sum(device_s) FROM used), 0) AS share
+        FROM times LEFT JOIN used USING (degree) ORDER BY request_class, degree
+        """,
+        {"run": run_id, "first": first, "last": last},
+    ).df()
+
+
 def recorded_iterations(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """The iterations whose device time was recorded and that were kept, in order. Columns: iteration."""
     return connection.execute(

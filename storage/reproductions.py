@@ -14,7 +14,7 @@ from storage.errors import RunNotFoundError
 
 Verdict = Literal["recorded", "identical", "within", "drifted", "failed"]
 """`recorded`: the first of its series, compared with nothing. `within`: other bits on another kind of
-device, but scores within the interval."""
+device, or where measured times chose degrees, but scores within the interval."""
 
 
 @dataclass(frozen=True)

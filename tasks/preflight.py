@@ -103,8 +103,8 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     up_to = min(settings.at_most, workers)
     if settings.is_measured and shape.degrees(up_to) == (1,):
         return [
-            f"sequence_parallel is auto, but every device will work alone: the model's sequences divide by no "
-            f"degree from 2 to {up_to}, with {workers} workers and sequence_parallel.at_most={settings.at_most}"
+            "sequence_parallel is auto, but every device will work alone: the model's sequences divide by no "
+            f"degree from 2 to {up_to} ({workers} workers, sequence_parallel.at_most={settings.at_most})"
         ]
     return []
 

@@ -272,7 +272,7 @@ class FakeGeneratorFleet:
         """As of the fleet."""
         return self.newcomers()
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """As of the fleet."""
         return False
 

@@ -117,7 +117,7 @@ class ProcessFleet:
         """As of the fleet."""
         return []
 
-    def regroups(self, left: Callable[[], WorkLeft]) -> bool:
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """As of the fleet."""
         return False
 

@@ -43,6 +43,7 @@ class DeviceCourse:
     intervals: pd.DataFrame
     events: pd.DataFrame
     groups: pd.DataFrame
+    degrees: pd.DataFrame
 
 
 def load_spot(home: Path, view: RunView) -> SpotView:
@@ -92,6 +93,7 @@ def read_course(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, 
         intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
         events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
         groups=device_queries.sequence_groups(connection, run_id, first, last, _MOST_GROUPS),
+        degrees=device_queries.degree_times(connection, run_id, first, last),
     )
 
 

@@ -15,7 +15,7 @@ from streamlit.testing.v1 import AppTest
 import ui.spot_view
 from storage.config import RunConfig
 from storage.home import Home
-from storage.records import GroupRecord, StateInterval
+from storage.records import GroupRecord, StateInterval, StepTimeRecord
 from storage.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
@@ -248,6 +248,29 @@ def test_groups_that_shared_samples(store: RunStore):
     drawn = charts(page)["Which devices shared images"]
     assert "2 together" in drawn and "alone" in drawn and "reserved-0, spot-0" in drawn
     assert "share every image" in captions(page)
+
+
+def test_the_degree_that_measured_times_have_chosen(store: RunStore):
+    begun(store)
+    record = iteration_record("r", 1, START, samples=32)
+    tried = [StepTimeRecord("64x64, 4 at a time", degree, s, 3) for degree, s in ((1, 1.0), (2, 0.4))]
+    both = GroupRecord(2, 0, "", ("reserved-0", "spot-0"), START + 1, START + 9)
+    alone = [GroupRecord(1, n, "", (name,), START, START + 1) for n, name in enumerate(both.members)]
+    store.commit_iteration(dataclasses.replace(record, groups=[*alone, both], step_times=tried))
+    later = [StepTimeRecord("64x64, 4 at a time", 2, 0.5, 7)]
+    record = iteration_record("r", 2, START + 18, samples=32)
+    store.commit_iteration(dataclasses.replace(record, groups=[both], step_times=later))
+    page = opened()
+    said = "\n".join(block.value for block in page.markdown)
+    assert "2 devices share an image" in said and "94 % of the time" in said  # 32 of 34 device-seconds
+    times: pd.DataFrame = page.dataframe[0].value
+    assert times["a denoising step (s)"].tolist() == [1.0, 0.5]
+    assert times["steps a device-second"].tolist() == [1.0, 1.0]
+    assert times["chunks timed"].tolist() == [3, 10]
+    store.discard_after("r", 1)
+    time.sleep(CACHE_S)
+    times = ran(page).dataframe[0].value
+    assert times["a denoising step (s)"].tolist() == [1.0, 0.4], "what is done again is measured again"
 
 
 def test_hostile_text(store: RunStore):

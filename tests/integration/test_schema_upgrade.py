@@ -13,7 +13,7 @@ from storage import device_queries, ledger, queries, reproductions, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.records import DeviceEvent, GroupRecord
+from storage.records import DeviceEvent, GroupRecord, StepTimeRecord
 from storage.run_store import RunStore
 from storage.schema import SCHEMA_VERSION
 from storage.separate_evaluations import EvaluationStore
@@ -24,7 +24,8 @@ _BY_VERSION = {
     2: {"candidates", "sample_images"},
     3: {"device_events"},
     4: {
-        "reproductions", "sequence_groups", "separate_evaluations", "separate_evaluation_images",
+        "reproductions", "sequence_groups", "step_times", "separate_evaluations",
+        "separate_evaluation_images",
     },
 }  # fmt: skip
 LATER_TABLES = {
@@ -86,6 +87,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         assert device_queries.device_events(connection, "old", 0, 9, 9).empty
         assert reproductions.reproductions(connection).empty
         assert device_queries.sequence_groups(connection, "old", 0, 9, 9).empty
+        assert device_queries.degree_times(connection, "old", 0, 9).empty
     assert EvaluationStore(store.home).all() == []
     assert account.is_balanced
     assert not account.has_device_events
@@ -106,12 +108,17 @@ def test_the_first_writer_brings_it_up_to_date(store: RunStore, version: int):
     record = explored(iteration_record("old", 3, 54.0))
     loss = DeviceEvent("spot-0", "spot", "lost", 72.0)
     group = GroupRecord(1, 0, "", ("reserved-0", "spot-0"), 54.0, 60.0)
-    store.commit_iteration(dataclasses.replace(record, device_events=[loss], groups=[group]))
+    times = StepTimeRecord("64x64, 4 at a time", 2, 0.25, 3)
+    store.commit_iteration(
+        dataclasses.replace(record, device_events=[loss], groups=[group], step_times=[times])
+    )
     with store.database.reading() as connection:
         assert not seed_queries.stale_and_fresh(connection, "old").empty
         assert [x.worker for x in ledger.read_ledger(connection, "old").losses] == ["spot-0"]
         shared = device_queries.sequence_groups(connection, "old", 0, 9, 9)
         assert shared["worker"].tolist() == ["reserved-0", "spot-0"] and set(shared["degree"]) == {2}
+        [taken] = device_queries.degree_times(connection, "old", 0, 9).to_dict("records")
+        assert (taken["degree"], taken["step_s"], taken["chunks"], taken["share"]) == (2, 0.25, 3, 1.0)
 
 
 def test_a_writer_that_fails_leaves_the_file_as_it_was(store: RunStore):

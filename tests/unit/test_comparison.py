@@ -148,3 +148,24 @@ def test_the_number_of_cores_makes_no_other_kind_of_device():
         environment=environment(machine="x86_64, 8 cores"), digests={"weights.safetensors": "b" * 64}
     )
     assert compare(reference(), now, 1.0).verdict == "drifted"
+
+
+def chosen_by_times(**changes: object) -> Reference:
+    config = RunConfig.model_validate({"sequence_parallel": {"rollout": "auto"}}).model_dump(mode="json")
+    return reference(config=config, **changes)
+
+
+def test_other_bits_of_a_run_whose_degree_is_measured_pass_with_the_same_scores():
+    was, now = chosen_by_times(), chosen_by_times(digests={"weights.safetensors": "b" * 64})
+    said = compare(was, now, 0.05)
+    assert said.verdict == "within"
+    assert said.message.startswith("degrees chosen by measured times (sequence_parallel is auto), other bits")
+    assert compare(was, was, 0.05).verdict == "identical"
+
+
+def test_other_scores_are_a_drift_even_where_the_degree_is_measured():
+    before = [HeldOut(place, 0, 1.0, True) for place in range(4)]
+    after = [HeldOut(place, 0, 0.5, False) for place in range(4)]
+    said = compare(chosen_by_times(scores={2: before}), chosen_by_times(scores={2: after}), 0.05)
+    assert said.verdict == "drifted"
+    assert "held-out score differs by -0.5" in said.message

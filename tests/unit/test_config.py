@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from storage.config import RunConfig, SamplingConfig
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError
+from storage.sequence_parallel_config import AUTO
 
 
 def test_defaults_are_valid_and_round_trip_through_json():
@@ -63,6 +64,14 @@ def test_it_is_frozen():
         ),
         ({"runtime": {"notices": "oracle"}}, "notices"),
         ({"runtime": {"lease_s": 0}}, "lease_s"),
+        (
+            {"sequence_parallel": {"rollout": 0}},
+            r"sequence_parallel\.rollout is 0; give the number of devices.* from 1 to 64, or auto",
+        ),
+        ({"sequence_parallel": {"evaluate": "most"}}, r"sequence_parallel\.evaluate is 'most'; .*or auto"),
+        ({"sequence_parallel": {"rollout": 65}}, "less than or equal to 64"),
+        ({"sequence_parallel": {"rollout": -2}}, "is -2; give"),
+        ({"sequence_parallel": {"at_most": "auto"}}, "at_most"),
         ({"name": "../elsewhere"}, "name"),
         ({"seed": 2**32}, "seed"),
         ({"no_such": 1}, "no_such"),
@@ -105,3 +114,14 @@ def test_it_imports_without_the_heavy_libraries():
 def test_a_gpu_that_no_scorer_would_use_is_refused(settings: list[str], message: str):
     with pytest.raises(ConfigurationError, match=message):
         load_config("glyphs", settings, {})
+
+
+def test_a_degree_that_measured_times_choose_is_stored_as_it_is_written():
+    shared = {"rollout": "auto", "evaluate": 2, "at_most": 4}
+    config = RunConfig.model_validate({"runtime": {"spot_workers": 3}, "sequence_parallel": shared})
+    assert config.model_dump(mode="json")["sequence_parallel"] == shared
+    assert RunConfig.model_validate_json(config.model_dump_json()) == config
+    assert RunConfig.model_validate(config.model_dump()) == config
+    assert (config.sequence_parallel.rollout, config.sequence_parallel.largest) == (AUTO, 4)
+    assert config.sequence_parallel.is_measured and not RunConfig().sequence_parallel.is_measured
+    assert RunConfig().sequence_parallel.largest == 1

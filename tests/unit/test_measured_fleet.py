@@ -79,7 +79,7 @@ class Phase:
 def test_where_sharing_is_superlinear_all_devices_share_from_the_second_phase_on():
     first = Phase(SUPERLINEAR, 16)
     assert dict(first.pace.known) == SUPERLINEAR
-    assert first.degrees[0] == 1 and first.degrees[-1] == 4
+    assert [len(record.members) for record in first.records] == [1, 1, 1, 1, 2, 2, 4]
     second = Phase(SUPERLINEAR, 16, first.pace)
     assert set(second.degrees) == {4}
     assert len(second.records) == 1, "it begins with the groups that it ends with"
@@ -96,7 +96,7 @@ def test_where_sharing_costs_throughput_devices_work_alone_until_the_tail():
     alone = Phase(COSTLY, 17, fixed={1: 1.0})
     # 16 batches in four rounds of four steps; then four steps by four devices, not by one.
     assert alone.took_s == pytest.approx(20)
-    assert second.took_s == pytest.approx(16 + JOIN_S + 4 * COSTLY[4], abs=2 * COSTLY[1])
+    assert second.took_s == pytest.approx(16 + JOIN_S + 4 * COSTLY[4], abs=JOIN_S)
     assert second.took_s < alone.took_s - 1
     assert second.idle_share() < alone.idle_share() / 2
 

@@ -196,3 +196,10 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
     loading.refuse_shared_gpus(config(tmp_path, runtime={"reserved_workers": 2, "spot_workers": 2}))
     on_cpu = {"model": {"device": "cpu"}, "runtime": together | {"spot_workers": 2}}
     loading.refuse_shared_gpus(config(tmp_path, **on_cpu))
+
+
+def test_auto_takes_what_divides_and_says_so_where_nothing_does(tmp_path: Path):
+    auto = {"rollout": "auto", "evaluate": "auto"}
+    assert preflight.check(config(tmp_path, runtime={"spot_workers": 3}, sequence_parallel=auto)) == []
+    said = preflight.check(config(tmp_path, runtime={"spot_workers": 0}, sequence_parallel=auto))
+    assert len(said) == 1 and "every device will work alone" in said[0]

@@ -9,6 +9,7 @@ import streamlit as st
 from storage.errors import StorageError
 from ui.bill import bill_entries
 from ui.charts import PLOT_SETTINGS, cost_chart, state_chart
+from ui.degrees_table import show_degrees
 from ui.downloads import offer_downloads
 from ui.formatting import plain_markdown
 from ui.group_chart import groups_chart
@@ -66,6 +67,8 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
             "Each bar is a device's time in one group. Devices of one group share every image of it; their "
             "images differ by rounding from those of one device."
         )
+    if not course.degrees.empty:
+        show_degrees(course.degrees)
     shown, there = len(course.intervals), max(course.intervals["of"].tolist())
     if shown < there:
         st.caption(

@@ -93,8 +93,8 @@ class ReproductionForm(Section):
     """What to do: train does the whole run again, evaluate scores its last checkpoint again."""
 
     tolerance: float = Field(default=0.05, ge=0, le=1)
-    """Where bits may differ, on another kind of device or with measured degrees: the largest difference of the
-    mean held-out score that passes, if the 95 % interval of the paired differences holds zero too."""
+    """Where bits may differ, on another kind of device or with measured degrees: the largest difference of
+    the mean held-out score that passes, if the 95 % interval of the paired differences holds zero too."""
 
     settings: list[Setting] = Field(default=[], max_length=200)
     """Settings to change on purpose, one an item, each as section.key=value; each is named as a

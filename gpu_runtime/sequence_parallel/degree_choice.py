@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
 from gpu_runtime.sequence_parallel.pace import Pace
-from gpu_runtime.sequence_parallel.phase_end import WorkLeft, phase_end_s
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft, batch_ends_s
 
 LEAST_GAIN = 0.1
 """Share that a change of groups must save of the time left, and a larger degree of a step's time."""
@@ -48,20 +48,32 @@ def choose_layout(
     stay = _as_they_are(devices, standing, usable)
     if not (devices and left.batches):
         return stay
-    stay_s = phase_end_s(stay.groups, standing, left, usable, pace.regroup_s)
+    stay_s = batch_ends_s(stay.groups, standing, left, usable, pace.regroup_s)
     if trial is not None:
         under_way = any(len(group.members) == trial for group in standing)
-        if under_way or 2 * pace.regroup_s <= TRIAL_SHARE * stay_s:
+        if under_way or 2 * pace.regroup_s <= TRIAL_SHARE * max(stay_s):
             # Large groups first: each weighs more than any smaller ones of as many devices.
             weights = {degree: 1 / degree**2 for degree in degrees if degree <= trial}
             return plan_layout(devices, weights, before, left.batches)
-    best, best_s = stay, (1 - LEAST_GAIN) * stay_s
+    best, best_s = stay, stay_s
     for at_once in _falling(min(left.batches, len(devices))):
         layout = plan_layout(devices, usable, before, at_once)
-        end_s = phase_end_s(layout.groups, standing, left, usable, pace.regroup_s)
-        if end_s < best_s:
-            best, best_s = layout, end_s
+        ends_s = batch_ends_s(layout.groups, standing, left, usable, pace.regroup_s)
+        sooner = (max(ends_s), sum(ends_s)) < (max(best_s), sum(best_s))
+        if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay.groups)):
+            best, best_s = layout, ends_s
     return best
+
+
+def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool) -> bool:
+    """Whether batches end so much sooner than with the groups as they are that these should change.
+
+    Where devices are idle, it is enough that the batches end sooner on the whole and the last one no later:
+    who is done first helps the others then.
+    """
+    if max(ends_s) < (1 - LEAST_GAIN) * max(stay_s):
+        return True
+    return idle and max(ends_s) <= max(stay_s) and sum(ends_s) < (1 - LEAST_GAIN) * sum(stay_s)
 
 
 def degree_to_try(devices: Mapping[str, str], pace: Pace, degrees: Sequence[int]) -> int | None:

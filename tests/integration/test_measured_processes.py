@@ -113,7 +113,7 @@ def test_real_times_are_measured_and_whatever_they_choose_the_samples_are_right(
 def test_few_batches_are_shared_by_all_and_the_last_of_many_are_joined_by_the_idle(
     run: Run, expected: list[GeneratedSample]
 ):
-    costly = SetPace({1: 3.0, 2: 2.0, 4: 1.5}, 0.01)
+    costly = SetPace({1: 3.0, 2: 1.8, 4: 1.4}, 0.01)
     delivered, groups = run.generate(REQUESTS[:4], costly)
     assert groups == [4]
     assert set(run.degrees(delivered)) == {(4,) * 6}
@@ -123,8 +123,8 @@ def test_few_batches_are_shared_by_all_and_the_last_of_many_are_joined_by_the_id
     delivered, groups = run.generate(REQUESTS, superlinear)
     assert groups == [4]
 
-    # Three batches for four devices: three work alone or by two, then the last ones are joined.
+    # Three batches for four devices: two of them share one, and who is done first joins the others.
     delivered, groups = run.generate(REQUESTS[:12], costly)
-    assert max(groups) > 1
-    assert any(len(set(degrees)) > 1 or max(degrees) > 1 for degrees in run.degrees(delivered))
+    assert sorted(groups)[-1] >= 2 and groups.count(1) >= 2
+    assert max(max(degrees) for degrees in run.degrees(delivered)) >= 2
     assert max(apart(delivered, expected[:12])) <= NEAR

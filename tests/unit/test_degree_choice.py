@@ -76,6 +76,12 @@ def test_with_few_batches_idle_devices_join():
     assert degrees(COSTLY, two, before=ALONE) == [2, 2]
 
 
+def test_an_idle_device_joins_one_of_several_though_the_last_ends_no_sooner():
+    three = WorkLeft((10, 10, 10), {})
+    assert degrees({1: 1.0, 2: 0.6, 4: 0.5}, three, before=ALONE) == [2, 1, 1]
+    assert degrees({1: 1.0, 2: 0.95}, three, before=ALONE) == [1, 1, 1, 1]
+
+
 def test_nobody_joins_where_that_takes_longer_than_it_saves():
     last = WorkLeft((), {"a0": UnderWay(10, 9)})
     assert degrees(COSTLY, last, before=ALONE) == [1, 1, 1, 1]

@@ -108,6 +108,9 @@ def test_a_phase_with_fewer_batches_than_devices_leaves_nobody_idle():
     assert shared.took_s == pytest.approx(JOIN_S + 4 * COSTLY[4])
     assert shared.idle_share() == 0
     assert Phase(COSTLY, 2, known).degrees == [2, 2]
+    three, alone = Phase(COSTLY, 3, known), Phase(COSTLY, 3, fixed={1: 1.0})
+    assert three.took_s <= alone.took_s
+    assert three.idle_share() < alone.idle_share()
 
 
 def test_where_sharing_only_costs_one_trial_says_so_and_nobody_shares_again():

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 
 from gpu_runtime.sequence_parallel.layout import Group
-from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft, phase_end_s
+from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft, batch_ends_s
 
 STEP_S = {1: 1.0, 2: 0.6}
 ALONE = [Group("a", ("a0",)), Group("a", ("a1",))]
 PAIR = [Group("a", ("a0", "a1"))]
+
+
+def phase_end_s(groups, standing, left: WorkLeft, step_s: dict[int, float], regroup_s: float) -> float:
+    ends_s = batch_ends_s(groups, standing, left, step_s, regroup_s)
+    assert len(ends_s) == min(left.batches, 8 * len(groups))
+    return max(ends_s)
 
 
 def waiting(*steps: int) -> WorkLeft:

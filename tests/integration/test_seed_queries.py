@@ -17,7 +17,15 @@ from storage import queries, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.records import CandidateRecord, DeviceEvent, IterationRecord, SampleImage, SampleRecord
+from storage.records import (
+    CandidateRecord,
+    DeviceEvent,
+    GroupRecord,
+    IterationRecord,
+    SampleImage,
+    SampleRecord,
+    StepTimeRecord,
+)
 from storage.run_store import RunStore
 from tasks.session import record_from_json, record_to_json
 from tests.sample_run import iteration_record, write_sample_run
@@ -242,6 +250,8 @@ class TestRows:
             next_plan={"iteration": 6, "seeds": {"0": [3, 1]}},
             explorer_state={"0": {"tried": 8}},
             device_events=[DeviceEvent("spot-0", "spot", "lost", 7.5, "its process is gone")],
+            groups=[GroupRecord(1, 0, "", ("reserved-0", "spot-0"), 1.0, 2.0)],
+            step_times=[StepTimeRecord("64x64, 4 at a time", 2, 0.25, 3)],
         )
         assert record.candidates
         assert record.sample_images
@@ -249,7 +259,14 @@ class TestRows:
 
     def test_a_record_of_an_older_checkpoint_loads(self):
         values = json.loads(json.dumps(record_to_json(iteration_record("r", 1, 0.0))))
-        for name in ("candidates", "sample_images", "next_plan", "explorer_state", "device_events"):
+        for name in (
+            "candidates",
+            "sample_images",
+            "next_plan",
+            "explorer_state",
+            "device_events",
+            "step_times",
+        ):
             del values[name]
         record = record_from_json(values)
         assert (record.candidates, record.sample_images, record.device_events) == ([], [], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -150,7 +151,7 @@ def test_the_number_of_cores_makes_no_other_kind_of_device():
     assert compare(reference(), now, 1.0).verdict == "drifted"
 
 
-def chosen_by_times(**changes: object) -> Reference:
+def chosen_by_times(**changes: Any) -> Reference:
     config = RunConfig.model_validate({"sequence_parallel": {"rollout": "auto"}}).model_dump(mode="json")
     return reference(config=config, **changes)
 

@@ -75,7 +75,13 @@ class FakeCluster(Cluster):
         self.markets: dict[str, Market] = {}
 
     def start(
-        self, name: str, actor: type, *args: Any, gpu: bool, market: Market = "reserved"
+        self,
+        name: str,
+        actor: type,
+        *args: Any,
+        gpu: bool,
+        market: Market = "reserved",
+        gpu_share: float = 0.0,
     ) -> RemoteActor:
         """As of a cluster."""
         _, _, watches, *_, among = args

@@ -28,9 +28,10 @@ FAMILIES = ("embedded", "qwen", "flux", "sd3", "sd35", "z-image")
 class StackedZImage(ZImageTransformer2DModel):
     """Z-Image's transformer with its rows as one tensor, as the other families have them."""
 
-    def forward(self, **inputs: Any) -> tuple[torch.Tensor]:
+    def forward(self, *args: Any, **inputs: Any) -> tuple[torch.Tensor]:
         """The rows' outputs, stacked."""
-        return (torch.stack(super().forward(**inputs)[0]),)
+        rows: Any = super().forward(*args, **inputs)[0]
+        return (torch.stack(rows),)
 
 
 def transformer_of(family: str, heads: int = HEADS) -> torch.nn.Module:

@@ -94,7 +94,7 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step():
 def recorded_collectives(group: dist.ProcessGroup) -> int:
     for _ in range(5):
         dist.all_reduce(torch.ones(1), group=group)
-    recorder = torch._C._distributed_c10d._dump_fr_trace
+    recorder = torch._C._distributed_c10d._dump_fr_trace  # pyright: ignore[reportAttributeAccessIssue]
     return len(
         pickle.loads(recorder(includeCollectives=True, includeStackTraces=False, onlyActive=False))["entries"]
     )

@@ -50,7 +50,8 @@ def untrained(runtime):
 def fresh(runtime, untrained):
     """The runtime with the weights of its start: one Ray serves all tests of this file."""
     runtime.restore(untrained, 0)
-    runtime.take_intervals(), runtime.take_groups()
+    runtime.take_intervals()
+    runtime.take_groups()
     return runtime
 
 

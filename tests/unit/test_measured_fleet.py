@@ -108,7 +108,12 @@ def test_a_phase_with_fewer_batches_than_devices_leaves_nobody_idle():
     assert shared.took_s == pytest.approx(JOIN_S + 4 * COSTLY[4])
     assert shared.idle_share() == 0
     assert Phase(COSTLY, 2, known).degrees == [2, 2]
-    three, alone = Phase(COSTLY, 3, known), Phase(COSTLY, 3, fixed={1: 1.0})
+
+
+def test_of_three_batches_four_devices_share_one():
+    step_s = {1: 1.0, 2: 0.6, 4: 0.5}
+    three, alone = Phase(step_s, 3, Phase(step_s, 17).pace), Phase(step_s, 3, fixed={1: 1.0})
+    assert sorted(len(record.members) for record in three.records)[:3] == [1, 1, 2]
     assert three.took_s <= alone.took_s
     assert three.idle_share() < alone.idle_share()
 

@@ -19,8 +19,9 @@ _AUTO_AS_TEXT = "auto"
 def _read_degree(value: object, info: ValidationInfo) -> object:
     if value == _AUTO_AS_TEXT:
         return AUTO
-    is_word = isinstance(value, str) and not value.strip().lstrip("+-").isdecimal()
-    if is_word or (isinstance(value, int | float) and value < 1):
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str) or (isinstance(value, int | float) and value < 1):
         raise ValueError(
             f"sequence_parallel.{info.field_name} is {value!r}; give the number of devices that share an "
             f"image, from 1 to {MOST_DEGREE}, or auto to let measured times choose"

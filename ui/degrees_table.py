@@ -35,5 +35,5 @@ def show_degrees(degrees: pd.DataFrame) -> None:
     )
     st.caption(
         "With many images left, the most steps a device-second count; with fewer than devices, the shortest "
-        "step. A degree that is missing was not worth a trial."
+        "step. A degree that is missing was not worth a trial, or there was no time for one yet."
     )

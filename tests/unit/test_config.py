@@ -71,6 +71,7 @@ def test_it_is_frozen():
         ({"sequence_parallel": {"evaluate": "most"}}, r"sequence_parallel\.evaluate is 'most'; .*or auto"),
         ({"sequence_parallel": {"rollout": 65}}, "less than or equal to 64"),
         ({"sequence_parallel": {"rollout": -2}}, "is -2; give"),
+        ({"sequence_parallel": {"rollout": "0"}}, "is 0; give"),
         ({"sequence_parallel": {"at_most": "auto"}}, "at_most"),
         ({"name": "../elsewhere"}, "name"),
         ({"seed": 2**32}, "seed"),

@@ -28,7 +28,7 @@ FAMILIES = ("embedded", "qwen", "flux", "sd3", "sd35", "z-image")
 class StackedZImage(ZImageTransformer2DModel):
     """Z-Image's transformer with its rows as one tensor, as the other families have them."""
 
-    def forward(self, *args: Any, **inputs: Any) -> tuple[torch.Tensor]:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
         """The rows' outputs, stacked."""
         rows: Any = super().forward(*args, **inputs)[0]
         return (torch.stack(rows),)

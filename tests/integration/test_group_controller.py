@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -94,10 +95,11 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step():
 def recorded_collectives(group: dist.ProcessGroup) -> int:
     for _ in range(5):
         dist.all_reduce(torch.ones(1), group=group)
-    recorder = torch._C._distributed_c10d._dump_fr_trace  # pyright: ignore[reportAttributeAccessIssue]
-    return len(
-        pickle.loads(recorder(includeCollectives=True, includeStackTraces=False, onlyActive=False))["entries"]
+    native: Any = torch._C  # its stub lacks the module
+    dumped = native._distributed_c10d._dump_fr_trace(
+        includeCollectives=True, includeStackTraces=False, onlyActive=False
     )
+    return len(pickle.loads(dumped)["entries"])
 
 
 def test_members_keep_no_record_of_their_collectives():

@@ -107,4 +107,4 @@ class MeasuredFleet(GroupedFleet):
             *(self._busy_until.get(device.name, 0.0) for device in group.devices),
         )
         if len(group.devices) > 1:
-            self._pace.note_regroup(self._clock() - since)
+            self._pace.note_regroup(self._clock() - since, group.place.members)

@@ -7,7 +7,7 @@ costs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -53,6 +53,7 @@ class Pace:
         self._steady: dict[int, deque[float]] = {}
         self._first: dict[int, deque[float]] = {}
         self._regroups: deque[float] = deque(maxlen=KEPT)
+        self._have_shared: set[str] = set()
         self._changed: dict[int, int] = {}
 
     def note(self, degree: int, step_s: float, first: bool) -> None:
@@ -69,9 +70,17 @@ class Pace:
         times.setdefault(degree, deque(maxlen=KEPT)).append(step_s)
         self._changed[degree] = self._changed.get(degree, 0) + 1
 
-    def note_regroup(self, seconds: float) -> None:
-        """A group was formed."""
-        self._regroups.append(max(0.0, seconds))
+    def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
+        """A group was formed.
+
+        Args:
+            seconds: how long that took.
+            members: its devices. One that is in a group for the first time in its life starts up for it, which
+                the next change will not cost again: such a time is not counted.
+        """
+        if self._have_shared.issuperset(members):
+            self._regroups.append(max(0.0, seconds))
+        self._have_shared.update(members)
 
     def step_s(self, degree: int) -> float | None:
         """Seconds of a denoising step; None while too little is measured."""

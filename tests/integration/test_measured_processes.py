@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ class SetPace(Pace):
     def note(self, degree: int, step_s: float, first: bool) -> None:
         """What is measured changes nothing."""
 
-    def note_regroup(self, seconds: float) -> None:
+    def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
         """What is measured changes nothing."""
 
 

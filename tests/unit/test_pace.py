@@ -49,6 +49,15 @@ def test_forming_a_group_is_guessed_until_it_is_measured():
     assert pace.regroup_s == 0.2
 
 
+def test_a_device_s_first_group_says_nothing_of_the_next_ones():
+    pace = Pace()
+    pace.note_regroup(5.0, ("a", "b"))
+    pace.note_regroup(5.0, ("a", "c"))
+    assert pace.regroup_s == REGROUP_GUESS_S
+    pace.note_regroup(0.1, ("b", "c"))
+    assert pace.regroup_s == 0.1
+
+
 def test_what_has_changed_is_told_once_it_is_known():
     pace = noted([1.0])
     assert pace.take_changed() == {}

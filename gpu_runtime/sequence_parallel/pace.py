@@ -75,8 +75,8 @@ class Pace:
 
         Args:
             seconds: how long that took.
-            members: its devices. One that is in a group for the first time in its life starts up for it, which
-                the next change will not cost again: such a time is not counted.
+            members: its devices. One that is in a group for the first time starts up for it, which no later
+                group costs again: such a time is not counted.
         """
         if self._have_shared.issuperset(members):
             self._regroups.append(max(0.0, seconds))

@@ -1,7 +1,8 @@
-"""The dashboard in a real browser: `spotlight ui` in a process of its own, headless chromium."""
+"""A real browser: headless chromium, the dashboard of a `spotlight ui` in it, and pictures of pages."""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import socket
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 60.0
+_COLOURS = 256  # of a kept picture: as good to look at, and a third as large
 _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -72,7 +75,7 @@ def browser_page(width: int = 1400, height: int = 1000) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
         try:
-            yield browser.new_page(viewport={"width": width, "height": height})
+            yield browser.new_context(viewport={"width": width, "height": height}).new_page()
         finally:
             browser.close()
 
@@ -112,14 +115,34 @@ def _await_drawn(page: Page, plots: int) -> None:
     page.wait_for_function("!document.querySelector('[data-testid=stStatusWidget], [data-stale=true]')")
 
 
-def photograph(page: Page, path: Path) -> None:
-    """Save the whole page: the window is made as high as what it shows, which scrolls inside it."""
-    height = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
+def photograph(page: Page, path: Path, at_most_px: int | None = None) -> int:
+    """Save two pictures of a page of the dashboard: light, and `-dark` as on a system with dark windows.
+
+    Args:
+        page: what to photograph; all of it, so the window is made as high as what it shows.
+        path: where to; PNG.
+        at_most_px: what is further down than this is left out.
+
+    Returns:
+        How many different colours the light picture has: hundreds, where its plots are drawn.
+    """
+    shown = int(page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight"))
     size = page.viewport_size
     assert size is not None
-    page.set_viewport_size({"width": size["width"], "height": int(height)})
+    page.set_viewport_size({"width": size["width"], "height": min(shown, at_most_px or shown)})
+    page.emulate_media(color_scheme="dark")
     page.wait_for_timeout(1000)  # the plots are laid out anew
-    page.screenshot(path=path)
+    save_picture(page, path.with_stem(f"{path.stem}-dark"))
+    page.emulate_media(color_scheme="light")
+    page.wait_for_timeout(1000)
+    return save_picture(page, path)
+
+
+def save_picture(page: Page, path: Path) -> int:
+    """Save what the window shows, with few enough colours for a document; as `photograph` otherwise."""
+    whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+    whole.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    return len(whole.getcolors(whole.width * whole.height) or [])
 
 
 def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

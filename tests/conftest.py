@@ -7,6 +7,7 @@ import os
 # Before any import of torch or onnxruntime, which read it once; processes started by tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import pytest
 from hypothesis import settings
 
 import flows  # noqa: F401  (switches telemetry off)
@@ -14,3 +15,8 @@ import flows  # noqa: F401  (switches telemetry off)
 # Times on a shared machine say nothing, and a failure must be the same one tomorrow.
 settings.register_profile("spotlight", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("spotlight")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where the tests of pages keep the pictures that they take; nowhere, without it."""
+    parser.addoption("--pictures", metavar="FOLDER", help="keep the pictures of pages that the tests take")

@@ -113,6 +113,10 @@ class RunningUp:
         answer = httpx.post(address, json={"state": {"type": "CANCELLING"}}, timeout=60)
         assert answer.json()["status"] == "ACCEPT", answer.text
 
+    def flow_run_count(self) -> int:
+        """How many flow runs there are, whatever their state."""
+        return int(httpx.post(f"{self.api}/flow_runs/count", json={}, timeout=60).json())
+
     def flow_run(self, flow_run_id: str) -> dict[str, Any]:
         """A flow run as the API tells it."""
         return httpx.get(f"{self.api}/flow_runs/{flow_run_id}", timeout=60).json()
@@ -128,10 +132,12 @@ class RunningUp:
         answer = httpx.post(f"{self.api}/artifacts/filter", json=wanted, timeout=60)
         return {artifact["key"]: artifact["data"] for artifact in answer.json()}
 
-    def wait_for_end(self, flow_run_id: str) -> dict[str, Any]:
+    def wait_for_end(self, flow_run_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its final state."""
         final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        wait_until("the flow run ends", lambda: self.flow_run(flow_run_id)["state"]["type"] in final)
+        wait_until(
+            "the flow run ends", lambda: self.flow_run(flow_run_id)["state"]["type"] in final, patience_s
+        )
         return self.flow_run(flow_run_id)["state"]
 
 

@@ -99,8 +99,16 @@ def test_the_readmes_links_lead_somewhere():
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         text = document.read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-            if "://" not in target and not target.endswith("dashboard.png"):  # the picture is of a real run
+            if "://" not in target:
                 assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_pictures_of_documents_are_small_and_shown_somewhere():
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    assert [path.name for path in pictures if not any(f"images/{path.name})" in text for text in texts)] == []
+    assert [path.name for path in pictures if path.stat().st_size > 250_000] == []
+    assert sum(path.stat().st_size for path in pictures) < 1_500_000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,213 @@
+"""Runs started, watched and cancelled in Prefect's UI by a real browser, under a real `spotlight up`.
+
+The dashboard is looked at meanwhile and afterwards; its pictures in the documents are of this run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from flows.forms import PresetName, TrainingForm
+from storage.home import Home
+from storage.ledger import read_ledger
+from storage.run_store import RunStore
+from tests.browser import browser_page, find_chromium, open_page, photograph, save_picture
+from tests.prefect_pages import RUN_S, PrefectPages
+from tests.running_up import RunningUp, running_up, wait_until
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.timeout(1500),  # a whole run that explores, on two cores that have other things to do
+    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
+]
+
+EXPLORED = "explored"
+ITERATIONS = 12
+SMALL = [
+    "algorithm.prompts_per_iteration=12", "exploration.candidates=10", "evaluation.prompts=32",
+    "evaluation.every=3", "evaluation.gallery=8",
+]  # fmt: skip
+"""Makes a preset that explores small enough for a test; it still learns something."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A run that a person started in the form: its identifier, and that of its flow run."""
+
+    run_id: str
+    flow_run_id: str
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    with running_up(Home(tmp_path_factory.mktemp("up")).ensure()) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def explored(up: RunningUp) -> Started:
+    """A run that goes on, or has ended: the tests that use it wait for what they look at."""
+    with browser_page() as page:
+        prefect = PrefectPages(page, up.api)
+        prefect.open_form("post-train")
+        prefect.choose("Preset", "glyphs-stale")
+        prefect.write("Iterations", str(ITERATIONS))
+        prefect.add_to_list(SMALL)
+        prefect.write("Identifier of the new run", EXPLORED)
+        return Started(EXPLORED, prefect.submit())
+
+
+def test_the_form_explains_every_field(up: RunningUp, album: Path):
+    with browser_page(1200, 1180) as page:
+        prefect = PrefectPages(page, up.api)
+        prefect.open_form("post-train")
+        for field in TrainingForm.model_json_schema()["properties"].values():
+            expect(page.get_by_text(f"{field['title']} (Optional)", exact=True)).to_be_visible()
+            expect(page.get_by_text(field["description"].replace("\n", " "), exact=True)).to_be_visible()
+        assert prefect.choices("Preset") == list(get_args(PresetName))
+        prefect.choose("Preset", "glyphs-stale")
+        prefect.write("Iterations", "16")
+        prefect.add_to_list(["evaluation.every=4"])
+        assert save_picture(page, album / "prefect-form.png") > 100
+
+
+def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
+    before = up.flow_run_count()
+    with browser_page() as page:
+        prefect = PrefectPages(page, up.api)
+        prefect.open_form("post-train")
+        prefect.write("Iterations", "-1")
+        prefect.submit_button.click()
+        said = page.get_by_label("Iterations").evaluate("field => field.validationMessage")
+        assert "0" in said, "the browser itself knows the bound"
+        prefect.write("Iterations", "2")
+        prefect.write("Identifier of the new run", "../outside")
+        prefect.submit_button.click()
+        expect(page.get_by_text("'../outside' does not match").first).to_be_visible()
+        prefect.submit_button.wait_for()
+    assert up.flow_run_count() == before
+
+
+def test_a_run_is_watched_from_running_to_completed(up: RunningUp, explored: Started, album: Path):
+    with browser_page(1400, 1050) as page:
+        prefect = PrefectPages(page, up.api)
+        prefect.open_flow_run(explored.flow_run_id)
+        prefect.wait_for_state("Running")
+        # Not left open: drawing the tasks as they come would take half of a processor from the run.
+        watch_the_dashboard(page, f"{up.dashboard}/?run={explored.run_id}")
+        prefect.open_flow_run(explored.flow_run_id)
+        prefect.wait_for_state("Completed")
+        prefect.open_flow_run(explored.flow_run_id)  # anew: the graph of tasks lags behind
+        expect(page.get_by_text(re.compile(r"^\d+ Task runs$"))).to_be_visible()
+        expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
+        assert save_picture(page, album / "prefect-run.png") > 100
+        prefect.open_artifacts()
+        last = f"{explored.run_id}: iteration {ITERATIONS} of {ITERATIONS}, reward"
+        expect(page.get_by_role("link", name="progress")).to_contain_text(last)
+        expect(page.get_by_text("What the run came to").first).to_be_visible()
+        assert save_picture(page, album / "prefect-artifacts.png") > 100
+        prefect.open_newest_artifact("result")
+        score = RunStore(up.home).run(explored.run_id).summary["score_after"]
+        expect(page.get_by_text("score_after", exact=True)).to_be_visible()
+        expect(page.get_by_text(f"{score:.6g}", exact=True).first).to_be_visible()
+        assert save_picture(page, album / "prefect-result.png") > 100
+
+
+def watch_the_dashboard(page: Page, address: str) -> None:
+    """A run's page, which nobody touches, until its first chart has got another point."""
+    page.goto(address)
+    expect(page.locator("h2")).to_contain_text("running", timeout=RUN_S * 1000)
+    points = (
+        "document.querySelector('.js-plotly-plot')?.querySelectorAll('.scatterlayer .points path').length"
+    )
+    page.wait_for_function(f"{points} > 0", timeout=RUN_S * 1000)
+    first = page.evaluate(points)
+    page.wait_for_function(f"{points} > {first}", timeout=RUN_S * 1000)
+    expect(page.get_by_text(re.compile(rf"^\d+ of {ITERATIONS}$"))).to_be_visible()
+
+
+def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(up: RunningUp):
+    with browser_page() as page:
+        prefect = PrefectPages(page, up.api)
+        prefect.open_form("post-train")
+        prefect.choose("Preset", "smoke")
+        prefect.write("Iterations", "12")
+        prefect.write("Identifier of the new run", "cancelled-here")
+        prefect.add_to_list(["evaluation.every=0"])
+        prefect.submit()
+        prefect.wait_for_state("Running")
+        store = RunStore(up.home)
+        wait_for_iteration(store, "cancelled-here")
+        prefect.cancel()
+        prefect.wait_for_state("Cancelled")
+        assert store.run("cancelled-here").status == "cancelled"
+        done = store.run("cancelled-here").last_iteration
+        assert done is not None and 1 <= done < 12
+        with store.database.reading() as connection:
+            assert read_ledger(connection, "cancelled-here").is_balanced
+
+        prefect.open_form("post-train")
+        prefect.write("Run to resume", "cancelled-here")
+        prefect.submit()
+        prefect.wait_for_state("Completed")
+    assert store.run("cancelled-here").status == "finished"
+    assert store.run("cancelled-here").last_iteration == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "plots", "at_most_px"),
+    [
+        ("convergence", "Settings and environment", 7, 1470),
+        ("seeds", "Best and worst seeds of a prompt", 4, None),
+        ("spot", "The accounts", 5, None),
+        ("cost", "Download the figures", 4, None),
+        ("images", "One prompt, enlarged", 0, 1500),
+        ("health", "Download the figures", 0, None),
+        ("runs", "Time to a score", 4, None),
+    ],
+)
+def test_the_pages_of_a_real_run_are_drawn(
+    up: RunningUp, explored: Started, album: Path, name: str, last: str, plots: int, at_most_px: int | None
+):
+    up.wait_for_end(explored.flow_run_id, RUN_S)
+    errors: list[str] = []
+    with browser_page() as page:
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        path = "" if name == "convergence" else name  # the first page has no path of its own
+        open_page(page, f"{up.dashboard}/{path}?run={explored.run_id}", last, plots)
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        assert photograph(page, album / f"{name}.png", at_most_px) > 300
+    assert errors == []
+
+
+def test_a_run_done_again_is_shown_and_a_drift_is_red(up: RunningUp, explored: Started, album: Path):
+    up.wait_for_end(explored.flow_run_id, RUN_S)
+    again = {"reference": explored.run_id, "how": "evaluate"}
+    ends = []
+    for settings in ([], ["sampling.evaluate_steps=4"]):
+        flow_run = up.start_run("reproduce", again | {"settings": settings}).json()
+        ends.append(up.wait_for_end(flow_run["id"])["type"])
+    assert ends == ["COMPLETED", "FAILED"]
+    with browser_page() as page:
+        open_page(page, f"{up.dashboard}/reproducibility", "What differs", 0)
+        red = page.get_by_role("alert").first
+        expect(red).to_contain_text("drifted")
+        expect(red).to_contain_text("sampling.evaluate_steps was 10, is 4")
+        assert photograph(page, album / "reproducibility.png") > 100
+
+
+def wait_for_iteration(store: RunStore, run_id: str) -> None:
+    """Wait until a run has recorded one."""
+    wait_until(
+        "an iteration is recorded",
+        lambda: any(row.run_id == run_id and row.last_iteration for row in store.runs()),
+        RUN_S,
+    )

@@ -196,7 +196,7 @@ def test_a_run_done_again_is_shown_and_a_drift_is_red(up: RunningUp, explored: S
         flow_run = up.start_run("reproduce", again | {"settings": settings}).json()
         ends.append(up.wait_for_end(flow_run["id"])["type"])
     assert ends == ["COMPLETED", "FAILED"]
-    with browser_page() as page:
+    with browser_page(1400, 760) as page:
         open_page(page, f"{up.dashboard}/reproducibility", "What differs", 0)
         red = page.get_by_role("alert").first
         expect(red).to_contain_text("drifted")

@@ -17,7 +17,7 @@ _WORDS = {
     "recorded": "reference recorded", "identical": "identical to the bit", "within": "within the interval",
     "drifted": "drifted", "failed": "failed",
 }  # fmt: skip
-_SIGNS = {"recorded": "⚪", "identical": "🟢", "within": "🟢", "drifted": "🔴", "failed": "🔴"}
+_SIGNS = {"recorded": "○", "identical": "✓", "within": "✓", "drifted": "✗", "failed": "✗"}
 _BAD = ("drifted", "failed")
 
 

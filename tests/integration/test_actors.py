@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 
-from gpu_runtime.actors.cluster import Cluster, kept_signal_handlers, ray_utils
+from gpu_runtime.actors.cluster import Cluster, kept_signal_handlers, ray, ray_utils
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 

@@ -184,7 +184,8 @@ def _identical(now: Reference, causes: list[Difference]) -> str:
 
 
 def _drifted(causes: list[Difference], results: list[Difference]) -> str:
-    came_out = f"{len(results)} results differ, such as the {_name(results[0])}"
+    some = f"{len(results)} results differ, such as" if len(results) > 1 else "1 result differs:"
+    came_out = f"{some} the {_name(results[0])}"
     if not causes:
         return f"{came_out}; nothing that is recorded differs, so the run itself does not repeat"
     return f"{came_out}; what differs: {_names(causes)}"
@@ -208,4 +209,15 @@ def _interval_in_words(interval: Interval | None) -> str:
 
 
 def _difference(kind: str, what: str, was: object, now: object) -> Difference:
-    return {"kind": kind, "what": what, "was": str(was), "is": str(now)}
+    before, after = _told_apart(was, now)
+    return {"kind": kind, "what": what, "was": before, "is": after}
+
+
+def _told_apart(before: Any, after: Any) -> tuple[str, str]:
+    """Two values in words; of numbers as many digits as it takes to see that they differ."""
+    if isinstance(before, float) and isinstance(after, float):
+        for digits in (4, 8, 12):
+            short = f"{before:.{digits}g}", f"{after:.{digits}g}"
+            if short[0] != short[1]:
+                return short
+    return str(before), str(after)

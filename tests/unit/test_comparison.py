@@ -9,7 +9,7 @@ import pytest
 
 from storage.config import RunConfig
 from storage.references import HeldOut, Reference
-from tasks.comparison import compare, paired_interval
+from tasks.comparison import _told_apart, compare, paired_interval
 
 ENVIRONMENT = {
     "torch": "2.13.0", "python": "3.11.7", "commit": "abc", "machine": "x86_64, 2 cores", "processor": "A",
@@ -60,7 +60,7 @@ def test_a_seed_is_named():
         {"kind": "result", "what": "mean reward, first in iteration 2", "was": "0.5", "is": "0.75"}
     ]
     assert said.message == (
-        "1 results differ, such as the mean reward, first in iteration 2 was 0.5, is 0.75; "
+        "1 result differs: the mean reward, first in iteration 2 was 0.5, is 0.75; "
         "what differs: configuration: seed was 0, is 1"
     )
 
@@ -168,3 +168,18 @@ def test_other_scores_are_a_drift_even_where_the_degree_is_measured():
     said = compare(chosen_by_times(scores=(1.0,) * 4), chosen_by_times(scores=(0.5,) * 4), 0.05)
     assert said.verdict == "drifted"
     assert "held-out score differs by -0.5" in said.message
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (0.8020833333333334, 0.8333333333333334, ("0.8021", "0.8333")),
+        (0.80208333, 0.80208334, ("0.80208333", "0.80208334")),
+        (0.5, None, ("0.5", "None")),
+        (3, 4, ("3", "4")),
+    ],
+)
+def test_numbers_have_as_many_digits_as_it_takes_to_tell_them_apart(
+    before: object, after: object, words: tuple[str, str]
+):
+    assert _told_apart(before, after) == words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from pathlib import PurePath
 
 import psutil
 
@@ -14,7 +15,9 @@ def listening(processes: Iterable[psutil.Process]) -> dict[str, set[str]]:
     for process in processes:
         try:
             sockets = process.net_connections("tcp")
-            command = " ".join(process.cmdline())[:80]
+            # Without the folders, which may be long, so that what is cut off is arguments.
+            program, *rest = process.cmdline() or [process.name()]
+            command = " ".join([PurePath(program).name, *rest])[:80]
         except psutil.NoSuchProcess:
             continue
         for one in sockets:

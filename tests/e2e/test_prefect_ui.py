@@ -160,8 +160,8 @@ def cancelled_in_its_menu(prefect: PrefectPages, store: RunStore, run_id: str) -
     """Cancel the run whose page is open; its last iteration."""
     prefect.cancel()
     prefect.wait_for_state("Cancelled")
+    wait_until("the run's books are closed", lambda: store.run(run_id).status == "cancelled")
     row = store.run(run_id)
-    assert row.status == "cancelled"
     with store.database.reading() as connection:
         assert read_ledger(connection, run_id).is_balanced
     assert row.last_iteration is not None

@@ -8,7 +8,6 @@ from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.measured_fleet import MeasuredFleet
-from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.pace import Pace, RequestClass
 from gpu_runtime.sharing import Sharing
 from storage.config import RunConfig
@@ -37,15 +36,11 @@ class MeasuredSharing(Sharing):
     def _grouped(self, fleet: GeneratingFleet, key: str, degree: int) -> GroupedFleet:
         if degree != AUTO:
             return super()._grouped(fleet, key, degree)
-        settings = self._config.sequence_parallel
-        if not self._degrees:
-            self._degrees = self._degrees_up_to(settings.largest)
-        if self._store is None:
-            self._store = ControlStore(self._cluster.host)
-        degrees = [size for size in self._degrees if size <= settings.at_most]
+        at_most = self._config.sequence_parallel.at_most
+        degrees = [size for size in self._possible_degrees() if size <= at_most]
         lease_s = self._config.runtime.lease_s
         return MeasuredFleet(
-            fleet, key, self._pace, degrees, self._store, self._book, self._instance_of, lease_s
+            fleet, key, self._pace, degrees, self._meeting_place(), self._book, self._instance_of, lease_s
         )
 
     def take_step_times(self) -> list[StepTimeRecord]:

@@ -70,19 +70,30 @@ class Sharing:
             self.late += grouped.late
 
     def _grouped(self, fleet: GeneratingFleet, key: str, degree: int) -> GroupedFleet:
-        if not self._degrees:
-            self._degrees = self._degrees_up_to(self._config.sequence_parallel.largest)
-        if degree not in self._degrees:
+        possible = self._possible_degrees()
+        if degree not in possible:
             raise ConfigurationError(
                 f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
-                f"sequence_parallel.rollout and evaluate to {', '.join(map(str, self._degrees))}"
+                f"sequence_parallel.rollout and evaluate to {', '.join(map(str, possible))}"
             )
+        # Large groups first: each weighs more than any smaller ones of as many devices.
+        weights = {size: 1 / size**2 for size in possible if size <= degree}
+        lease_s = self._config.runtime.lease_s
+        return GroupedFleet(
+            fleet, key, weights, self._meeting_place(), self._book, self._instance_of, lease_s
+        )
+
+    def _possible_degrees(self) -> tuple[int, ...]:
+        """By how many devices the model's sequences can be shared; asked once."""
+        if not self._degrees:
+            self._degrees = self._degrees_up_to(self._config.sequence_parallel.largest)
+        return self._degrees
+
+    def _meeting_place(self) -> ControlStore:
+        """Where groups meet; there from the first phase that shares."""
         if self._store is None:
             self._store = ControlStore(self._cluster.host)
-        # Large groups first: each weighs more than any smaller ones of as many devices.
-        weights = {size: 1 / size**2 for size in self._degrees if size <= degree}
-        lease_s = self._config.runtime.lease_s
-        return GroupedFleet(fleet, key, weights, self._store, self._book, self._instance_of, lease_s)
+        return self._store
 
     def take_groups(self) -> list[GroupRecord]:
         """The groups that ended since the last call."""

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
-import psutil
 import pytest
 
 from gpu_runtime.actors.local_instances import LocalInstances
@@ -21,6 +20,7 @@ from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
 from storage.config_loading import load_config
 from tests.local_ray_instances import local_ray_instances
+from tests.ray_processes import worker_process
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
@@ -55,13 +55,6 @@ def same(a: Rollout, b: Rollout) -> bool:
         and np.array_equal(x.sample.trajectory.log_prob_W, y.sample.trajectory.log_prob_W)
         for x, y in zip(a.delivered, b.delivered, strict=True)
     )
-
-
-def worker_process(name: str) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        if f"ray::{name}" in " ".join(process.cmdline()):
-            return process
-    raise AssertionError(f"no process of worker {name}")
 
 
 def at_first_chunk_of_a_spot_worker(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:

@@ -10,7 +10,6 @@ import time
 from contextlib import suppress
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.numpy import load
 
@@ -29,6 +28,7 @@ from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
 from storage.prompts import PromptRecord
 from storage.run_prompts import load_run_prompts
+from tests.ray_processes import worker_process
 
 SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1", "runtime.commit_s=0"]
 
@@ -55,13 +55,6 @@ def fresh(runtime, untrained):
     """The runtime with the weights of its start: one Ray serves all tests of this file."""
     runtime.restore(untrained, 0)
     return runtime
-
-
-def worker_process(name: str) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        if f"ray::{name}" in " ".join(process.cmdline()):
-            return process
-    raise AssertionError(f"no process of worker {name}")
 
 
 def same(a, b) -> bool:

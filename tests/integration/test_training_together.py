@@ -7,7 +7,6 @@ import signal
 import threading
 
 import numpy as np
-import psutil
 import pytest
 from safetensors.numpy import load
 
@@ -18,6 +17,7 @@ from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
 from storage.run_prompts import load_run_prompts
+from tests.ray_processes import worker_process
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
@@ -58,13 +58,6 @@ def fresh(runtime, untrained):
     runtime.restore(untrained, 0)
     runtime.take_intervals()
     return runtime
-
-
-def worker_process(name: str) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        if f"ray::{name}" in " ".join(process.cmdline()):
-            return process
-    raise AssertionError(f"no process of worker {name}")
 
 
 def iteration(runtime: Runtime, number: int):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("flows", "tasks", "gpu_runtime", "storage", "ui", "benchmarks")
 BENCHMARKS = sorted(
     path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
 )
@@ -37,33 +36,6 @@ def repository_files() -> list[Path]:
     return [path for name in answer.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
-def python_files() -> set[str]:
-    """Modules of the rooms with something in them, relative to the root."""
-    found = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-    return {path.relative_to(ROOT).as_posix() for path in found if path.stat().st_size}
-
-
-def files_of_the_tree() -> dict[str, str]:
-    """Python files in the README's tree, with what it says of each."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = readme.split("## Files", 1)[1].split("```", 2)[1]
-    listed: dict[str, str] = {}
-    folders: list[str] = []
-    for line in tree.splitlines():
-        entry = re.match(r"( *)(\S+)(?: +(\S.*))?$", line)
-        if entry is None:
-            continue
-        depth, name = len(entry[1]) // 2, entry[2]
-        folders = folders[:depth]
-        if name.endswith("/"):
-            folders.append(name)
-        elif name.endswith(".py"):
-            path = "".join(folders) + name
-            assert path not in listed, f"{path} is listed twice"
-            listed[path] = entry[3] or ""
-    return listed
-
-
 def test_no_file_names_a_registry_or_a_path_of_one_machine():
     found: list[str] = []
     for path in repository_files():
@@ -86,13 +58,6 @@ def test_the_pattern_of_machine_paths():
 def test_no_file_is_a_drawer_for_odds_and_ends():
     drawers = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
     assert [path for path in repository_files() if path.name in drawers] == []
-
-
-def test_the_readmes_tree_lists_every_module_and_no_other():
-    listed = files_of_the_tree()
-    assert python_files() - set(listed) == set(), "missing in the README's tree"
-    assert set(listed) - python_files() == set(), "in the README's tree, but not there"
-    assert [path for path, purpose in listed.items() if not purpose] == [], "without a purpose"
 
 
 def test_the_readmes_links_lead_somewhere():

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from storage.config_section import Section
+from storage.config_section import LARGEST_COUNT, Section
 from storage.exploration_config import ExplorationConfig
 from storage.model_config import ModelConfig
 from storage.price_config import PriceConfig
@@ -107,17 +107,17 @@ class AlgorithmConfig(Section):
     nft_times: int = Field(default=5, ge=1, le=64)
     """Noise levels at which each sample is trained on (nft only)."""
 
-    advantage_clip: float = Field(default=5.0, gt=0)
+    advantage_clip: float = Field(default=5.0, gt=0, le=1e6)
     """Advantages are clamped to plus or minus this; `nft` takes a sample at the limit as entirely good or
     bad, and the others in proportion."""
 
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
 
-    kl_weight: float = Field(default=0.0, ge=0)
+    kl_weight: float = Field(default=0.0, ge=0, le=1e6)
     """Weight beta of the KL to the reference policy (the model before training)."""
 
-    ratio_tolerance: float = Field(default=1e-5, gt=0)
+    ratio_tolerance: float = Field(default=1e-5, gt=0, le=1)
     """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` looks at one
     batch of stochastic steps)."""
 
@@ -145,7 +145,7 @@ class AdaptationConfig(Section):
     rank: int = Field(default=32, ge=1, le=1024)
     """Rank of the adapters (lora only)."""
 
-    alpha: float = Field(default=64.0, gt=0)
+    alpha: float = Field(default=64.0, gt=0, le=1e6)
     """Scale of the adapters (lora only); the update is multiplied by alpha / rank."""
 
     targets: tuple[str, ...] = (
@@ -164,7 +164,7 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
     """Learning rate after the warm-up."""
 
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     """Training steps over which the learning rate rises evenly to its value: Adam's first steps have its full
     length in directions that are little but noise."""
 
@@ -177,23 +177,23 @@ class OptimizerConfig(Section):
     beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the second moment."""
 
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
     """Gradients are scaled down to this norm."""
 
     ema_decay: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the weights' moving average, which evaluation uses; 0 switches it off."""
 
-    ema_interval: int = Field(default=1, ge=1)
+    ema_interval: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """Training steps between two updates of the moving average."""
 
 
 class EvaluationConfig(Section):
     """Held-out scoring, with the same prompts and seeds every time."""
 
-    every: int = Field(default=10, ge=0)
+    every: int = Field(default=10, ge=0, le=LARGEST_COUNT)
     """Iterations between evaluations; 0 evaluates only before and after."""
 
-    prompts: int = Field(default=96, ge=1)
+    prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
     """How many held-out prompts, from the top of the file."""
 
     images_per_prompt: int = Field(default=1, ge=1, le=64)
@@ -206,10 +206,10 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """What is kept to resume from."""
 
-    every: int = Field(default=1, ge=1)
+    every: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """Iterations between checkpoints; a killed run goes back to the last one."""
 
-    keep: int = Field(default=2, ge=1)
+    keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
     """Newest checkpoints kept; older ones are deleted."""
 
 

@@ -2,10 +2,45 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from storage.text import NOT_TEXT, is_text
+
+LONGEST_S = 31 * 86_400.0
+"""Of any time limit: a longer wait is none that a person means, and the largest numbers no timer takes."""
+
+LARGEST_COUNT = 2**31 - 1
+"""Of any count without a limit of its own: what a column of the database holds."""
 
 
 class Section(BaseModel):
     """Base of all sections: frozen, refuses unknown keys, field docstrings become descriptions."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what pydantic would take without a word: `true` as the number 1, text that is not Unicode."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return value  # its own fields are looked at
+        if isinstance(value, Mapping) and any(isinstance(inner, bool) for inner in value.values()):
+            raise PydanticKnownError("float_type")
+        if isinstance(value, bool) and kind in (int, float):
+            raise PydanticKnownError("int_type" if kind is int else "float_type")
+        if not _is_text(value):
+            raise PydanticCustomError("not_text", NOT_TEXT)
+        return value
+
+
+def _is_text(value: Any) -> bool:
+    if isinstance(value, str):
+        return is_text(value)
+    if isinstance(value, Mapping):
+        return all(_is_text(inner) for pair in value.items() for inner in pair)
+    return not isinstance(value, (list, tuple)) or all(_is_text(inner) for inner in value)

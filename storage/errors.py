@@ -6,6 +6,15 @@ Each inherits `SpotlightError` and the standard type a caller would expect, take
 
 from __future__ import annotations
 
+_SHOWN_CHARACTERS = 120
+"""Of a value in a message."""
+
+
+def quoted(value: object) -> str:
+    """A value as a message names it: in quotes, control characters escaped, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+
 
 class SpotlightError(Exception):
     """Base of all errors that Spotlight raises on purpose."""

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from storage.config_section import Section
+from storage.config_section import LARGEST_COUNT, Section
 
 
 class ExplorationConfig(Section):
@@ -20,7 +20,7 @@ class ExplorationConfig(Section):
     candidates: int = Field(default=48, ge=2, le=4096)
     """Most drafts of a prompt."""
 
-    drafts: int = Field(default=0, ge=0)
+    drafts: int = Field(default=0, ge=0, le=LARGEST_COUNT)
     """Drafts an iteration, in full ones; 0: as many as the training window is predicted to hold (with
     `fresh`: all candidates)."""
 
@@ -50,10 +50,10 @@ class ExplorationConfig(Section):
     noise_aware: bool = False
     """Choose by the full score to expect of a draft, as measured, instead of by the draft's own score."""
 
-    history_half_life: float = Field(default=10.0, gt=0)
+    history_half_life: float = Field(default=10.0, gt=0, le=1e9)
     """Iterations after which what is known of a prompt counts half."""
 
-    monitor_prompts: int = Field(default=1, ge=0)
+    monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
     """Prompts an iteration whose drafts are scored again with the rollout's weights, inside the next
     training window; 0 switches the monitor off."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from storage.errors import ConfigurationError, quoted
 
 HOME_VARIABLE = "SPOTLIGHT_HOME"
 """Environment variable that names the home folder."""
@@ -32,10 +35,18 @@ class Home:
 
         Args:
             environ: the environment to read; the process's own by default.
+
+        Raises:
+            ConfigurationError: the path cannot be a folder, or is one that this user cannot read. A folder
+                that is missing passes: a command that only reads finds nothing in it.
         """
         named = (os.environ if environ is None else environ).get(HOME_VARIABLE, "").strip()
-        path = Path(named).expanduser() if named else _PROJECT_ROOT / ".spotlight"
-        return cls(path.absolute())
+        try:
+            path = (Path(named).expanduser() if named else _PROJECT_ROOT / ".spotlight").absolute()
+        except (OSError, RuntimeError) as error:  # no current folder, no such user after "~"
+            raise _refused(named, str(error)) from error
+        _refuse_no_folder(path)
+        return cls(path)
 
     @property
     def database(self) -> Path:
@@ -75,7 +86,41 @@ class Home:
 
         Returns:
             This home, so that the call chains.
+
+        Raises:
+            ConfigurationError: one cannot be made, or cannot be written to.
         """
         for folder in (self.path, self.artifacts, self.logs, self.prefect, self.path / "checkpoints"):
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except (OSError, ValueError) as error:  # ValueError: a NUL character
+                problem = getattr(error, "strerror", None) or str(error)
+                raise _refused(self.path, f"{quoted(str(folder))} cannot be made: {problem}") from error
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise _refused(self.path, f"{quoted(str(folder))} cannot be written to")
         return self
+
+
+def _refuse_no_folder(path: Path) -> None:
+    """Refuse a path that is no folder and cannot become one, or a folder that cannot be read."""
+    for place in (path, *path.parents):
+        try:
+            mode = place.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if place.is_symlink():
+                raise _refused(path, f"{quoted(str(place))} is a link to nothing") from error
+            continue  # the nearest that is there decides
+        except (OSError, ValueError) as error:
+            raise _refused(path, getattr(error, "strerror", None) or str(error)) from error
+        if not stat.S_ISDIR(mode):
+            raise _refused(path, f"{quoted(str(place))} is a file, not a folder")
+        if place == path and not os.access(path, os.R_OK | os.X_OK):
+            raise _refused(path, "this user cannot read it")
+        return
+
+
+def _refused(path: Path | str, problem: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the home folder {quoted(str(path))} cannot be used: {problem}; set {HOME_VARIABLE} to a folder that "
+        "this user can write"
+    )

@@ -12,10 +12,10 @@ from storage.config_section import Section
 class PriceConfig(Section):
     """What a device costs. The defaults are an H100's on GCP: see docs/measurements.md."""
 
-    reserved_usd_per_hour: float = Field(default=10.98, ge=0)
+    reserved_usd_per_hour: float = Field(default=10.98, ge=0, le=1e6)
     """Dollars an hour of a reserved device."""
 
-    spot_usd_per_hour: float = Field(default=2.51, ge=0)
+    spot_usd_per_hour: float = Field(default=2.51, ge=0, le=1e6)
     """Dollars an hour of a spot device."""
 
     book: str = ""

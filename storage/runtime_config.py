@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from storage.config_section import Section
+from storage.config_section import LONGEST_S, Section
 
 WORKER_IN_URL = "{worker}"
 """What stands for a worker's name in `runtime.notice_url`."""
@@ -38,27 +38,27 @@ class RuntimeConfig(Section):
     threads: int = Field(default=1, ge=1, le=256)
     """Torch threads a worker. More than one is slower when workers share cores."""
 
-    start_timeout_s: float = Field(default=300.0, gt=0)
+    start_timeout_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds that all workers together may take to start."""
 
     commit_steps: int = Field(default=4, ge=0, le=200)
     """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
     takes with it. 0 saves finished samples only."""
 
-    commit_s: float = Field(default=1.0, ge=0)
+    commit_s: float = Field(default=1.0, ge=0, le=LONGEST_S)
     """Seconds of work that such a save must be worth: where `commit_steps` take a device less, it does a
     multiple of them first. 0 saves every `commit_steps`, however quick they are."""
 
-    lease_s: float = Field(default=300.0, gt=0)
+    lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
     samples. It must be longer than loading the weights takes, and longer than what a device does between two
     saves (see `commit_steps`), decoding included."""
 
-    trainer_limit_s: float = Field(default=7200.0, gt=0)
+    trainer_limit_s: float = Field(default=7200.0, ge=1, le=LONGEST_S)
     """Seconds that one call of the trainer may take, such as an iteration's training steps, before it counts
     as hung: the run then ends with an error, and can be resumed."""
 
-    scorer_limit_s: float = Field(default=1800.0, gt=0)
+    scorer_limit_s: float = Field(default=1800.0, ge=1, le=LONGEST_S)
     """Seconds that a scorer may take for one call, 16 images at most, before it counts as hung: it is killed
     and replaced, and its images are judged again. It must be longer than a remote judge's own retries."""
 

@@ -38,6 +38,11 @@ def tiny_config(**sections: dict[str, Any]) -> RunConfig:
     return RunConfig.model_validate(merged)
 
 
+def hurried(config: RunConfig, **limits_s: float) -> RunConfig:
+    """The same run with time limits of its runtime below those that a person may set."""
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update=limits_s)})
+
+
 def request(
     prompt_id: int, seed_index: int, kind: RequestKind = RequestKind.ROLLOUT, iteration: int = 1
 ) -> SampleRequest:

@@ -11,7 +11,7 @@ from gpu_runtime.fleet import Fleet
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
-from tests.tiny_run import tiny_config
+from tests.tiny_run import hurried, tiny_config
 
 FIRST = Weights("v1", "digest of v1", None)
 SECOND = Weights("v2", "digest of v2", None)
@@ -25,10 +25,10 @@ class Stage:
         self, notices: str = "gcp", lease_s: float = 300.0, trainer_limit_s: float = 300.0, trainers: int = 1
     ) -> None:
         self.cluster = FakeCluster()
-        settings = {"notices": notices, "lease_s": lease_s, "spot_workers": 2}
-        settings |= {"trainer_limit_s": trainer_limit_s}
+        settings = {"notices": notices, "spot_workers": 2}
         settings |= {"trainer_workers": trainers, "reserved_workers": trainers}
-        self.fleet = Fleet(self.cluster, tiny_config(runtime=settings))
+        config = hurried(tiny_config(runtime=settings), lease_s=lease_s, trainer_limit_s=trainer_limit_s)
+        self.fleet = Fleet(self.cluster, config)
         self.fleet.await_ready()
         self.fleet.prepare(FIRST)
         self.fleet.take_device_events()
@@ -231,7 +231,7 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
     cluster = FakeCluster()
     cluster.slow.add(ONE)
     cluster.tells_markets_apart = comes_and_goes
-    fleet = Fleet(cluster, tiny_config(runtime={"spot_workers": 1, "start_timeout_s": 0.05}))
+    fleet = Fleet(cluster, hurried(tiny_config(runtime={"spot_workers": 1}), start_timeout_s=0.05))
     if not comes_and_goes:
         with pytest.raises(RuntimeFailure, match=r"worker spot-0 did not start in runtime.start_timeout_s"):
             fleet.await_ready()

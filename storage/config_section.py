@@ -25,7 +25,7 @@ class Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_other_kinds(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic would take without a word: `true` as the number 1, text that is not Unicode."""
+        """Refuse what pydantic takes without a word: `true` as the number 1, text that is not Unicode."""
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return value  # its own fields are looked at

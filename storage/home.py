@@ -121,6 +121,6 @@ def _refuse_no_folder(path: Path) -> None:
 
 def _refused(path: Path | str, problem: str) -> ConfigurationError:
     return ConfigurationError(
-        f"the home folder {quoted(str(path))} cannot be used: {problem}; set {HOME_VARIABLE} to a folder that "
-        "this user can write"
+        f"the home folder {quoted(str(path))} cannot be used: {problem}; set {HOME_VARIABLE} to a folder "
+        "that this user can write"
     )

@@ -11,5 +11,5 @@ NOT_TEXT = "must hold neither NUL nor half a surrogate pair"
 
 
 def is_text(text: str) -> bool:
-    """Whether it has no NUL, at which other programs cut it off, and no lone surrogate, which is no Unicode."""
+    """Whether it has no NUL, at which C programs cut it off, and no lone surrogate, which is no Unicode."""
     return _UNWRITABLE.search(text) is None

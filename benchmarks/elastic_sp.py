@@ -1,11 +1,15 @@
-"""How long a sequence-parallel group takes to form anew when a member is killed or the plan changes.
+"""How long devices that share samples take to form new groups, on the path of a run.
 
-Four processes (gloo) share the sequences of `embedded:glyphs`. In half of the trials one of them is
-killed with SIGKILL in the middle of a collective; in the other half the degree changes by plan. Timed
-is from there to the first denoising step done at the new degree. Compared is a cold restart: four
-processes from nothing to the first step. Then planned changes follow each other, and what each
-process holds is counted before, after half of them and at the end: a leak grows in both halves, memory
-that fills up once in the first alone.
+One reserved and three spot workers, Ray processes of a run of `embedded:glyphs`, share every sample
+(`sequence_parallel.rollout=4`, gloo). A spot worker is killed with SIGKILL in the middle of a chunk of
+denoising steps, its replacement joins, and so on: half of the trials are losses, half planned changes. The
+history that every run can keep gives the times of
+
+- a loss: from the kill to the first denoising step of a new group of survivors;
+- a planned change: from the moment at which the replacement holds the weights to its group's first step;
+- a cold restart: from the start of all processes to the first step that all four share.
+
+All samples are compared with the same samples computed by one process alone.
 
     python -m benchmarks.elastic_sp [--quick] [--keep]
 """
@@ -18,37 +22,43 @@ import os
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import torch
 
-from benchmarks import neighbour_copy
-from benchmarks.process_usage import Usage, growth_mib
-from benchmarks.regroup_trials import ALONE, HALF, WIDE, RegroupTrials
+from benchmarks.regroup_trials import STRIKER, Striker, Trials, evaluate
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.sequence_parallel.shared_memory_weights import SHARED_MEMORY, sweep
+from gpu_runtime.chaos.cast import TRAINER
+from gpu_runtime.generation import Delivered
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.runtime import Runtime
+from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.config_loading import load_config
 from storage.environment import environment
+from storage.records import StateInterval
 
-_PLANS = (HALF, WIDE, ALONE, WIDE)
+_DEVICES = 4
+_SETTINGS = (
+    "runtime.history=true", "runtime.reserved_workers=1", f"runtime.spot_workers={_DEVICES - 1}",
+    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.commit_s=0", "runtime.lease_s=20",
+    "runtime.start_timeout_s=600", f"sequence_parallel.rollout={_DEVICES}", "sampling.batch_size=4",
+    "sampling.rollout_steps=20", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
+)  # fmt: skip
 
 
-def nearest_rank(values: list[float], share: float) -> float:
+def nearest_rank(values: Sequence[float], share: float) -> float:
     """The smallest value that a share of all values does not exceed."""
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-def cold_restarts(folder: Path, repeats: int) -> list[float]:
-    """Seconds from four process starts to the first step that all four share."""
-    taken = []
-    for _ in range(repeats):
-        trials = RegroupTrials(folder, cold=True)
-        taken.append(trials.first_step_s)
-        trials.close()
-    return taken
-
-
-def spread(values: list[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, 99th percentile and largest."""
     return {
         "p50_s": nearest_rank(values, 0.5),
@@ -57,15 +67,70 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def regroup_in_a_row(run: RegroupTrials, regroups: int) -> list[Usage]:
-    """Planned changes, one after the other; what all processes hold before, at half and after."""
-    usages = [run.usage()]
-    for number in range(regroups):
-        run.change(_PLANS[number % len(_PLANS)])
-        if number + 1 in (regroups // 2, regroups):
-            usages.append(run.usage())
-            print(f"after {number + 1} regroups: {usages[-1].total()}", file=sys.stderr)
-    return usages
+def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
+    """Roll the same samples out under kills until all are done; the trials, and what else was seen."""
+    runtime = Runtime(config, history)
+    striker = Striker(history, kills, _DEVICES)
+    delivered: list[Delivered] = []
+    intervals: list[StateInterval] = []
+    held: list[dict[str, float]] = []
+    try:
+        plan = runtime.explore(1)
+        while striker.left and striker.trouble is None:
+            with striker.at_work():
+                delivered += runtime.rollout(plan).delivered
+            intervals += runtime.take_intervals()
+            held.append(_held(read_history(history)))
+            print(f"{kills - striker.left} of {kills} kills", file=sys.stderr, flush=True)
+        delivered += runtime.rollout(plan).delivered  # the last replacement may still be on its way
+        intervals += runtime.take_intervals()
+    finally:
+        runtime.close()
+    if striker.trouble is not None:
+        print(f"ended early: {striker.trouble}", file=sys.stderr)
+    lines = read_history(history)
+    seen = {
+        "broken_promises": check_history(line for line in lines if line.by != STRIKER).broken(),
+        "cold_restart_s": _first_shared_step_s(lines),
+        "max_abs_error": _largest_error(config, delivered),
+        "samples": len(delivered),
+        "survivor_held_first": held[0],
+        "survivor_held_last": held[-1],
+    }
+    return evaluate(lines, intervals), seen
+
+
+def _first_shared_step_s(lines: Sequence[HistoryLine]) -> float:
+    """From the first process's start to the first denoising step; all devices share every one."""
+    began = min(line.at for line in lines if line.event == "process")
+    return min(line.at for line in lines if line.event == "step") - began
+
+
+def _held(lines: Sequence[HistoryLine]) -> dict[str, float]:
+    """What the worker that outlives all regroups holds."""
+    (pid,) = (
+        line.facts["pid"] for line in lines if line.event == "process" and line.facts["name"] == TRAINER
+    )
+    process = psutil.Process(pid)
+    memory = process.memory_full_info()
+    return {
+        "descriptors": process.num_fds(), "threads": process.num_threads(), "private_mib": memory.uss / 2**20,
+    }  # fmt: skip
+
+
+def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
+    """The largest deviation of a sample's latents from those that one process makes alone."""
+    worker = DeviceWorker(config, trains=False)
+    worker.own_weights("v0")
+    requests = list(dict.fromkeys(one.sample.request for one in delivered))
+    size = config.sampling.batch_size
+    alone = {
+        sample.request: sample.latents_SC
+        for first in range(0, len(requests), size)
+        for sample in worker.generate("v0", requests[first : first + size])
+    }
+    apart = (np.abs(one.sample.latents_SC - alone[one.sample.request]).max() for one in delivered)
+    return float(max(apart))
 
 
 def main() -> None:
@@ -73,54 +138,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="20 trials, 80 regroups, one cold restart")
+    parser.add_argument("--quick", action="store_true", help="4 kills instead of 50")
+    parser.add_argument("--kills", type=int, help="so many kills")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    trials, regroups, colds = (20, 80, 1) if arguments.quick else (100, 2000, 2)
+    kills = arguments.kills or (4 if arguments.quick else 50)
     torch.set_num_threads(1)
-    began_at = environment()["commit"]
-    load: dict[str, Any] = {"before": os.getloadavg()[0]}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        run = RegroupTrials(folder)
-        for number in range(trials // 2):
-            run.settle()  # a kill strikes a group of four
-            run.kill()
-            run.change(HALF if number % 2 else ALONE)
-        measured = run.result.killed_s + run.result.planned_s
-        killed, planned = list(run.result.killed_s), list(run.result.planned_s)
-        run.settle()
-        print(f"killed {spread(killed)}, planned {spread(planned)}", file=sys.stderr)
-        usages = regroup_in_a_row(run, regroups)
-        run.close()
-        load["after regroups"] = os.getloadavg()[0]
-        copied = neighbour_copy.measure(folder / "weights", 3 if arguments.quick else 7)
-        cold = cold_restarts(folder, colds)
-    sweep()
-    left_over = len(list(SHARED_MEMORY.glob("*spotlight-weights*")))
-    load["after"] = os.getloadavg()[0]
+    began_at, began = environment()["commit"], time.monotonic()
+    load = os.getloadavg()[0]
+    config = load_config("glyphs", list(_SETTINGS), {})
+    with tempfile.TemporaryDirectory() as folder:
+        trials, seen = measure(config, Path(folder), kills)
+    killed_s = [kill.regroup_s for kill in trials.kills if kill.regroup_s is not None]
+    measured = killed_s + trials.planned_s
     regroup_s = nearest_rank(measured, 0.5)
     figures = {
+        "live": True,
         "regroup_p50_s": regroup_s,
         "regroup_p99_s": nearest_rank(measured, 0.99),
-        "cold_restart_s": statistics.median(cold),
-        "ratio": statistics.median(cold) / regroup_s,
         "trials": len(measured),
-        **copied,
-        "max_abs_error": run.result.error,
-        "hangs": run.result.hangs,
-        "killed": spread(killed),
-        "planned": spread(planned),
-        "planned_in_a_row": spread(run.result.planned_s[len(planned) :]),
-        "replacement_ready_p50_s": statistics.median(run.result.replaced_s),
-        "replacements_from_neighbour": [run.result.from_neighbour, len(run.result.replaced_s)],
-        "regroups": regroups,
-        "usage_before": usages[0].total(),
-        "usage_at_half": usages[1].total(),
-        "usage_after": usages[2].total(),
-        "grown_mib_by_halves": growth_mib(usages),
-        "weights_left_over": left_over,
-        "load_average": load,
+        "hangs": trials.hangs,
+        "max_abs_error": seen.pop("max_abs_error"),
+        "ratio": seen["cold_restart_s"] / regroup_s,
+        "killed": spread(killed_s),
+        "killed_in_mid_chunk": sum(kill.in_chunk for kill in trials.kills),
+        "planned": spread(trials.planned_s),
+        "replacement_first_step_p50_s": statistics.median(trials.replaced_s),
+        **seen,
+        "load_average": [load, os.getloadavg()[0]],
+        "wall_s": time.monotonic() - began,
     }
     finish("elastic_sp", figures, arguments.keep, began_at=began_at)
 

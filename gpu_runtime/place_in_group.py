@@ -11,7 +11,6 @@ from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.ulysses import shape_of
-from storage.config import SamplingConfig
 from storage.errors import GroupBrokenError
 
 ResultT = TypeVar("ResultT")
@@ -23,13 +22,11 @@ class PlaceInGroup:
     Args:
         worker: its name.
         model: whose sequences are shared.
-        sampling: noise schedule and batch size.
     """
 
-    def __init__(self, worker: str, model: DiffusionModel, sampling: SamplingConfig) -> None:
+    def __init__(self, worker: str, model: DiffusionModel) -> None:
         self._worker = worker
         self._model = model
-        self._sampling = sampling
         self._member: SequenceParallelMember | None = None
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
@@ -50,21 +47,17 @@ class PlaceInGroup:
         if self._member is None:
             if len(group.members) == 1:
                 return None
-            self._member = SequenceParallelMember(
-                self._worker, self._model, self._sampling, address, timeout_s
-            )
+            self._member = SequenceParallelMember(self._worker, self._model, address, timeout_s)
             # What is there now stays: no collection need look at it again, which makes leaving slow.
             gc.collect()
             gc.freeze()
-        # The driver regroups when all have answered, or some are gone: nobody waits for those.
-        self._member.leave(farewell=False)
         self._member.join(group)
         return self._member if len(group.members) > 1 else None
 
     def leave(self) -> None:
         """Work alone from now on."""
         if self._member is not None:
-            self._member.leave(farewell=False)
+            self._member.leave()
 
     def together(self, epoch: int, work: Callable[[], ResultT]) -> ResultT:
         """Do something that every member of the group does at the same time.

@@ -73,7 +73,7 @@ class DeviceWorker:
         self._samples = SamplesInFlight(
             self._sampler, self.notice if watched else None, written, config.runtime.notices != "none"
         )
-        self._place = PlaceInGroup(name, model, config.sampling)
+        self._place = PlaceInGroup(name, model)
         self._drafts = DraftsInFlight(self._sampler)
         self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
         self._holds = ""

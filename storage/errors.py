@@ -86,7 +86,3 @@ class PriceNotFoundError(SpotlightError, LookupError):
 
 class GroupBrokenError(SpotlightError, RuntimeError):
     """A sequence-parallel group lost a member or was dissolved; its members can go on in another one."""
-
-
-class WeightsUnavailableError(SpotlightError, RuntimeError):
-    """Weights that a neighbour offered are gone or fail their checksum; load them from disk."""

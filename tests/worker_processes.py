@@ -26,8 +26,10 @@ KEY = "v0"
 _PROCESSES = multiprocessing.get_context("forkserver")
 
 
-def _obey(link: Connection, config: RunConfig, name: str, trains: bool, history: str | None) -> None:
-    worker = DeviceWorker(config, trains, name=name, history=history)
+def _obey(
+    link: Connection, config: RunConfig, name: str, trains: bool, watches: bool, history: str | None
+) -> None:
+    worker = DeviceWorker(config, trains, watches, name=name, history=history)
     while True:
         try:
             method, args = link.recv()
@@ -42,11 +44,13 @@ def _obey(link: Connection, config: RunConfig, name: str, trains: bool, history:
 class WorkerProcess(RemoteActor):
     """A worker's process, as an actor."""
 
-    def __init__(self, name: str, config: RunConfig, trains: bool, history: str | None) -> None:
+    def __init__(
+        self, name: str, config: RunConfig, trains: bool, watches: bool, history: str | None
+    ) -> None:
         super().__init__(name, None)
         self._link, there = _PROCESSES.Pipe()
         self.process = _PROCESSES.Process(
-            target=_obey, args=(there, config, name, trains, history), daemon=True
+            target=_obey, args=(there, config, name, trains, watches, history), daemon=True
         )
         self.process.start()
         there.close()
@@ -144,11 +148,16 @@ class ProcessFleet:
 
 
 @contextmanager
-def process_fleet(config: RunConfig, spot: int, history: str | None = None) -> Iterator[ProcessFleet]:
-    """A trainer and some spot workers that hold the weights `KEY`."""
+def process_fleet(
+    config: RunConfig, spot: int, history: str | None = None, watches: bool = False
+) -> Iterator[ProcessFleet]:
+    """A trainer and some spot workers that hold the weights `KEY`; the latter may watch for notices."""
     _PROCESSES.set_forkserver_preload(["gpu_runtime.worker"])  # imports take seconds, once for all
     names = ["reserved-0", *(f"spot-{number}" for number in range(spot))]
-    workers = [WorkerProcess(name, config, name == "reserved-0", history) for name in names]
+    workers = [
+        WorkerProcess(name, config, name == "reserved-0", watches and name != "reserved-0", history)
+        for name in names
+    ]
     try:
         for worker in workers:
             worker.listen()

@@ -1,4 +1,4 @@
-"""A member's other threads: one shows that it lives, one frees the main thread of a group broken off."""
+"""A member's other threads: they free the main thread when its group is called off."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from gpu_runtime.sequence_parallel import group_sockets
-from gpu_runtime.sequence_parallel.control_store import ABORTS, abort_key, aborted_key, beat_key, call_all
+from gpu_runtime.sequence_parallel.control_store import ABORTS, abort_key, aborted_key, call_all
 from gpu_runtime.sequence_parallel.process_group import StoreAddress, interrupt
 
-_BEAT_S = 0.25
+_LOOK_S = 0.25
 _AGAIN_S = 0.02  # between attempts to free a thread that forms its group, and so opens new sockets
 _FOREVER = datetime.timedelta(days=365)
 
@@ -22,7 +22,7 @@ class AbortWatch:
     """Watches one group at a time, in threads of its own, over connections of its own.
 
     Args:
-        address: of the controller's store.
+        address: of the driver's store.
         member: this process's name.
         device: where the group's tensors lie.
         timeout_s: longest wait for the store.
@@ -31,22 +31,20 @@ class AbortWatch:
     def __init__(self, address: StoreAddress, member: str, device: torch.device, timeout_s: float) -> None:
         # A connection serves one call at a time, and the one that waits for the next abort is in a call.
         self._waiting = address.connect(timeout_s)
-        self._beating = address.connect(timeout_s)
+        self._looking = address.connect(timeout_s)
         self._own_ports = group_sockets.local_ports_to(address.port)
         self._port = address.port
         self._device = device
-        self._beat_key = beat_key(member)
         self._lock = threading.Lock()
         self._prefix: str | None = None
         self._broken = False
         self._forming = False
         self._closed = threading.Event()
-        self.controller_gone = False
+        self.driver_gone = False
         """Whether the store stopped answering: nobody will send work any more."""
-        self._beating.set(self._beat_key, "0")
         self._threads = [
             threading.Thread(target=work, name=f"{work.__name__}-{member}", daemon=True)
-            for work in (self._await_aborts, self._beat)
+            for work in (self._await_aborts, self._look_regularly)
         ]
         for thread in self._threads:
             thread.start()
@@ -69,7 +67,7 @@ class AbortWatch:
     @property
     def broken(self) -> bool:
         """Whether the guarded group has been broken off."""
-        return self._broken or self.controller_gone
+        return self._broken or self.driver_gone
 
     def close(self) -> None:
         """End the threads."""
@@ -77,7 +75,7 @@ class AbortWatch:
         self._threads[1].join()
         # Wakes our other thread; those of other members look and wait again. Without a store it has ended.
         with contextlib.suppress(RuntimeError):
-            call_all(self._beating, "")
+            call_all(self._looking, "")
         self._threads[0].join()
 
     def _await_aborts(self) -> None:
@@ -89,18 +87,16 @@ class AbortWatch:
                 if not self._closed.is_set():  # set before the last call is counted
                     self._waiting.wait([abort_key(known + 1)], _FOREVER)
         except (dist.DistError, RuntimeError):
-            self._lose_controller()
+            self._lose_driver()
 
-    def _beat(self) -> None:
-        beats = 0
+    def _look_regularly(self) -> None:
+        # The other thread misses aborts while its process is stopped; this one finds them late.
         try:
-            while not self._closed.wait(_BEAT_S):
-                beats += 1
-                self._beating.set(self._beat_key, str(beats))
-                # The other thread misses aborts while its process is stopped; this one finds them late.
-                self._look(self._beating)
+            while not self._closed.wait(_LOOK_S):
+                self._looking.check([ABORTS])  # notices a store that is gone, also while no group is guarded
+                self._look(self._looking)
         except (dist.DistError, RuntimeError):
-            self._lose_controller()
+            self._lose_driver()
 
     def _look(self, store: dist.TCPStore) -> bool:
         """Free the main thread if its group is broken off; whether it may have to be freed again."""
@@ -114,10 +110,10 @@ class AbortWatch:
             self._free()
         return True
 
-    def _lose_controller(self) -> None:
-        """The store is gone, and the controller with it; peers that wait for us will learn it as well."""
+    def _lose_driver(self) -> None:
+        """The store is gone, and the driver with it; peers that wait for us will learn it as well."""
         if not self._closed.is_set():
-            self.controller_gone = True
+            self.driver_gone = True
             with self._lock:
                 self._free()
 

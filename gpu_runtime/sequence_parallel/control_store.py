@@ -1,15 +1,13 @@
-"""The controller's key-value store: where groups meet, are called off, and members show that they live.
+"""The driver's key-value store: where groups meet and are called off.
 
 Keys: those of a group lie under its prefix and are removed some epochs after it ended. `aborts` counts
-the calls to break off, `abort/N` wakes those who wait for the N-th, `beat/MEMBER` changes while a
-member lives.
+the calls to break off, and `abort/N` wakes those who wait for the N-th.
 """
 
 from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterable
 
 import torch.distributed as dist
 
@@ -30,11 +28,6 @@ def abort_key(number: int) -> str:
     return f"abort/{number}"
 
 
-def beat_key(member: str) -> str:
-    """Changes while a member's process runs."""
-    return f"beat/{member}"
-
-
 def call_all(store: dist.TCPStore, prefix: str) -> None:
     """Wake all who wait for the next call; each looks whether it is meant."""
     number = store.add(ABORTS, 1)
@@ -43,7 +36,7 @@ def call_all(store: dist.TCPStore, prefix: str) -> None:
 
 
 class ControlStore:
-    """Held by the controller; members connect to it.
+    """Held by the driver; members connect to it.
 
     Args:
         host: address of this machine to listen on, and on no other; groups of other instances must reach it.
@@ -73,19 +66,6 @@ class ControlStore:
             for key in self._store.list_keys():
                 if key.startswith(oldest):
                     self._store.delete_key(key)
-
-    def beats(self, members: Iterable[str]) -> dict[str, bytes]:
-        """What each member's beat is now; members that have not beaten yet are left out."""
-        begun = [member for member in members if self._store.check([beat_key(member)])]
-        return dict(zip(begun, self._store.multi_get([beat_key(member) for member in begun]), strict=True))
-
-    def forget_member(self, member: str) -> None:
-        """Remove what a member left behind."""
-        self._store.delete_key(beat_key(member))
-
-    def key_count(self) -> int:
-        """Keys held, to see that none are left over."""
-        return self._store.num_keys()
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -30,7 +30,7 @@ class NumberedGroup:
 
     @property
     def prefix(self) -> str:
-        """Of its keys in the controller's store."""
+        """Of its keys in the driver's store."""
         return f"epoch-{self.epoch}/group-{self.place}/"
 
     @property
@@ -73,8 +73,6 @@ class EpochBook:
         self._epoch = 0
         self._standing: list[NumberedGroup] = []
         self._group_of: dict[str, NumberedGroup] = {}
-        self.late = 0
-        """Reports that came from groups of the past."""
 
     @property
     def epoch(self) -> int:
@@ -120,13 +118,6 @@ class EpochBook:
         self._group_of = {member: group for group in self._standing for member in group.members}
         left = {member for group in dissolved for member in group.members} - set(self._group_of)
         return Change(self._epoch, dissolved, formed, tuple(sorted(left)))
-
-    def counts(self, member: str, epoch: int) -> bool:
-        """Whether a member's words about its group of an epoch still count; those that do not are late."""
-        group = self._group_of.get(member)
-        valid = group is not None and group.epoch == epoch
-        self.late += not valid
-        return valid
 
     def _numbered(self, group: Group, place: int) -> NumberedGroup:
         return NumberedGroup(self._epoch, place, group.members)

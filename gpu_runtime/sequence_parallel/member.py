@@ -1,18 +1,16 @@
 """What one device does in sequence-parallel groups: join, denoise, go over to another group.
 
-Nothing here knows how the process was started or how it is told what to do: a Ray actor can hold a
-member as well as a forked process can.
+Nothing here knows how the process was started or how it is called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.sequence_parallel.abort_watch import AbortWatch
 from gpu_runtime.sequence_parallel.control_store import aborted_key
@@ -20,7 +18,6 @@ from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup, StoreAddress, is_group_failure
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
-from storage.config import SamplingConfig
 from storage.errors import GroupBrokenError
 
 ResultT = TypeVar("ResultT")
@@ -30,13 +27,12 @@ class SequenceParallelMember:
     """A model, its text embeddings and this process's place in a group; only the place changes.
 
     All methods are called from one thread. Those that wait for peers raise `GroupBrokenError` when the
-    controller breaks the group off or a peer dies; the member is in no group then and can join another.
+    driver breaks the group off or a peer dies; the member is in no group then and can join another.
 
     Args:
         name: of the device, unlike any other.
         model: with its weights loaded.
-        sampling: noise schedule and batch size.
-        address: of the controller's store.
+        address: of the driver's store.
         timeout_s: longest wait for a peer if nobody breaks it off: a backstop.
     """
 
@@ -44,13 +40,11 @@ class SequenceParallelMember:
         self,
         name: str,
         model: DiffusionModel,
-        sampling: SamplingConfig,
         address: StoreAddress,
         timeout_s: float = 10.0,
     ) -> None:
         self.name = name
         self.model = model
-        self.sampler = Sampler(model, sampling)
         self._address = address
         self._timeout_s = timeout_s
         self._shape: SequenceShape | None = None
@@ -71,31 +65,16 @@ class SequenceParallelMember:
         """Whether this member speaks for its group."""
         return self._place is not None and self._place.leader == self.name
 
-    @property
-    def controller_gone(self) -> bool:
-        """Whether the controller's store stopped answering."""
-        return self._watch.controller_gone
-
-    def check(self, degree: int) -> None:
-        """Refuse a degree that the model's sequences do not divide by.
-
-        Raises:
-            ConfigurationError: if they do not.
-        """
-        self._sequence_shape().check(degree)
-
-    def join(self, group: NumberedGroup | None) -> None:
-        """Leave the group so far and form another, or none.
+    def join(self, group: NumberedGroup) -> None:
+        """Leave the group so far and form another.
 
         Raises:
             GroupBrokenError: if it was broken off before all were there.
             ConfigurationError: if the model's sequences do not divide by its degree.
         """
         self.leave()
-        if group is None:
-            return
         degree = len(group.members)
-        self.check(degree)
+        self._sequence_shape().check(degree)
         if degree > 1:
             self._watch.guard(group.prefix)
             try:
@@ -104,43 +83,10 @@ class SequenceParallelMember:
                     self.model.transformer, self._group.group, self._sequence_shape()
                 )
             except BaseException:
-                self._leave(broken=True)
+                self.leave()
                 raise
             self._watch.formed()
         self._place = group
-
-    def advance(
-        self,
-        epoch: int,
-        states: Sequence[SampleState],
-        steps: int,
-        stop: Callable[[], bool] | None = None,
-    ) -> list[SampleState]:
-        """Do at most `steps` denoising steps together; every member gives the same arguments.
-
-        Args:
-            epoch: of the group that is meant.
-            states: one batch of unfinished samples.
-            steps: denoising steps.
-            stop: asked after each step, of all members or of none; where any member says so (it is under
-                a preemption notice), all stop at this step.
-
-        Returns:
-            The states after the steps; equal on all members.
-
-        Raises:
-            GroupBrokenError: if the member is in another group, or this one broke.
-        """
-
-        def denoise() -> list[SampleState]:
-            moved = list(states)
-            for _ in range(steps):
-                moved = self.sampler.advance(moved, 1)
-                if stop is not None and self.any_says(stop()):
-                    break
-            return moved
-
-        return self.together(epoch, denoise)
 
     def together(self, epoch: int, work: Callable[[], ResultT]) -> ResultT:
         """Do something that every member of a group does at the same time.
@@ -160,7 +106,7 @@ class SequenceParallelMember:
             if self._group is None or not (self._watch.broken or is_group_failure(error)):
                 raise
             reason = str(error).splitlines()[0]
-            self._leave(broken=True)
+            self.leave()
             raise GroupBrokenError(f"the group of epoch {epoch} broke at {self.name}: {reason}") from None
 
     def any_says(self, said: bool) -> bool:
@@ -171,14 +117,16 @@ class SequenceParallelMember:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group.group)
         return bool(flag.item())
 
-    def leave(self, farewell: bool = True) -> None:
-        """Leave the group, if any.
-
-        Args:
-            farewell: wait for the others, who leave as well, so that nobody's last read is cut off. Without
-                it nobody waits for a member that hangs; what the cut costs is an error in a group that ends.
-        """
-        self._leave(broken=self._watch.broken or not farewell)
+    def leave(self) -> None:
+        """Leave the group, if any; waits for no other member, as one of them may hang."""
+        self._place = None
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.close()
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()
+        self._watch.release()
 
     def close(self) -> None:
         """Leave, and end the watch."""
@@ -195,16 +143,6 @@ class SequenceParallelMember:
         formed = InstanceGroup(store, group.prefix, rank, degree, self._timeout_s, self.model.device)
         self._store = store  # one that was interrupted is not used again
         return formed
-
-    def _leave(self, broken: bool) -> None:
-        self._place = None
-        shared, self._shared = self._shared, None
-        if shared is not None:
-            shared.close()
-        group, self._group = self._group, None
-        if group is not None:
-            group.close(broken)
-        self._watch.release()
 
     def _sequence_shape(self) -> SequenceShape:
         if self._shape is None:

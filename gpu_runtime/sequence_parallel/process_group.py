@@ -25,7 +25,7 @@ _THREADS = 1  # of gloo; more help with several collectives at a time, which Uly
 
 @dataclass(frozen=True)
 class StoreAddress:
-    """Where the controller's key-value store listens."""
+    """Where the driver's key-value store listens."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class StoreAddress:
             )
         except (dist.DistError, RuntimeError) as error:
             raise GroupBrokenError(
-                f"no store of a controller at {self.host}:{self.port} within {timeout_s} s: {error}"
+                f"no store of a driver at {self.host}:{self.port} within {timeout_s} s: {error}"
             ) from error
 
 
@@ -50,7 +50,7 @@ class InstanceGroup:
     """Members that can reach each other; forming it waits for all of them.
 
     Args:
-        store: a connection to the controller's store; broken if the forming is interrupted.
+        store: a connection to the driver's store; broken if the forming is interrupted.
         prefix: of its keys; a new one for each group, or members of an old one would be met.
         rank: this process's place.
         size: members, at least 2.
@@ -80,13 +80,9 @@ class InstanceGroup:
         self._prefix = prefix
         self.group = self._form(store, rank, size, timeout_s)
 
-    def close(self, broken: bool) -> None:
-        """Leave: after a farewell of all members, or at once where the group is broken."""
-        if not broken:
-            # Whoever closes a socket while a peer still reads its last bytes from it could break that read.
-            with contextlib.suppress(RuntimeError):
-                dist.barrier(group=self.group)
-        elif not self._cuda:
+    def close(self) -> None:
+        """Leave at once: peers that still wait for this member get an error."""
+        if not self._cuda:
             group_sockets.shut_down_group()
         del self.group
         with contextlib.suppress(RuntimeError):

@@ -95,9 +95,9 @@ def test_a_store_where_groups_meet_listens_on_its_address_alone():
     heard = listening([psutil.Process()])
     assert f"127.0.0.1:{store.address.port}" in heard
     assert beyond_this_machine(heard) == {}
-    members = store.address.connect(timeout_s=10)
-    members.set("beat/one", "1")
-    assert store.beats(["one"]) == {"one": b"1"}
+    member = store.address.connect(timeout_s=10)
+    store.abort("epoch-1/group-0/")
+    assert member.check(["epoch-1/group-0/aborted"])
 
 
 def test_a_cluster_is_looked_for_on_this_machine_alone_only_if_it_is_there_alone():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,10 +23,13 @@ from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.epochs import EpochBook
+from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
+from gpu_runtime.spot.played_service import PlayedNotices
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
+from storage.errors import GroupBrokenError
+from storage.runtime_config import WORKER_IN_URL
 from tests.worker_processes import KEY, ProcessFleet, WorkerProcess, process_fleet
 
 SETTINGS = [
@@ -137,3 +142,55 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
         report = fleet.actors["reserved-0"].call("train", shared).result()
         assert report.ratio_deviation <= config.algorithm.ratio_tolerance
     assert max(calm.apart(alone(config)).values()) <= 1e-5
+
+
+def form(
+    fleet: ProcessFleet, store: ControlStore, group: NumberedGroup, names: Sequence[str]
+) -> list[Future]:
+    return [fleet.actors[name].call("join_group", store.address, group, 120.0) for name in names]
+
+
+def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp_path: Path):
+    with process_fleet(configuration(2), 1, str(new_life(tmp_path))) as fleet:
+        store, members = ControlStore(), ("reserved-0", "spot-0")
+        first = NumberedGroup(1, 0, members)
+        fleet.actors["spot-0"].send(signal.SIGSTOP)
+        (waiting,) = form(fleet, store, first, ["reserved-0"])
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=1.0)  # long enough to be in the midst of forming the group
+        store.abort(first.prefix)
+        with pytest.raises(GroupBrokenError):
+            waiting.result(timeout=30.0)
+        fleet.actors["spot-0"].send(signal.SIGCONT)
+        late = form(fleet, store, first, ["spot-0"])[0]  # to a group that is over
+        with pytest.raises(GroupBrokenError):
+            late.result(timeout=30.0)
+        for joined in form(fleet, store, NumberedGroup(2, 0, members), members):
+            joined.result(timeout=30.0)
+
+
+def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
+    config = configuration(2)
+    with PlayedNotices(WORKER_IN_URL) as notices:
+        watched = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
+        config = config.model_copy(update={"runtime": watched})
+        with process_fleet(config, 1, str(new_life(tmp_path)), watches=True) as fleet:
+            store, members = ControlStore(), ("reserved-0", "spot-0")
+            group = NumberedGroup(1, 0, members)
+            for joined in form(fleet, store, group, members):
+                joined.result(timeout=60.0)
+            notices.warn("spot-0")
+            deadline = time.monotonic() + 60
+            while fleet.actors["spot-0"].call("notice").result() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            begun = [
+                fleet.actors[name].call("in_group", 1, "begin_samples", KEY, 0, REQUESTS[:4], 6)
+                for name in members
+            ]
+            led, followed = (call.result(timeout=60.0) for call in begun)
+            assert led.notice is None and followed.notice is not None
+            assert not led.samples and {state.step for state in led.states} <= {1}
+            # Both have given the lease up: what was queued behind it does nothing.
+            after = [fleet.actors[name].call("in_group", 1, "advance_samples", 0, 6) for name in members]
+            assert [call.result(timeout=60.0).states for call in after] == [(), ()]

@@ -48,18 +48,6 @@ def test_a_broken_group_is_formed_anew_with_the_same_members():
     assert change.formed[0].epoch == 2
 
 
-def test_words_from_groups_of_the_past_do_not_count():
-    book = EpochBook()
-    book.follow(layout("ab"))
-    assert book.counts("a", 1)
-    book.follow(layout("a"))
-    assert not book.counts("a", 1)
-    assert not book.counts("b", 1)
-    assert not book.counts("stranger", 2)
-    assert book.counts("a", 2)
-    assert book.late == 3
-
-
 def test_nobody_is_in_two_groups():
     with pytest.raises(SchedulingError, match="b would be in two groups"):
         EpochBook().follow(layout("ab", "bc"))

@@ -23,6 +23,7 @@ from storage.config import RunConfig
 from storage.config_errors import KeyPath, explain
 from storage.errors import ConfigurationError
 from storage.home import HOME_VARIABLE, UP_TOKEN_VARIABLE
+from storage.text import read_text_file
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 """Folder of the presets that have a name."""
@@ -134,7 +135,7 @@ def _preset_settings(preset: str) -> list[_Setting]:
 
 def _preset_path(preset: str) -> Path:
     if preset.endswith(".toml") or "/" in preset:
-        return Path(preset).expanduser()
+        return Path(preset)
     names = [known.name for known in list_presets()]
     if preset in names:
         return PRESETS / f"{preset}.toml"
@@ -146,11 +147,10 @@ def _preset_path(preset: str) -> Path:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    text = read_text_file(path, f"preset {path}", ConfigurationError)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(f"cannot read preset {path}: {error.strerror}; check the path") from error
-    except (ValueError, RecursionError) as error:  # bad TOML, bad UTF-8, brackets without end
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # bad TOML, brackets without end
         raise ConfigurationError(f"preset {path} is no TOML: {error}") from error
 
 

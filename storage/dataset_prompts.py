@@ -8,11 +8,13 @@ prompts; with a column `include`, its rows are GenEval rows. Arrow knows no list
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from storage.errors import PromptFileError
+from storage.errors import PromptFileError, quoted
+from storage.text import read_text_file
 
 DATA_SUFFIXES = (".parquet", ".arrow")
 """Of single files."""
@@ -36,17 +38,17 @@ def data_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if (path / _SPLITS_FILE).is_file():
-        splits = _read_json(path / _SPLITS_FILE).get("splits", [])
+        splits = _list_of(path / _SPLITS_FILE, "splits", str)
         raise PromptFileError(
-            f"{path} has the splits {', '.join(map(str, splits))}; name the folder of one, as in "
-            f"{path / str(next(iter(splits), 'train'))}"
+            f"{path} has the splits {', '.join(splits)}; name the folder of one, as in "
+            f"{path / next(iter(splits), 'train')}"
         )
     if (path / _STATE_FILE).is_file():
-        listed = _read_json(path / _STATE_FILE).get("_data_files", [])
-        files = [path / str(entry["filename"]) for entry in listed]
+        listed = _list_of(path / _STATE_FILE, "_data_files", dict)
+        files = [path / str(entry.get("filename")) for entry in listed]
     else:
         files = sorted(found for suffix in DATA_SUFFIXES for found in path.glob(f"*{suffix}"))
-    missing = [file for file in files if not file.is_file()]
+    missing = [file for file in files if not os.path.isfile(file)]
     if not files or missing:
         lacks = missing[0].name if missing else f"{_STATE_FILE}, nor {' or '.join(DATA_SUFFIXES)} files"
         raise PromptFileError(
@@ -86,8 +88,8 @@ def dataset_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _from_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise PromptFileError(f"{where}: not JSON ({error}): {text[:80]!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise PromptFileError(f"{where}: not JSON ({error}): {quoted(text)}") from error
 
 
 def _without_nothing(value: Any) -> Any:
@@ -113,11 +115,14 @@ def _read_table(file: Path) -> Any:
         raise PromptFileError(f"{file}: not a file that pyarrow can read: {error}; save it again") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _list_of(file: Path, key: str, kind: type) -> list[Any]:
+    """The list under a key of a JSON file that `datasets` writes."""
+    text = read_text_file(file, str(file), PromptFileError)
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise PromptFileError(f"{file}: not JSON ({error}); save the dataset again") from error
-    if not isinstance(values, dict):
-        raise PromptFileError(f"{file}: expected a JSON object; save the dataset again")
-    return values
+    listed = values.get(key, []) if isinstance(values, dict) else None
+    if not isinstance(listed, list) or not all(isinstance(entry, kind) for entry in listed):
+        raise PromptFileError(f"{file}: {key} is no list as `datasets` writes it; save the dataset again")
+    return listed

@@ -8,10 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
 from storage.errors import ConfigurationError
 from storage.run_store import RunStore
+from storage.text import read_text_file
 
 _FORMAT = 1
 
@@ -56,10 +59,12 @@ class Reference:
         """
         try:
             return RunConfig.model_validate(self.config)
-        except ValueError as error:
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
             raise ConfigurationError(
-                f"the reference {self.run_id} has settings that this version does not know ({error}); make a "
-                "new one, or use the commit that made it"
+                f"the reference {self.run_id} has settings that this version does not know "
+                f"({'.'.join(map(str, first['loc']))}: {first['msg']}); make a new one, or use the "
+                "commit that made it"
             ) from error
 
     @property
@@ -128,30 +133,23 @@ def read_reference(file: Path) -> Reference:
     Raises:
         ConfigurationError: it is missing or no reference.
     """
+    text = read_text_file(file, f"reference {file}", ConfigurationError)
+    problem = ""
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if values.pop("format") != _FORMAT:
+        values = json.loads(text)
+        if isinstance(values, dict) and values.pop("format", _FORMAT) != _FORMAT:
             raise ConfigurationError(f"{file} is of another format than {_FORMAT}; make it again")
-        return Reference(
-            **{
-                **values,
-                "rewards": {int(iteration): value for iteration, value in values["rewards"].items()},
-                "scores": {
-                    int(iteration): [HeldOut(**one) for one in images]
-                    for iteration, images in values["scores"].items()
-                },
-                "prompts": {
-                    purpose: {int(prompt_id): text for prompt_id, text in texts.items()}
-                    for purpose, texts in values["prompts"].items()
-                },
-            }
-        )
-    except OSError as error:
-        raise ConfigurationError(f"cannot read reference {file}: {error.strerror}; check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return _READER.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        problem = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}"
+    except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigurationError):
             raise
-        raise ConfigurationError(
-            f"{file} is no reference ({type(error).__name__}: {error}); make one with `spotlight reproduce "
-            "RUN --write FILE`"
-        ) from error
+        problem = f"not JSON that can be read: {error}"
+    raise ConfigurationError(
+        f"{file} is no reference ({problem}); make one with `spotlight reproduce RUN --write FILE`"
+    )
+
+
+_READER = TypeAdapter(Reference)

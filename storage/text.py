@@ -1,15 +1,61 @@
-"""What counts as text here: what can be written to a file, a database and a command line alike."""
+"""Text that people give: in values, and in files that they name."""
 
 from __future__ import annotations
 
 import re
+import stat
+from pathlib import Path
 
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+from storage.errors import SpotlightError
+
+LARGEST_FILE_BYTES = 256 * 2**20
+"""Of a file that is read whole: nothing that a person writes for a run comes near it."""
 
 NOT_TEXT = "must hold neither NUL nor half a surrogate pair"
 """What a refusal says."""
+
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def is_text(text: str) -> bool:
     """Whether it has no NUL, at which C programs cut it off, and no lone surrogate, which is no Unicode."""
     return _UNWRITABLE.search(text) is None
+
+
+def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -> str:
+    """Read a UTF-8 file, with or without a byte order mark.
+
+    Args:
+        path: `~` is the user's home folder.
+        name: what a refusal begins with, such as `preset mine.toml`.
+        failure: what is raised.
+
+    Raises:
+        SpotlightError: as `failure` says: the path cannot be read, or names a folder, a device or a pipe, or
+            the file is too large or not UTF-8.
+    """
+    try:
+        file = Path(path).expanduser()
+        status = file.stat()
+        refusal = _refusal(status.st_mode, status.st_size)
+        text = "" if refusal else file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise failure(f"{name}: not UTF-8 at byte {error.start}; save the file as UTF-8") from error
+    except (OSError, ValueError, RuntimeError) as error:  # NUL in the path; no such user after `~`
+        problem = getattr(error, "strerror", None) or str(error)
+        raise failure(f"{name} cannot be read: {problem}; check the path") from error
+    if refusal:
+        raise failure(f"{name} {refusal}")
+    return text
+
+
+def _refusal(mode: int, size_bytes: int) -> str:
+    """Why a file is not read; empty where it is."""
+    if not stat.S_ISREG(mode):  # a pipe would keep the reader waiting, a device never end
+        return f"is a {'folder' if stat.S_ISDIR(mode) else 'device or pipe'}, not a file; check the path"
+    if size_bytes > LARGEST_FILE_BYTES:
+        return (
+            f"has {size_bytes:,} bytes, above the {LARGEST_FILE_BYTES:,} that are read; divide it, or check "
+            "the path"
+        )
+    return ""

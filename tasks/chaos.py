@@ -23,6 +23,7 @@ from storage.home import Home
 from storage.ledger import read_ledger
 from storage.run_store import RunStore
 from storage.runtime_config import WORKER_IN_URL
+from storage.text import read_text_file
 
 GRACES_S = (3.0, 5.0, 8.0)
 """From a notice to the kill; a worker asks for notices once a second."""
@@ -90,10 +91,9 @@ def plan_faults(
 
 
 def _written(schedule: Path) -> tuple[Fault, ...]:
+    text = read_text_file(schedule, f"--schedule {schedule}", ConfigurationError)
     try:
-        written = faults_from_json(schedule.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--schedule {schedule} cannot be read: {error}") from error
+        written = faults_from_json(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"--schedule {schedule}: {error}") from error
     if not written:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.spot.prices import Price, PriceBook
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, quoted
+from storage.text import read_text_file
 
 _REQUIRED = ("device", "market", "zone")
 _FIELDS = (*_REQUIRED, "usd_per_hour", "source")
@@ -27,16 +28,15 @@ def read_prices(path: str | Path) -> PriceBook:
         ConfigurationError: no such file, another suffix, a malformed row (the message names the file and
             the row), or prices that `PriceBook` refuses.
     """
-    path = Path(path).expanduser()
+    path = Path(path)
     readers = {".toml": _toml_rows, ".json": _json_rows, ".csv": _csv_rows}
     if path.suffix not in readers:
         raise ConfigurationError(
             f"price file {path}: suffix {path.suffix!r}; name a .toml, .json or .csv file"
         )
+    text = read_text_file(path, f"price file {path}", ConfigurationError)
     try:
-        rows = readers[path.suffix](path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigurationError(f"price file {path}: {error.strerror or error}; check the path") from error
+        rows = readers[path.suffix](text)
     except (ValueError, RecursionError, csv.Error) as error:  # each parser's own errors are ValueErrors
         raise ConfigurationError(f"price file {path} cannot be read: {error}") from error
     if not isinstance(rows, list) or not rows:
@@ -66,7 +66,7 @@ def _csv_rows(text: str) -> Any:
 
 def _price(row: object, where: str) -> Price:
     if not isinstance(row, Mapping):
-        raise ConfigurationError(f"{where}: expected a row with {', '.join(_FIELDS)}, got {row!r}")
+        raise ConfigurationError(f"{where}: expected a row with {', '.join(_FIELDS)}, got {quoted(row)}")
     unknown = [str(name) for name in row if name not in _FIELDS]
     missing = [name for name in _REQUIRED if not row.get(name)]
     if unknown or missing:
@@ -78,6 +78,6 @@ def _price(row: object, where: str) -> Price:
             usd = float(usd) if usd.strip() else None
         except ValueError as error:
             raise ConfigurationError(
-                f"{where}: usd_per_hour {usd!r}; give a number or leave it empty"
+                f"{where}: usd_per_hour {quoted(usd)}; give a number or leave it empty"
             ) from error
     return Price(row["device"], row["market"], row["zone"], usd, row.get("source") or "")

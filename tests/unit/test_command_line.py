@@ -83,7 +83,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
     ("arguments", "says"),
     [
         (("--preset", "gliphs"), ("no preset 'gliphs'", "did you mean glyphs", "shapes-sparse")),
-        (("--preset", "nowhere.toml"), ("cannot read preset nowhere.toml", "check the path")),
+        (("--preset", "nowhere.toml"), ("preset nowhere.toml cannot be read", "check the path")),
         (("--set", "sampling.noise=1"), ("sampling.noise", "did you mean sampling.noise_level?")),
         (("--set", "learning_rate=1e-4"), ("did you mean optimizer.learning_rate?",)),
         (("--set", "iterations"), ("--set iterations", "write section.key=value")),

@@ -1,0 +1,48 @@
+"""Files that people name are read whole or refused, without waiting and without end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from storage import text
+from storage.errors import PromptFileError
+from storage.text import is_text, read_text_file
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(PromptFileError) as refused:
+        read_text_file(path, "the file", PromptFileError)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path):
+    assert "the file cannot be read: No such file or directory; check the path" in refusal(tmp_path / "x")
+    assert "is a folder, not a file" in refusal(tmp_path)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert "symbolic links" in refusal(tmp_path / "circle")
+    assert "null byte" in refusal(tmp_path / "a\0b")
+    assert "too long" in refusal(tmp_path / ("x" * 300))
+    assert "home directory" in refusal("~nobody-of-this-name/x")
+
+
+def test_what_would_never_end_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    os.mkfifo(tmp_path / "pipe")
+    assert "is a device or pipe, not a file" in refusal(tmp_path / "pipe")
+    assert "is a device or pipe, not a file" in refusal("/dev/zero")
+    monkeypatch.setattr(text, "LARGEST_FILE_BYTES", 3)
+    (tmp_path / "large").write_text("four")
+    assert "has 4 bytes, above the 3 that are read" in refusal(tmp_path / "large")
+
+
+def test_text_is_utf8_with_or_without_a_mark(tmp_path: Path):
+    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfa\r\nb")
+    assert read_text_file(tmp_path / "marked", "the file", PromptFileError) == "a\nb"
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    assert "not UTF-8 at byte 3" in refusal(tmp_path / "latin")
+    assert is_text("café 😀\n")
+    assert not is_text("a\0b")
+    assert not is_text("half \ud83d")

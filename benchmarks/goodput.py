@@ -1,248 +1,260 @@
-"""What share of the paid device time goes into useful denoising, and what losses should leave of it.
+"""What share of the paid device time goes into useful denoising, and what faults should leave of it.
 
-Measured in the windows in which samples are generated, as these are what losses disturb. With t the mean
-seconds that a denoising step takes per sample, U the steps that the run needed, and P the device-seconds paid
-in the windows, goodput is U t / P. t comes from the same run, from leases that came to their end: where
-worker processes share cores, the loss of one makes the others faster, and a replacement that loads makes all
-slower, the driver too; neither is the run's own. The prediction (docs/spot.md) is
+Measured in the windows in which samples are generated, as these are what losses disturb, and in the breaks
+between a driver's death and its resumption. With t the mean seconds that a denoising step takes per sample,
+U the steps that the run needed, and P the device-seconds paid, goodput is U t / P. t comes from the same run,
+from leases that came to their end: where worker processes share cores, the loss of one makes the others
+faster, and a replacement that loads makes all slower, the driver too; neither is the run's own. The
+prediction (docs/spot.md) is
 
-    goodput / goodput undisturbed = 1 - (R r + N i + L (w + d) + S s + g) / P
+    goodput / goodput undisturbed = 1 - (R r + N i + L (w + d) + S s + W + K) / P
 
-R replacements that each cost r device-seconds before they pull; N notices that each leave i of idle grace; L
-losses, each with w of work done again and d until it is known; S stalls of s. All of it is measured in the
-disturbed run, none of it from U, and no constant is fitted. Where devices share samples, g is the time
-spent in forming groups beyond the undisturbed run's share of it, and a stall is that of all who wait for one.
+R replacements that each cost r device-seconds before they pull; N notices that each leave i of idle grace;
+L losses, each with w of work done again and d until it is known; S stalls of s; W device-seconds in which
+devices wait for others, beyond those of the undisturbed run; K device-seconds that the deaths of the driver
+cost: the phases that are done again, and the breaks. All of it is measured in the disturbed run, none of it
+from U, and no constant is fitted. What is measured are sums, so that several runs make one figure.
 """
 
 from __future__ import annotations
 
-import statistics
+import dataclasses
+import itertools
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
+from benchmarks.device_time import DeviceTime, LifeTimes, Span, lives_of, overlap
 from gpu_runtime.chaos.fault_injector import Done
-from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine, HistoryReport
-from storage.records import StateInterval
+from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
 
-Span = tuple[float, float]
-"""From and until, in unix seconds."""
+KILLS = ("kill", "half_at_once", "kill_while_committing")
+"""Faults that take workers which may hold samples, without a notice."""
 
 
 @dataclass(frozen=True)
-class Course:
-    """What is known of a run.
+class Sums:
+    """What one run or several were paid for; device-seconds, unless said otherwise. Those of several add up.
 
     Attributes:
-        lines: its history.
-        report: what the history says of the promises.
-        intervals: what every device did.
-        done: the faults that were done.
+        windows: number of phases of generating that count.
+        paid_s: P: in these windows, and K.
+        useful_s: U t, with the t of its run.
+        leased_s, sample_steps: of leases that came to their end: t is their quotient.
+        replacements, replacement_s: R and R r.
+        notices, grace_idle_s: N and N i.
+        losses, redone_s, detection_s: L, L w and L d.
+        stalls, stall_s: S and S s: hung and slow workers and stopped drivers, and all that waits for them.
+        waiting_s: devices without work that none of the above explains; W and the undisturbed run's share.
+        restarts, again_s, break_s: deaths of the driver, and K: phases done again, and breaks.
     """
 
-    lines: Sequence[HistoryLine]
-    report: HistoryReport
-    intervals: Sequence[StateInterval]
-    done: Sequence[Done]
+    windows: int = 0
+    paid_s: float = 0.0
+    useful_s: float = 0.0
+    leased_s: float = 0.0
+    sample_steps: int = 0
+    replacements: int = 0
+    replacement_s: float = 0.0
+    notices: int = 0
+    grace_idle_s: float = 0.0
+    losses: int = 0
+    redone_s: float = 0.0
+    detection_s: float = 0.0
+    stalls: int = 0
+    stall_s: float = 0.0
+    waiting_s: float = 0.0
+    restarts: int = 0
+    again_s: float = 0.0
+    break_s: float = 0.0
 
-    def windows(self) -> list[Span]:
-        """When samples were generated; a phase that was cut off is left out."""
-        begun = [line.at for line in self.lines if line.by == DRIVER and line.event == "generate"]
-        ended = [line.at for line in self.lines if line.by == DRIVER and line.event == "generated"]
-        return list(zip(begun, ended, strict=False))
-
-    def seconds(self, worker: str | None, state: str | None, span: Span = (0.0, float("inf"))) -> float:
-        """Device-seconds inside the windows and `span`; of one worker and one state, or of all."""
-        windows = self.windows()
-        return sum(
-            overlap((part.started_at, part.ended_at), span, window)
-            for part in self.intervals
-            if worker in (None, part.worker) and state in (None, part.state)
-            for window in windows
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            **{
+                one.name: getattr(self, one.name) + getattr(other, one.name)
+                for one in dataclasses.fields(self)
+            }
         )
 
-    def at(self, event: str) -> dict[str, float]:
-        """When the driver noted an event of each worker."""
-        return {
-            line.facts["worker"]: line.at for line in self.lines if line.by == DRIVER and line.event == event
-        }
-
-
-@dataclass(frozen=True)
-class Goodput:
-    """What came of the paid time.
-
-    Attributes:
-        step_s: device-seconds that a denoising step takes, per sample of a batch, its share of commits in it.
-        batch_step_s: the same of a batch.
-        paid_s: device-seconds in the windows.
-        useful_s: those that the needed steps take.
-    """
-
-    step_s: float
-    batch_step_s: float
-    paid_s: float
-    useful_s: float
+    @property
+    def step_s(self) -> float:
+        """t: device-seconds of a denoising step of one sample."""
+        return self.leased_s / self.sample_steps if self.sample_steps else 0.0
 
     @property
     def share(self) -> float:
         """Useful device-seconds per paid one."""
         return self.useful_s / self.paid_s
 
+    @property
+    def in_windows(self) -> Sums:
+        """The same without what driver's deaths cost."""
+        return dataclasses.replace(
+            self, paid_s=self.paid_s - self.again_s - self.break_s, restarts=0, again_s=0.0, break_s=0.0
+        )
+
 
 @dataclass(frozen=True)
-class Waste:
-    """What the prediction is made of: counts, and means in device-seconds; see the module.
+class Stop:
+    """A process that a fault stopped: that of a worker, or the driver (None), for which all wait.
 
     Attributes:
-        paid_s: P.
-        replacements, replacement_s: R and r.
-        notices, grace_idle_s: N and i.
-        losses, redone_s, detection_s: L, w and d.
-        stalls, stall_s: S and s: hung and slow workers, and those that share samples with them.
-        regroup_s: g; 0 where each device works alone.
+        worker: its name; None is the driver.
+        span: from when until when.
+        share: of that time in which it stood still.
     """
 
-    paid_s: float
-    replacements: int
-    replacement_s: float
-    notices: int
-    grace_idle_s: float
-    losses: int
-    redone_s: float
-    detection_s: float
-    stalls: int
-    stall_s: float
-    regroup_s: float = 0.0
-
-    @property
-    def predicted(self) -> float:
-        """Goodput, relative to that of the undisturbed run."""
-        wasted_s = (
-            self.replacements * self.replacement_s
-            + self.notices * self.grace_idle_s
-            + self.losses * (self.redone_s + self.detection_s)
-            + self.stalls * self.stall_s
-            + self.regroup_s
-        )
-        return 1 - wasted_s / self.paid_s
-
-    def rounded(self) -> dict[str, float]:
-        """For a result's file."""
-        return {name: round(value, 4) for name, value in asdict(self).items()}
+    worker: str | None
+    span: Span
+    share: float
 
 
-def overlap(*spans: Span) -> float:
-    """Seconds that all spans have in common."""
-    return max(0.0, min(end for _, end in spans) - max(start for start, _ in spans))
+@dataclass(frozen=True)
+class Course:
+    """What is known of a run that is over.
 
-
-def measure(course: Course) -> Goodput:
-    """The goodput of a run.
-
-    The pace is that of the leases that their device brought to their end, from grant to delivery: commits and
-    the driver's answers are in it, the time that a fault stopped the device is not.
+    Attributes:
+        lines: its history.
+        done: the faults that were done.
+        places: devices that are paid for while the driver is dead.
     """
-    granted = {line.facts["lease"]: line for line in course.lines if line.event == "lease"}
-    stopped = stops(course)
-    total_s, steps, sample_steps, length = 0.0, 0, 0, 0
-    for line in course.lines:
-        if line.event == "generate":
-            length = line.facts["steps"]
-        if line.event != "deliver" or not line.facts["accepted"]:
+
+    lines: Sequence[HistoryLine]
+    places: int
+    done: Sequence[Done] = ()
+
+
+def predicted(sums: Sums, undisturbed: Sums) -> float:
+    """Goodput relative to that of the undisturbed run, from what was wasted.
+
+    Args:
+        sums: of the disturbed run, or of several.
+        undisturbed: of the undisturbed one.
+    """
+    wasted_s = (
+        sums.replacement_s
+        + sums.grace_idle_s
+        + sums.redone_s
+        + sums.detection_s
+        + sums.stall_s
+        + sums.waiting_s
+        - usual_waiting_s(sums, undisturbed)
+        + sums.again_s
+        + sums.break_s
+    )
+    return 1 - wasted_s / sums.paid_s
+
+
+def usual_waiting_s(sums: Sums, undisturbed: Sums) -> float:
+    """What the undisturbed run would have waited in as many windows, at the disturbed one's pace."""
+    a_window_s = undisturbed.waiting_s / undisturbed.windows
+    return a_window_s * sums.windows * sums.step_s / undisturbed.step_s
+
+
+def measure(course: Course) -> Sums:
+    """What a run was paid for, and what of it was useful."""
+    lives = lives_of(course.lines)
+    begins = [life.began_at for life in lives]
+    ends = [*begins[1:], math.inf]
+    total = Sums()
+    for number, (life, begun_at, next_at) in enumerate(zip(lives, begins, ends, strict=True)):
+        total += _measure(life, [done for done in course.done if begun_at <= done.at < next_at])
+        if number:
+            break_s = course.places * max(0.0, life.under_way_at - lives[number - 1].ended_at)
+            total += Sums(paid_s=break_s, restarts=1, break_s=break_s)
+    return dataclasses.replace(total, useful_s=sum(life.steps_needed for life in lives) * total.step_s)
+
+
+def _measure(life: LifeTimes, done: Sequence[Done]) -> Sums:
+    """The sums of one life; its useful seconds are left out."""
+    stops = _stops(life, done)
+    killed_at = {name: one.at for one in done if one.fault.kind in KILLS for name in one.victims}
+    again_s = sum(
+        overlap(device.paid, window.span)
+        for device in life.devices.values()
+        for window in life.windows
+        if not window.counts
+    )
+    windows = [window.span for window in life.windows if window.counts]
+    sums = Sums(
+        windows=len(windows),
+        paid_s=again_s,
+        again_s=again_s,
+        stalls=len(stops),
+    )
+    for lease in life.leases:
+        if lease.window.counts and lease.how == "delivered":
+            stopped_s = _stopped_s(stops, lease.members, lease.span)
+            sums += Sums(
+                leased_s=(lease.span[1] - lease.span[0] - stopped_s) * len(lease.members),
+                sample_steps=lease.samples * (lease.window.steps - lease.from_step),
+            )
+    for device in life.devices.values():
+        sums += _of_device(device, windows, stops, killed_at.get(device.name))
+    return sums
+
+
+def _of_device(
+    device: DeviceTime, windows: Sequence[Span], stops: Sequence[Stop], killed_at: float | None
+) -> Sums:
+    """What one device was paid for in some windows."""
+
+    def inside(span: Span) -> float:
+        return sum(overlap(span, device.paid, window) for window in windows)
+
+    paid_s = inside(device.paid)
+    begun_at = device.first_lease_at if device.is_replacement else device.paid[0]
+    replacement_s = inside((device.paid[0], begun_at))
+    noticed_at = math.inf if device.noticed_at is None else device.noticed_at
+    held_s = held_under_notice_s = stall_s = redone_s = detection_s = 0.0
+    for lease in device.leases:
+        if not lease.window.counts:
             continue
-        lease = granted[line.facts["lease"]]
-        members = lease.facts["worker"].split(MEMBERS_JOINED_BY)
-        total_s += (line.at - lease.at) * len(members)
-        # Where one of several that share a lease is stopped, all of them wait.
-        total_s -= sum(
-            share * overlap(span, (lease.at, line.at)) * len(members)
-            for worker, span, share in stopped
-            if worker in members
-        )
-        steps += length - lease.facts["step"]
-        sample_steps += (length - lease.facts["step"]) * len(lease.facts["requests"])
-    step_s = total_s / sample_steps
-    paid_s = course.seconds(None, None)
-    return Goodput(step_s, total_s / steps, paid_s, course.report.steps_needed * step_s)
+        begin, end = lease.span
+        held_s += inside(lease.span)
+        held_under_notice_s += inside((max(begin, noticed_at), end))
+        stall_s += _stopped_s(stops, lease.members, lease.span)
+        if lease.how in ("lost", "expired"):
+            known_after = end if killed_at is None else min(end, max(killed_at, lease.kept_until))
+            for since, until, detected in ((lease.kept_until, known_after, False), (known_after, end, True)):
+                wasted_s = max(0.0, until - since) - _stopped_s(stops, lease.members, (since, until))
+                redone_s += 0.0 if detected else wasted_s
+                detection_s += wasted_s if detected else 0.0
+    grace_idle_s = inside((max(noticed_at, begun_at), math.inf)) - held_under_notice_s
+    return Sums(
+        paid_s=paid_s,
+        replacements=int(device.is_replacement),
+        replacement_s=replacement_s,
+        notices=int(device.noticed_at is not None),
+        grace_idle_s=grace_idle_s,
+        losses=int(device.lost),
+        redone_s=redone_s,
+        detection_s=detection_s,
+        stall_s=stall_s,
+        waiting_s=paid_s - replacement_s - held_s - grace_idle_s,
+    )
 
 
-def stops(course: Course) -> list[tuple[str, Span, float]]:
-    """Workers that a fault stopped: from when until when, and for which share of that time."""
-    lost_at = course.at("lost")
-    found: list[tuple[str, Span, float]] = []
-    for done in course.done:
-        if done.fault.duration_s is not None:
-            worker = done.victims[0]
-            until = min(done.at + done.fault.duration_s, lost_at.get(worker, float("inf")))
-            share = 1 - 1 / done.fault.slowdown if done.fault.slowdown else 1.0
-            found.append((worker, (done.at, until), share))
+def _stops(life: LifeTimes, done: Iterable[Done]) -> list[Stop]:
+    """The processes of a life that a fault stopped."""
+    found: list[Stop] = []
+    for one in done:
+        if one.fault.duration_s is None:
+            continue
+        victim = one.victims[0]
+        gone_at = life.devices[victim].paid[1] if victim in life.devices else life.ended_at
+        until = min(one.at + one.fault.duration_s, gone_at)
+        share = 1 - 1 / one.fault.slowdown if one.fault.slowdown else 1.0
+        found.append(Stop(None if victim == DRIVER else victim, (one.at, until), share))
     return found
 
 
-def waste(course: Course, goodput: Goodput, base_regroup_share: float = 0.0) -> Waste:
-    """The inputs of the prediction, as measured.
-
-    Args:
-        course: the disturbed run.
-        goodput: its own.
-        base_regroup_share: share of its paid time that the undisturbed run spends in forming groups.
-    """
-    lost_at, noticed_at = course.at("lost"), course.at("notice")
-    first_pull: dict[str, float] = {}
-    for part in sorted(course.intervals, key=lambda part: part.started_at):
-        if part.state == "rollout":
-            first_pull.setdefault(part.worker, part.started_at)
-    replacements = {part.worker for part in course.intervals if "." in part.worker}
-    killed_at = {
-        worker: done.at
-        for done in course.done
-        if done.fault.kind in ("kill", "half_at_once", "kill_while_committing")
-        for worker in done.victims
-    }
-    detection_s = sum(
-        course.seconds(worker, "rollout", (at, lost_at[worker]))
-        for worker, at in killed_at.items()
-        if worker in lost_at
+def _stopped_s(stops: Sequence[Stop], members: Sequence[str], span: Span) -> float:
+    """Seconds of a span in which a lease of these devices stood still: where one stops, all of them wait."""
+    met = [stop for stop in stops if stop.worker is None or stop.worker in members]
+    cuts = sorted({*span, *(at for stop in met for at in stop.span if span[0] < at < span[1])})
+    return sum(
+        (end - begin) * max((stop.share for stop in met if overlap(stop.span, (begin, end))), default=0.0)
+        for begin, end in itertools.pairwise(cuts)
+        if end > begin
     )
-    # A kill comes in the middle of a step, on the average; that half is done again and is no whole step.
-    cut = sum(loss.most > 0 and not loss.with_notice for loss in course.report.redone)
-    redone_s = course.report.steps_redone * goodput.step_s + cut * goodput.batch_step_s / 2
-    stopped = stops(course)
-    return Waste(
-        paid_s=goodput.paid_s,
-        replacements=len(replacements),
-        replacement_s=_mean(
-            course.seconds(worker, None, (0.0, first_pull.get(worker, float("inf"))))
-            for worker in replacements
-        ),
-        notices=len(noticed_at),
-        grace_idle_s=_mean(
-            course.seconds(worker, "idle", (at, lost_at.get(worker, float("inf"))))
-            for worker, at in noticed_at.items()
-        ),
-        losses=len(lost_at),
-        redone_s=redone_s / max(1, len(lost_at)),
-        detection_s=detection_s / max(1, len(lost_at)),
-        stalls=len(stopped),
-        stall_s=_mean(
-            sum(course.seconds(member, "rollout", span) for member in _company(course, worker, span[0]))
-            * share
-            for worker, span, share in stopped
-        ),
-        regroup_s=max(0.0, course.seconds(None, "regroup") - base_regroup_share * goodput.paid_s),
-    )
-
-
-def _company(course: Course, worker: str, at: float) -> list[str]:
-    """Who shared samples with a worker at a moment, itself among them."""
-    shared = [worker]
-    for line in course.lines:
-        if line.event == "lease" and line.at <= at:
-            members = line.facts["worker"].split(MEMBERS_JOINED_BY)
-            shared = members if worker in members else shared
-    return shared
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return statistics.fmean(listed) if listed else 0.0

@@ -1,6 +1,7 @@
-"""One training run without Prefect and storage, undisturbed or under faults, with its history.
+"""One training run of devices that share samples, undisturbed or under faults, without Prefect and storage.
 
-Reward, training and weights are those of a real run; the checkpoint is left out, as nobody resumes it.
+Each iteration begins with the same weights, which `spotlight train` does not do: the bits of shared samples
+depend on faults. Reward, training and weights are those of a real run; there is no checkpoint.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history_report import HistoryReport
 from gpu_runtime.spot.fault_schedule import Fault
 from gpu_runtime.spot.played_service import PlayedNotices
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
-from storage.records import StateInterval
 from storage.runtime_config import WORKER_IN_URL
 
 QUIET_ITERATIONS = 2
@@ -38,7 +39,8 @@ class Outcome:
     """How a run went.
 
     Attributes:
-        course: what is known of it.
+        course: its history and its faults.
+        report: what the history says of the promises.
         blobs: weights, moving average and optimiser at its end; empty where it did not get there.
         iterations: how many it did.
         wall_s: how long these took.
@@ -48,6 +50,7 @@ class Outcome:
     """
 
     course: Course
+    report: HistoryReport
     blobs: dict[str, bytes]
     iterations: int
     wall_s: float
@@ -80,7 +83,6 @@ def run(
             told = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
             config = config.model_copy(update={"runtime": told})
         runtime = Runtime(config, history)
-        intervals: list[StateInterval] = []
         done_iterations, blobs, began, iteration_s = 0, {}, time.monotonic(), 0.0
         begun_with = runtime.blobs() if kept else None
         for quiet in range(1, QUIET_ITERATIONS + 1):
@@ -93,19 +95,20 @@ def run(
                 for _ in _rounds(iterations - QUIET_ITERATIONS, injector, began + longest_s):
                     done_iterations += 1
                     _iterate(runtime, done_iterations, kept, begun_with)
-                    intervals += runtime.take_intervals()
+                    runtime.take_intervals()
                     _say(done_iterations, time.monotonic() - began, injector)
                 blobs = runtime.blobs()
             except RuntimeFailure as error:
                 print(f"the run ended early: {error}", file=sys.stderr, flush=True)
-            intervals += runtime.take_intervals()
             redone, wall_s = runtime.steps_redone, time.monotonic() - began
             runtime.close()
         if injector.trouble is not None:
             raise RuntimeError("the faults were not all done") from injector.trouble
     lines = read_history(history)
-    course = Course(lines, check_history(lines), intervals, injector.done)
-    return Outcome(course, blobs, done_iterations, wall_s, injector.left, hung.is_set(), redone)
+    course = Course(lines, config.runtime.reserved_workers + config.runtime.spot_workers, injector.done)
+    return Outcome(
+        course, check_history(lines), blobs, done_iterations, wall_s, injector.left, hung.is_set(), redone
+    )
 
 
 def _rounds(least: int, injector: FaultInjector, last_moment: float) -> Iterator[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flows.disturbed_run import HANG_S, disturb, start
 from flows.progress import reporter
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
-from tasks.chaos import Fault, FaultInjector, Plan, Verdict, inject, judge, left_of, played_notices
+from tasks.chaos import Fault, Plan, Verdict, digests, judge
 
 SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
@@ -25,15 +24,8 @@ SETTINGS = (
 )  # fmt: skip
 """What differs from the preset unless --set says otherwise: short, often committed, soon seen to hang."""
 
-HANG_S = 300.0
-"""A run that writes nothing into its history for so long hangs."""
-
 _MOST_RUNS = 5
 """Disturbed runs at most; faults that found no victim in them are left."""
-
-
-_MOST_OWN_FAILURES = 2
-"""Times that a run may end without having been killed, before it is not resumed any more."""
 
 
 @dataclass
@@ -70,15 +62,16 @@ def chaos(home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], 
     """
     calm = f"{run_id}-calm"
     began = time.monotonic()
-    if _start("train", "--run-id", calm, *arguments).wait() != 0:
+    if start(home, "train", "--run-id", calm, *arguments).wait() != 0:
         raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
     length_s = time.monotonic() - began
+    undisturbed = digests(home, calm)[config.iterations]
     tally, faults, number = Tally(), plan.faults(length_s, config), 0
     while faults and number < _MOST_RUNS and not tally.hangs:
         number += 1
         name = f"{run_id}-faults-{number}"
         faults = _disturb(home, name, arguments, faults, tally)
-        tally.verdicts.append(judge(home, name, calm))
+        tally.verdicts.append(judge(home, name, undisturbed))
     tally.left = len(faults)
     return _result(run_id, tally, config)
 
@@ -86,46 +79,14 @@ def chaos(home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], 
 def _disturb(
     home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault], tally: Tally
 ) -> Sequence[Fault]:
-    """One run under faults, resumed whenever it is killed; the faults that are left."""
-    began, restarts = time.monotonic(), 0
-    with played_notices() as notices, inject(home, run_id, faults, notices) as injector:
-        told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
-        child = _start("train", "--run-id", run_id, *arguments, *told)
-        while True:
-            code = _wait(child, injector)
-            if code is None:
-                tally.hangs += 1
-                break
-            restarts += 1
-            if code == 0 or restarts > _MOST_OWN_FAILURES + injector.done_of("coordinator_restart"):
-                break
-            tally.restarts += 1
-            reporter().note(f"run {run_id} ended with exit code {code}; resuming it")
-            injector.last_line_at = time.time()
-            child = _start("resume", run_id)
-    if injector.trouble is not None:
-        raise RuntimeFailure(f"the faults could not be done: {injector.trouble}") from injector.trouble
-    tally.done.update(done.fault.kind for done in injector.done)
-    for done in injector.done:
+    """One run under faults; the faults that are left."""
+    ran = disturb(home, run_id, arguments, faults)
+    tally.hangs += ran.hung
+    tally.restarts += ran.restarts
+    tally.done.update(done.fault.kind for done in ran.done)
+    for done in ran.done:
         reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
-    return left_of(injector, time.monotonic() - began)
-
-
-def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None:
-    """Exit code of a run; None where it hung and was ended."""
-    while True:
-        try:
-            return child.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            if time.time() - injector.last_line_at > HANG_S:
-                child.kill()
-                child.wait()
-                return None
-
-
-def _start(*arguments: str) -> subprocess.Popen[bytes]:
-    """Start a command of ours in a process of its own, with its output where ours goes for notes."""
-    return subprocess.Popen([sys.executable, "-m", "flows.command_line", *arguments], stdout=sys.stderr)
+    return ran.left
 
 
 def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:

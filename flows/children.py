@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES = 16_384
@@ -48,11 +49,7 @@ class Child:
         self._parting, self._patience_s = parting, patience_s
         self._log_begins = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command],
-                env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )  # fmt: skip
+            self._process = launch(command, environment, output, parting)
 
     @property
     def pid(self) -> int:
@@ -84,3 +81,24 @@ class Child:
                 self._process.wait(patience_s)
             except subprocess.TimeoutExpired:
                 continue
+
+
+def launch(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: IO[Any],
+    parting: signal.Signals = signal.SIGTERM,
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own that gets a signal when the thread that started it ends.
+
+    Args:
+        command: what to run; the first part is an absolute path.
+        environment: all of it.
+        output: an open file for what it prints.
+        parting: the signal.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command],
+        env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from gpu_runtime.chaos.fault_injector import Done as Done
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
@@ -28,7 +30,10 @@ from storage.text import read_text_file
 GRACES_S = (3.0, 5.0, 8.0)
 """From a notice to the kill; a worker asks for notices once a second."""
 
-_SPOT_KINDS = frozenset(FAULT_KINDS) - {"coordinator_restart", "scorer_death"}
+_WITHOUT_SPOT: tuple[FaultKind, ...] = (
+    "coordinator_restart", "scorer_death", "stopped_driver", "server_death", "agent_death",
+)  # fmt: skip
+_SPOT_KINDS = frozenset(FAULT_KINDS) - set(_WITHOUT_SPOT)
 _HERE = ("auto", "local", "localhost")
 
 
@@ -85,7 +90,7 @@ def plan_faults(
     if not config.runtime.spot_workers and wanted & _SPOT_KINDS:
         raise ConfigurationError(
             f"runtime.spot_workers is 0, but {min(wanted & _SPOT_KINDS)} needs a spot worker; set it to 1 or "
-            "more, or give --kinds coordinator_restart,scorer_death"
+            f"more, or give --kinds {','.join(_WITHOUT_SPOT)}"
         )
     return Plan(written, seed, count if count is not None else len(known), tuple(known))
 
@@ -158,18 +163,24 @@ class Verdict:
     broken: tuple[str, ...]
 
 
-def judge(home: Home, run_id: str, undisturbed_id: str) -> Verdict:
-    """Check the promises to a disturbed run that is over."""
+def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
+    """Check the promises to a disturbed run that is over.
+
+    Args:
+        home: where it is kept.
+        run_id: the run.
+        undisturbed: the digests of the undisturbed run after as many iterations, as `digests` gives them.
+    """
     report = check_history(read_history(home.history(run_id)))
     row = RunStore(home).run(run_id)
     with Database(home.database).reading() as connection:
         ledger = read_ledger(connection, run_id)
-    identical = bool(_final(home, run_id)) and _final(home, run_id) == _final(home, undisturbed_id)
+    identical = bool(undisturbed) and digests(home, run_id).get(row.config.iterations) == undisturbed
     broken = report.broken()
     if row.status != "finished":
         broken.append(f"run {run_id} is {row.status}, not finished: {row.error}")
     elif not identical and row.config.sequence_parallel.largest == 1:
-        broken.append(f"run {run_id} ended with other weights than {undisturbed_id}")
+        broken.append(f"run {run_id} ended with other weights than the undisturbed run")
     if not ledger.is_balanced:
         broken.append(
             f"the ledger of {run_id} does not add up: {ledger.unaccounted_share:.2%} of the paid time is in "
@@ -178,8 +189,13 @@ def judge(home: Home, run_id: str, undisturbed_id: str) -> Verdict:
     return Verdict(report, identical, ledger.is_balanced, tuple(broken))
 
 
-def _final(home: Home, run_id: str) -> dict[str, bytes]:
-    """Weights, moving average and optimiser of a run's last checkpoint; empty without its last iteration."""
+def digests(home: Home, run_id: str) -> dict[int, dict[str, str]]:
+    """SHA-256 of weights, moving average and optimiser in each checkpoint of a run, by iteration."""
     config = RunStore(home).run(run_id).config
-    newest = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
-    return {} if newest is None or newest.iteration != config.iterations else dict(newest.blobs)
+    store = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
+    return {
+        iteration: {
+            name: hashlib.sha256(blob).hexdigest() for name, blob in store.load(iteration).blobs.items()
+        }
+        for iteration in store.iterations()
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,13 +14,27 @@ from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
 
 TRAINER = "reserved-0"
 
+SERVER = "prefect-server"
+
+_SERVER_COMMAND = ("-m", "prefect", "server", "start")
+
+_AGENTS = {
+    "ray::DashboardAgent": "ray-dashboard-agent",
+    "ray::RuntimeEnvAgent": "ray-runtime-env-agent",
+    "/dashboard/dashboard.py": "ray-dashboard",
+    "/autoscaler/_private/monitor.py": "ray-autoscaler-monitor",
+    "/_private/log_monitor.py": "ray-log-monitor",
+}
+"""Ray's processes beside the workers, by what their command line contains. The death of one of the first two
+ends Ray's node, and with it the driver."""
+
 
 @dataclass(eq=False)
 class Player:
     """A process of the run.
 
     Attributes:
-        name: that of its worker or scorer, or `driver`.
+        name: that of its worker or scorer, `driver`, `prefect-server`, or that of one of Ray's agents.
         pid: its number.
         created: when it began (unix seconds): tells it from a later process of that number.
         doomed: a fault has chosen it already.
@@ -109,6 +123,27 @@ class Cast:
         """The processes that judge, by name."""
         return self._chosen(lambda player: player.name.startswith("scorer-"))
 
+    def servers(self) -> list[Player]:
+        """The run's own Prefect server; none where the run uses one that it did not start."""
+        return self._helpers(lambda line: SERVER if _has_run(line, _SERVER_COMMAND) else None)
+
+    def agents(self) -> list[Player]:
+        """Ray's processes beside the workers, by name; none where Ray was not started by the run."""
+        return self._helpers(_agent_name)
+
+    def _helpers(self, name_of: Callable[[Sequence[str]], str | None]) -> list[Player]:
+        """Processes that the driver has started and that write no history, told by their command lines."""
+        driver = self.driver()
+        found: list[Player] = []
+        with suppress(psutil.NoSuchProcess):
+            started = psutil.Process(driver.pid).children(recursive=True) if driver is not None else []
+            for process in started:
+                with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                    name = name_of(process.cmdline())
+                    if name is not None:
+                        found.append(Player(name, process.pid, process.create_time()))
+        return sorted(found, key=lambda player: player.name)
+
     def _chosen(self, which: Callable[[Player], bool]) -> list[Player]:
         if not self.under_way:
             return []
@@ -131,3 +166,14 @@ class Cast:
             self._joined.add(facts["worker"])
         elif line.event == "lost":
             self._lost.add(facts["worker"])
+
+
+def _agent_name(line: Sequence[str]) -> str | None:
+    """Which of Ray's agents has this command line."""
+    return next((name for mark, name in _AGENTS.items() if any(mark in part for part in line)), None)
+
+
+def _has_run(line: Sequence[str], wanted: Sequence[str]) -> bool:
+    """Whether some words follow each other in a command line."""
+    length = len(wanted)
+    return any(tuple(line[at : at + length]) == tuple(wanted) for at in range(len(line) - length + 1))

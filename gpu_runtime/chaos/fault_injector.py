@@ -159,6 +159,13 @@ class FaultInjector:
         if fault.kind == "coordinator_restart":
             one = there.trainer() if fault.victim % 2 else there.driver()
             return [one] if one is not None else []
+        if fault.kind == "stopped_driver":
+            driver = there.driver()
+            return [driver] if driver is not None else []
+        if fault.kind == "server_death":
+            return there.servers()[:1]
+        if fault.kind == "agent_death":
+            return _turned(there.agents(), fault.victim)[:1]
         if fault.kind == "scorer_death":
             return _turned(there.scorers(), fault.victim)[:1]
         if fault.kind == "kill_while_joining":
@@ -175,7 +182,7 @@ class FaultInjector:
             assert self._notices is not None and fault.grace_s is not None
             self._notices.warn(victims[0].name)
             self._plan(now + fault.grace_s, lambda: self._take(victims[0]))
-        elif fault.kind == "hung_worker":
+        elif fault.kind in ("hung_worker", "stopped_driver"):
             assert fault.duration_s is not None
             self._stop(victims[0])
             self._plan(now + fault.duration_s, lambda: self._release(victims[0]))

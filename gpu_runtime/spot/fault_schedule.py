@@ -21,11 +21,16 @@ FaultKind = Literal[
     "slow_worker",
     "coordinator_restart",
     "scorer_death",
+    "stopped_driver",
+    "server_death",
+    "agent_death",
 ]
 FaultPhase = Literal["explore", "rollout", "reward", "train", "commit"]
 
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 FAULT_PHASES: tuple[FaultPhase, ...] = get_args(FaultPhase)
+
+_LASTING: tuple[FaultKind, ...] = ("hung_worker", "slow_worker", "stopped_driver")
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,7 @@ class Fault:
         phase: None with a time.
         victim: whom it meets: its place, modulo their number, among those there, sorted by name.
         grace_s: seconds from the notice to the kill; `notice_then_kill` only, None elsewhere.
-        duration_s: seconds until the worker recovers; `hung_worker` and `slow_worker` only.
+        duration_s: seconds until the process goes on; `hung_worker`, `slow_worker` and `stopped_driver` only.
         slowdown: how many times as long a slow worker takes; `slow_worker` only.
 
     Raises:
@@ -66,7 +71,7 @@ class Fault:
             )
         for name, kinds, least in (
             ("grace_s", ("notice_then_kill",), 0.0),
-            ("duration_s", ("hung_worker", "slow_worker"), 0.0),
+            ("duration_s", _LASTING, 0.0),
             ("slowdown", ("slow_worker",), 1.0),
         ):
             value = getattr(self, name)
@@ -110,16 +115,16 @@ def draw_faults(
     """A schedule drawn with a seed; the same one for the same arguments.
 
     The kinds are dealt like shuffled packs of cards, so all appear once there are as many faults as
-    kinds, and none appears twice more often than another.
+    kinds, and none appears twice more often than another that stands in `kinds` as often.
 
     Args:
         count: how many faults.
         length_s: times lie in [0, length_s].
         iterations: triggers lie in [0, iterations).
-        kinds: the kinds to draw from.
+        kinds: the kinds to draw from; one that stands there twice comes twice as often.
         timed_share: probability that a fault has a time rather than a trigger, 0 to 1.
         graces_s: seconds from a notice to the kill, to choose from.
-        durations_s: least and most seconds that a worker hangs or is slow.
+        durations_s: least and most seconds that a worker hangs or is slow, or the driver is stopped.
 
     Returns:
         Timed faults in the order of time, then triggered ones in the order of iteration and phase.
@@ -162,7 +167,7 @@ def _drawn(
         kind,
         victim=source.randrange(1024),
         grace_s=source.choice(graces_s) if kind == "notice_then_kill" else None,
-        duration_s=round(source.uniform(*durations_s), 3) if kind in ("hung_worker", "slow_worker") else None,
+        duration_s=round(source.uniform(*durations_s), 3) if kind in _LASTING else None,
         slowdown=round(source.uniform(2, 10), 1) if kind == "slow_worker" else None,
         **moment,
     )

@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(flows.prefect_server, "prefect_server", refuse)
-    monkeypatch.setattr(chaos, "_start", refuse)
+    monkeypatch.setattr(chaos, "start", refuse)
     return Home(tmp_path / "home")
 
 

@@ -212,3 +212,52 @@ def test_a_restart_meets_driver_or_trainer_and_the_next_life_has_its_own_workers
         old.kill()
         old.communicate()
     assert victims(injector) == [("reserved-0",), ("spot-0",)]
+
+
+DRIVER_WITH_HELPERS = (
+    "import subprocess, sys, time\n"
+    "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+    "lines = (['-m', 'prefect', 'server', 'start'], ['ray::DashboardAgent'], ['ray::RuntimeEnvAgent'])\n"
+    "print(*(subprocess.Popen([*sleep, *line]).pid for line in lines), flush=True)\n"
+    "time.sleep(600)"
+)
+
+
+@pytest.fixture
+def helpers(stage) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """A driver that has started a server and two of Ray's agents, as their command lines say."""
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER_WITH_HELPERS], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    started = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+    created = psutil.Process(driver.pid).create_time()
+    stage.driver.note("process", name="driver", pid=driver.pid, created=created)
+    stage.enter("rollout", 1)
+    yield driver, started
+    for process in (*started, psutil.Process(driver.pid)):
+        process.kill()
+    driver.communicate()
+
+
+def is_dead(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
+    _, (server, dashboard, runtime_env) = helpers
+    with FaultInjector(stage.folder, [Fault("server_death", at_s=0.0)]) as injector:
+        until(lambda: is_dead(server), "the server's death")
+        assert not is_dead(dashboard) and not is_dead(runtime_env)
+    assert victims(injector) == [("prefect-server",)]
+    with FaultInjector(stage.folder, [Fault("agent_death", at_s=0.0, victim=1)]) as injector:
+        until(lambda: is_dead(runtime_env), "the agent's death")
+        assert not is_dead(dashboard)
+    assert victims(injector) == [("ray-runtime-env-agent",)]
+
+
+def test_a_stopped_driver_goes_on(stage, helpers):
+    driver = psutil.Process(helpers[0].pid)
+    with FaultInjector(stage.folder, [Fault("stopped_driver", at_s=0.0, duration_s=0.5)]) as injector:
+        until(lambda: driver.status() == psutil.STATUS_STOPPED, "it stops")
+        until(lambda: injector.left == 0, "it goes on")
+        assert driver.status() != psutil.STATUS_STOPPED
+    assert victims(injector) == [("driver",)]

@@ -1,0 +1,249 @@
+"""The parts of the benchmark of faults: runs of `spotlight train` under some of them, and what is kept."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.device_time import lives_of
+from benchmarks.goodput import Course, Sums, measure, predicted
+from flows.disturbed_run import disturb, start
+from flows.run_identity import new_run_id
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.spot.fault_schedule import Fault, FaultKind, draw_faults
+from storage.config_loading import load_config
+from storage.environment import environment
+from storage.errors import RuntimeFailure
+from storage.home import Home
+from tasks.chaos import digests, judge
+
+PRESET = "glyphs"
+
+STRETCH = 3.0
+"""A part takes about so many times as long as the undisturbed run; its faults' times spread over that."""
+
+_OFTEN: dict[FaultKind, int] = {
+    "kill": 7, "notice_then_kill": 7, "half_at_once": 5, "kill_while_joining": 4, "kill_while_committing": 6,
+    "hung_worker": 6, "slow_worker": 5, "scorer_death": 3, "stopped_driver": 3, "server_death": 1,
+    "agent_death": 2, "coordinator_restart": 1,
+}  # fmt: skip
+
+KINDS: tuple[FaultKind, ...] = tuple(kind for kind, times in _OFTEN.items() for _ in range(times))
+"""A pack of 50 faults. A resumption takes as long as six other faults, so there are few that need one."""
+
+_GRACES_S = (3.0, 4.0, 6.0)
+"""A worker asks for notices once a second; without grace a notice would be none."""
+
+_DURATIONS_S = (0.5, 13.0)
+"""Some hung workers recover before their lease expires, some do not."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The undisturbed run.
+
+    Attributes:
+        commit: that it ran on.
+        iterations: that it did.
+        began_s: from its start to its first phase.
+        wall_s: from its first phase to its end.
+        digests: of weights, moving average and optimiser, by iteration and file.
+        sums: what it was paid for.
+    """
+
+    commit: str
+    iterations: int
+    began_s: float
+    wall_s: float
+    digests: dict[int, dict[str, str]]
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is kept of a disturbed run.
+
+    Attributes:
+        number: from 1; the seed of its schedule is derived from it.
+        commit, date, device: what it ran on, and when.
+        wall_s: from its start to its end.
+        iterations: that it did.
+        faults: done, by kind.
+        left: faults that found no victim before it ended.
+        restarts: resumptions.
+        hung: it wrote nothing for minutes and was ended.
+        identical: weights, moving average and optimiser are the undisturbed run's.
+        balanced: its ledger adds up.
+        broken: promises that it broke, in words.
+        counts: of samples, denoising steps and losses.
+        sums: what it was paid for.
+    """
+
+    number: int
+    commit: str
+    date: str
+    device: str
+    wall_s: float
+    iterations: int
+    faults: dict[str, int]
+    left: int
+    restarts: int
+    hung: bool
+    identical: bool
+    balanced: bool
+    broken: tuple[str, ...]
+    counts: dict[str, int]
+    sums: Sums
+
+
+class Parts:
+    """The parts of one series, in a folder of the home; each is kept as soon as it is over.
+
+    A series is what has the same settings, seed, size of a part, machine and versions; commits may differ.
+
+    Args:
+        settings: `SECTION.KEY=VALUE`, over the preset.
+        seed: of all schedules.
+        size: faults in a part.
+        iterations: of a part.
+    """
+
+    def __init__(self, settings: Sequence[str], seed: int, size: int, iterations: int) -> None:
+        self._settings = (*settings, f"iterations={iterations}", f"checkpoint.keep={iterations}")
+        self.config = load_config(PRESET, self._settings, {})
+        self._seed, self._size, self._iterations = seed, size, iterations
+        facts = {name: value for name, value in environment().items() if name != "commit"}
+        named = json.dumps([*self._settings, seed, size, *sorted(facts.items())])
+        series = hashlib.sha256(named.encode()).hexdigest()[:8]
+        self.folder = Home.from_environment().ensure().path / "benchmarks" / f"preemption-{series}"
+        self.home = Home(self.folder / "home").ensure()
+
+    def all(self) -> list[Part]:
+        """The parts that are there, by number."""
+        return [_part_from(json.loads(file.read_text())) for file in sorted(self.folder.glob("part-*.json"))]
+
+    def reference(self) -> Reference:
+        """The undisturbed run; made where it is missing.
+
+        Raises:
+            RuntimeFailure: if it fails.
+        """
+        file = self.folder / "reference.json"
+        if not file.exists():
+            _write(file, asdict(self._undisturbed()))
+        kept = json.loads(file.read_text())
+        of_iteration = {int(iteration): blobs for iteration, blobs in kept["digests"].items()}
+        return Reference(**{**kept, "digests": of_iteration, "sums": Sums(**kept["sums"])})
+
+    def add(self) -> Part:
+        """Do the first part that is missing, and keep it."""
+        reference = self.reference()
+        there = {part.number for part in self.all()}
+        number = next(number for number in range(1, len(there) + 2) if number not in there)
+        part = self._disturbed(number, reference)
+        _write(self.folder / f"part-{number:04}.json", asdict(part))
+        return part
+
+    def faults(self, number: int, reference: Reference) -> tuple[Fault, ...]:
+        """The schedule of a part; times count from its start, as the machine was with the undisturbed run."""
+        drawn = draw_faults(
+            self._seed * 100_000 + number, self._size, STRETCH * reference.wall_s, self._iterations - 1,
+            kinds=KINDS, graces_s=_GRACES_S, durations_s=_DURATIONS_S,
+        )  # fmt: skip
+        return tuple(
+            fault if fault.at_s is None else replace(fault, at_s=fault.at_s + reference.began_s)
+            for fault in drawn
+        )
+
+    @property
+    def _arguments(self) -> list[str]:
+        return ["--preset", PRESET, *(item for change in self._settings for item in ("--set", change))]
+
+    @property
+    def _places(self) -> int:
+        return self.config.runtime.reserved_workers + self.config.runtime.spot_workers
+
+    def _undisturbed(self) -> Reference:
+        run_id = new_run_id("undisturbed")
+        if start(self.home, "train", "--run-id", run_id, *self._arguments).wait() != 0:
+            raise RuntimeFailure(f"the undisturbed run {run_id} failed; its home is {self.home.path}")
+        lines = read_history(self.home.history(run_id))
+        life = lives_of(lines)[0]
+        created = next(line.facts["created"] for line in lines if line.event == "process")
+        found = digests(self.home, run_id)
+        sums = measure(Course(lines, self._places))
+        self._forget(run_id)
+        return Reference(
+            commit=environment()["commit"],
+            iterations=self._iterations,
+            began_s=life.under_way_at - created,
+            wall_s=life.ended_at - life.under_way_at,
+            digests=found,
+            sums=sums,
+        )
+
+    def _disturbed(self, number: int, reference: Reference) -> Part:
+        run_id, facts = new_run_id(f"part-{number}"), environment()
+        ran = disturb(self.home, run_id, self._arguments, self.faults(number, reference))
+        verdict = judge(self.home, run_id, reference.digests[self._iterations])
+        report = verdict.report
+        course = Course(read_history(self.home.history(run_id)), self._places, ran.done)
+        part = Part(
+            number=number,
+            commit=facts["commit"],
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            device=facts["machine"],
+            wall_s=ran.wall_s,
+            iterations=self._iterations,
+            faults=dict(Counter(done.fault.kind for done in ran.done)),
+            left=len(ran.left),
+            restarts=ran.restarts,
+            hung=ran.hung,
+            identical=verdict.identical,
+            balanced=verdict.balanced,
+            broken=verdict.broken,
+            counts={
+                "samples": report.requested,
+                "lost": len(report.lost),
+                "duplicated_deliveries": len(report.duplicated),
+                "late_deliveries_dropped": report.dropped,
+                "redone_steps_with_notice_max": report.most_redone(with_notice=True),
+                "redone_steps_without_notice_max": report.most_redone(with_notice=False),
+                "losses_with_notice": report.losses(with_notice=True),
+                "losses_without_notice": report.losses(with_notice=False),
+                "steps_needed": report.steps_needed,
+                "steps_redone": report.steps_redone,
+            },
+            sums=measure(course),
+        )
+        if not part.broken:
+            self._forget(run_id)
+        return part
+
+    def _forget(self, run_id: str) -> None:
+        """Drop what is large of a run that kept its promises; its rows stay in the database."""
+        for folder in (self.home.checkpoints(run_id), self.home.history(run_id)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def goodput_of(sums: Sums, reference: Reference) -> tuple[float, float]:
+    """Goodput relative to the undisturbed run, as measured and as predicted."""
+    return sums.share / reference.sums.share, predicted(sums, reference.sums)
+
+
+def _part_from(kept: dict[str, Any]) -> Part:
+    return Part(**{**kept, "broken": tuple(kept["broken"]), "sums": Sums(**kept["sums"])})
+
+
+def _write(file: Path, values: dict[str, Any]) -> None:
+    """Write a file whole or not at all."""
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    fresh.replace(file)

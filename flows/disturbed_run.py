@@ -1,0 +1,96 @@
+"""A run of `spotlight train` under faults, resumed by `spotlight resume` whenever it is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.children import launch
+from flows.progress import reporter
+from storage.errors import RuntimeFailure
+from storage.home import HOME_VARIABLE, Home
+from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, played_notices
+
+HANG_S = 300.0
+"""A run that writes nothing into its history for so long hangs."""
+
+_MOST_OWN_FAILURES = 2
+"""Times that a run may end without having been killed, before it is not resumed any more."""
+
+
+@dataclass(frozen=True)
+class DisturbedRun:
+    """How a run under faults went.
+
+    Attributes:
+        done: the faults that were done.
+        left: those that found no victim before it ended; their times count from its end.
+        restarts: resumptions.
+        hung: it wrote nothing for `HANG_S` and was ended.
+        wall_s: from its start to its end.
+    """
+
+    done: tuple[Done, ...]
+    left: tuple[Fault, ...]
+    restarts: int
+    hung: bool
+    wall_s: float
+
+
+def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault]) -> DisturbedRun:
+    """Train a run under faults.
+
+    Args:
+        home: where it is kept.
+        run_id: its identifier.
+        arguments: of `spotlight train` for it.
+        faults: their times count from its start.
+
+    Raises:
+        RuntimeFailure: if the faults could not be done.
+    """
+    began, restarts, hung = time.monotonic(), 0, False
+    with played_notices() as notices, inject(home, run_id, faults, notices) as injector:
+        told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
+        child = start(home, "train", "--run-id", run_id, *arguments, *told)
+        while True:
+            code = _wait(child, injector)
+            if code is None:
+                hung = True
+                break
+            killed = injector.done_of("coordinator_restart") + injector.done_of("agent_death")
+            if code == 0 or restarts >= _MOST_OWN_FAILURES + killed:
+                break
+            restarts += 1
+            reporter().note(f"run {run_id} ended with exit code {code}; resuming it")
+            injector.last_line_at = time.time()
+            child = start(home, "resume", run_id)
+    if injector.trouble is not None:
+        raise RuntimeFailure(f"the faults could not be done: {injector.trouble}") from injector.trouble
+    wall_s = time.monotonic() - began
+    return DisturbedRun(tuple(injector.done), left_of(injector, wall_s), restarts, hung, wall_s)
+
+
+def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a command of ours in a process of its own, with its output where ours goes for notes.
+
+    It ends when this process does.
+    """
+    environment = os.environ | {HOME_VARIABLE: str(home.path)}
+    return launch([sys.executable, "-m", "flows.command_line", *arguments], environment, sys.stderr)
+
+
+def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None:
+    """Exit code of a run; None where it hung and was ended."""
+    while True:
+        try:
+            return child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            if time.time() - injector.last_line_at > HANG_S:
+                child.kill()
+                child.wait()
+                return None

@@ -39,7 +39,7 @@ class HistoryLog:
             return
         path = Path(folder) / f"{name}.{os.getpid()}.jsonl"
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise StorageError(
                 f"the history {path} cannot be written: {error}; set runtime.history=false to do without"
@@ -75,9 +75,9 @@ def new_life(folder: Path) -> Path:
     Args:
         folder: of the run's whole history; made where it is missing.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     life = folder / f"{1 + len(lives(folder)):04}"
-    life.mkdir()
+    life.mkdir(mode=0o700)
     return life
 
 

@@ -19,6 +19,7 @@ import duckdb
 import psutil
 
 from storage.errors import StorageError
+from storage.home import close_to_others
 from storage.schema import (
     SCHEMA_VERSION,
     add_empty_tables,
@@ -69,11 +70,12 @@ class Database:
         Raises:
             StorageError: the file stayed locked, has a later version's tables, or DuckDB refused.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._connected(read_only=False) as connection:
             version = self._version(connection)
             connection.execute("BEGIN TRANSACTION")
             if version is None:
+                close_to_others(self.path)
                 create_tables(connection)
             elif version < SCHEMA_VERSION:
                 upgrade_tables(connection, version)

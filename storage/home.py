@@ -1,4 +1,4 @@
-"""Where everything that Spotlight keeps lies on disk: one folder, the home."""
+"""Where everything that Spotlight keeps lies on disk: one folder, the home, which its owner alone can read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ HOME_VARIABLE = "SPOTLIGHT_HOME"
 
 UP_TOKEN_VARIABLE = "SPOTLIGHT_UP_TOKEN"
 """Environment variable by which the processes of a `spotlight up` know each other."""
+
+PRIVATE_UMASK = 0o077
+"""New files 0600, new folders 0700."""
+
+_ENTRIES = (
+    "spotlight.duckdb*", "mlflow.db*", "artifacts", "checkpoints", "history", "logs", "prefect", "up.*",
+)  # fmt: skip
+"""What an earlier version made in a home."""
 
 _PROJECT_ROOT = Path(__file__).resolve().parent.parent
 
@@ -82,14 +90,19 @@ class Home:
         return self.path / "history" / run_id
 
     def ensure(self) -> Home:
-        """Create the folders that are missing.
+        """Create the folders that are missing, and keep all of the home from other users of the machine.
+
+        From then on this process, and those that it starts (Prefect, MLflow, Ray, DuckDB), give new files to
+        their owner alone, whatever the umask was. A home that others can enter, such as one made by an
+        earlier version, is closed.
 
         Returns:
             This home, so that the call chains.
 
         Raises:
-            ConfigurationError: one cannot be made, or cannot be written to.
+            ConfigurationError: one cannot be made, cannot be written to, or cannot be closed to others.
         """
+        os.umask(PRIVATE_UMASK)
         for folder in (self.path, self.artifacts, self.logs, self.prefect, self.path / "checkpoints"):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +111,44 @@ class Home:
                 raise _refused(self.path, f"{quoted(str(folder))} cannot be made: {problem}") from error
             if not os.access(folder, os.W_OK | os.X_OK):
                 raise _refused(self.path, f"{quoted(str(folder))} cannot be written to")
+        try:
+            _close_to_others(self.path.resolve())
+        except OSError as error:
+            raise _refused(self.path, f"it cannot be closed to other users: {error}") from error
         return self
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Whether other users of the machine have any right to a file or folder of this user.
+
+    False where it is missing, another user's, or a folder that is meant for all (sticky, such as `/tmp`).
+    """
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    if status.st_uid != os.geteuid() or stat.S_ISLNK(status.st_mode) or status.st_mode & stat.S_ISVTX:
+        return False
+    return bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO))
+
+
+def close_to_others(path: Path) -> None:
+    """Take all rights to a file or folder from everybody but its owner, where it is this user's."""
+    if is_open_to_others(path):
+        path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
+
+
+def _close_to_others(home: Path) -> None:
+    if not is_open_to_others(home):
+        return
+    # The folder first: nothing below it can be reached then, also where this is interrupted. Whoever keeps
+    # a home in the person's own home directory gets our entries closed; the directory stays as it is.
+    if not Path.home().is_relative_to(home):
+        close_to_others(home)
+    for entry in [entry for pattern in _ENTRIES for entry in home.glob(pattern)]:
+        below = entry.rglob("*") if entry.is_dir() and not entry.is_symlink() else ()
+        for path in (entry, *below):
+            close_to_others(path)
 
 
 def _refuse_no_folder(path: Path) -> None:

@@ -44,7 +44,7 @@ def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command, run to its end."""
     return subprocess.run(
         [sys.executable, "-m", "flows.command_line", *arguments],
-        cwd=ROOT, env=_environment(home), capture_output=True, text=True, timeout=PATIENCE_S,
+        cwd=ROOT, env=_environment(home), capture_output=True, text=True, timeout=PATIENCE_S, umask=0o022,
     )  # fmt: skip
 
 
@@ -61,11 +61,13 @@ class RunningUp:
         self.home, self.api = home, f"http://127.0.0.1:{server_port}/api"
         self.dashboard = f"http://127.0.0.1:{ui_port}"
         self.log = home.path / "up.out"
+        self.log.touch(0o600)
         ports = ("--server-port", str(server_port), "--ui-port", str(ui_port))
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "flows.command_line", "up", *ports, *options],
                 cwd=ROOT, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                umask=0o022,
             )  # fmt: skip
         wait_until(
             "up is ready", lambda: self.said("Ctrl-C ends all three") or self.process.poll() is not None

@@ -22,11 +22,13 @@ import ray
 from ray._private import utils as ray_utils
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from gpu_runtime.actors import RAY_TOKEN
 from gpu_runtime.actors.gpu_shares import worker_share
 from gpu_runtime.actors.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
+from storage.home import close_to_others
 from storage.records import Market
 
 MARKET_LABEL = "ray.io/market-type"
@@ -67,6 +69,7 @@ class Cluster:
         self._devices = config.runtime.reserved_workers + config.runtime.spot_workers
         with kept_signal_handlers():
             self._connect()
+        close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; whoever reads it can run code here
         gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
         self.tells_markets_apart = not self._local and any(
             MARKET_LABEL in node["Labels"] for node in ray.nodes()

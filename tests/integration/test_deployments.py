@@ -16,19 +16,22 @@ from storage.references import reference_of
 from storage.run_store import RunStore
 from tasks.comparison import compare
 from tests.listening import beyond_this_machine, listening
+from tests.private_files import open_to_others
 from tests.running_up import RunningUp, running_up, spotlight, wait_until
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = (
     "evaluation.prompts=4", "evaluation.every=0", "evaluation.gallery=0", "runtime.spot_workers=1",
-    "runtime.scorer_workers=1",
+    "runtime.scorer_workers=1", "runtime.history=true",
 )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    with running_up(Home(tmp_path_factory.mktemp("up")).ensure()) as running:
+    folder = tmp_path_factory.mktemp("up")
+    folder.chmod(0o755)
+    with running_up(Home(folder)) as running:
         yield running
 
 
@@ -128,6 +131,14 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     assert up.wait_for_end(again["id"])["type"] == "COMPLETED"
     assert store.run("c").last_iteration == 12
     assert store.run("c").status == "finished"
+
+
+def test_nothing_of_a_home_is_readable_by_others(up: RunningUp):
+    """After runs by the API and by the command line, cancelled and resumed, under the usual umask."""
+    kinds = ("spotlight.duckdb", "mlflow.db", "prefect.db", "up.json", "weights.safetensors", "driver.*.jsonl")
+    kept = [next(up.home.path.rglob(kind), None) for kind in kinds]
+    assert None not in kept, f"each of {kinds} is there"
+    assert open_to_others(up.home.path) == []
 
 
 def test_a_finished_run_is_not_resumed(up: RunningUp):

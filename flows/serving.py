@@ -23,6 +23,7 @@ from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.states import Crashed
+from prefect.utilities.callables import ParameterSchema
 
 from flows.deployments import evaluate_by_form, post_train_by_form, pretrain_by_form, reproduce_by_form
 from flows.forms import ReproductionForm
@@ -31,6 +32,13 @@ from flows.schedule import Nightly
 
 POLL_S = 2.0
 """How often the server is asked for what is due."""
+
+
+class _NoOtherParameters(ParameterSchema):
+    """Prefect's own leaves other parameters to the flow's process, which then crashes."""
+
+    additionalProperties: bool  # JSON schema names it so
+
 
 NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
 """Schedule -> the preset that is done again: characters read by OCR, shapes judged as GenEval does."""
@@ -53,9 +61,11 @@ def deployments(nightly: Nightly) -> list[RunnerDeployment]:
         reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
         pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
     ]
-    return [
-        one for one in made if isinstance(one, RunnerDeployment)
-    ]  # a coroutine in asynchronous code alone
+    ready = [one for one in made if isinstance(one, RunnerDeployment)]  # a coroutine in asynchronous code alone
+    for deployment in ready:
+        named = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
+        deployment._parameter_openapi_schema = _NoOtherParameters(**named, additionalProperties=False)
+    return ready
 
 
 async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path | None) -> None:

@@ -95,19 +95,11 @@ class RunningUp:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(PATIENCE_S)
 
-    def start_run(self, deployment: str, form: dict[str, Any]) -> httpx.Response:
-        """What the Prefect UI sends when its form is submitted."""
+    def start_run(self, deployment: str, form: dict[str, Any], **others: Any) -> httpx.Response:
+        """What the Prefect UI sends when its form is submitted; `others` are parameters beside the form."""
         found = httpx.get(f"{self.api}/deployments/name/{deployment}/{deployment}", timeout=60).json()
-        sent = {"parameters": {"form": form}, "state": {"type": "SCHEDULED"}}
-        answers: list[httpx.Response] = []
-
-        def answered() -> bool:
-            address = f"{self.api}/deployments/{found['id']}/create_flow_run"
-            answers.append(httpx.post(address, json=sent, timeout=60))
-            return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # the server asks to try again
-
-        wait_until("the server has time for a run", answered)
-        return answers[-1]
+        sent = {"parameters": {"form": form, **others}, "state": {"type": "SCHEDULED"}}
+        return httpx.post(f"{self.api}/deployments/{found['id']}/create_flow_run", json=sent, timeout=60)
 
     def cancel(self, flow_run_id: str) -> None:
         """What the Prefect UI sends when its Cancel is pressed."""

@@ -208,11 +208,16 @@ def pretrain(
 
 
 @app.command(epilog="Example: spotlight ui --port 8600")
-def ui(port: Annotated[int, typer.Option(min=1, max=65535, help="Port on 127.0.0.1.")] = 8501) -> None:
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login (docs/dashboard.md).")
+    ] = "127.0.0.1",
+) -> None:
     """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
     from flows.dashboard import serve
 
-    raise typer.Exit(serve(port))
+    raise typer.Exit(serve(Home.from_environment(), port, host))
 
 
 @app.command(epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html")

@@ -7,30 +7,49 @@ import subprocess
 import sys
 from pathlib import Path
 
-from flows.ports import LOOPBACK, refuse_taken_port
+from flows.ports import LOOPBACK, check_host, is_loopback, refuse_taken_port
 from flows.prefect_server import die_with_parent
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.login import read_login
 
-_APP = Path(__file__).resolve().parents[1] / "ui" / "app.py"
+_SERVER = Path(__file__).resolve().parents[1] / "ui" / "server.py"
 
 
 def dashboard_command(port: int, host: str = LOOPBACK) -> list[str]:
     """The command that serves the dashboard on an address of this machine."""
     return [
-        sys.executable, "-m", "streamlit", "run", str(_APP),
+        sys.executable, "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
         "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
     ]  # fmt: skip
 
 
-def serve(port: int) -> int:
-    """Serve the dashboard on 127.0.0.1 until Ctrl-C; returns its exit code.
+def check_login(home: Home, host: str) -> None:
+    """Refuse half a login, and an address that others reach without one.
 
     Raises:
+        ConfigurationError: saying what is missing.
+    """
+    if read_login(home) is None and not is_loopback(host):
+        raise ConfigurationError(
+            f"--host {host} would show all runs to whoever reaches this machine; describe a login in "
+            f"{home.path / 'login.toml'} (see docs/dashboard.md), or stay on 127.0.0.1 and use `ssh -L`"
+        )
+
+
+def serve(home: Home, port: int, host: str = LOOPBACK) -> int:
+    """Serve the dashboard until Ctrl-C; returns its exit code.
+
+    Raises:
+        ConfigurationError: half a login, none where others reach the address, or no address.
         ServerError: if the port is in use.
     """
-    refuse_taken_port(port, "choose another with `spotlight ui --port`")
+    check_host(host)
+    check_login(home, host)
+    refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
     process = subprocess.Popen(
-        dashboard_command(port),
+        dashboard_command(port, host),
         stdin=subprocess.DEVNULL,
         # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),

@@ -16,7 +16,7 @@ from types import FrameType
 import httpx
 
 from flows.children import Child
-from flows.dashboard import dashboard_command
+from flows.dashboard import check_login, dashboard_command
 from flows.ports import LOOPBACK, check_host, is_loopback, reachable, refuse_taken_port
 from flows.prefect_server import CLIENT_RETRIES, is_healthy, server_environment
 from flows.progress import reporter
@@ -83,7 +83,7 @@ def up(home: Home, options: UpOptions) -> int:
         ConfigurationError, ServerError: a value, a port or a home that cannot be; or one of the three did
             not start. Nothing is left running then.
     """
-    _check(options)
+    _check(home, options)
     with sole_supervisor(home), _ending_asked() as asked:
         for port, name in ((options.server_port, "--server-port"), (options.dashboard_port, "--ui-port")):
             refuse_taken_port(port, f"choose another with `spotlight up {name}`", options.host)
@@ -237,8 +237,9 @@ def _ending_asked() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _check(options: UpOptions) -> None:
+def _check(home: Home, options: UpOptions) -> None:
     check_host(options.host)
+    check_login(home, options.host)
     if options.server_port == options.dashboard_port:
         raise ConfigurationError(
             f"--server-port and --ui-port are both {options.server_port}; give them two ports"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
@@ -21,6 +22,7 @@ from playwright.sync_api import Page, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 60.0
 _COLOURS = 256  # of a kept picture: as good to look at, and a third as large
+_NAMED_ADDRESSES = "[...document.querySelectorAll('link[href], [src]')].map(one => one.href || one.src)"
 _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -41,12 +43,17 @@ class Dashboard:
     process: subprocess.Popen[bytes]
 
 
-@contextmanager
-def dashboard(home: Path, log: Path) -> Iterator[Dashboard]:
-    """Serve the dashboard of a home, and end it afterwards."""
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def dashboard(home: Path, log: Path, port: int | None = None) -> Iterator[Dashboard]:
+    """Serve the dashboard of a home, and end it afterwards."""
+    port = port or free_port()
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -63,11 +70,16 @@ def dashboard(home: Path, log: Path) -> Iterator[Dashboard]:
 
 
 @contextmanager
-def browser_page(width: int = 1400, height: int = 1000) -> Iterator[Page]:
+def browser_page(width: int = 1400, height: int = 1000, alone: bool = True) -> Iterator[Page]:
     """A page of headless chromium.
+
+    Args:
+        width, height: of its window, in pixels.
+        alone: whether it is an error if a page asks another machine for anything.
 
     Raises:
         FileNotFoundError: there is no chromium on this machine.
+        AssertionError: naming what it asked another machine for.
     """
     chromium = find_chromium()
     if chromium is None:
@@ -75,9 +87,21 @@ def browser_page(width: int = 1400, height: int = 1000) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
         try:
-            yield browser.new_context(viewport={"width": width, "height": height}).new_page()
+            page = browser.new_context(viewport={"width": width, "height": height}).new_page()
+            asked: set[str] = set()
+            page.on("request", lambda request: asked.add(request.url))
+            yield page
+            # A browser without windows does not ask for the icon in a window's title: the page names it.
+            asked |= set(page.evaluate(_NAMED_ADDRESSES))
+            foreign = sorted(address for address in asked if not _is_of_this_machine(address))
+            assert not (alone and foreign), f"the page asked other machines: {foreign}"
         finally:
             browser.close()
+
+
+def _is_of_this_machine(address: str) -> bool:
+    parts = urlsplit(address)
+    return parts.scheme in ("data", "blob", "about") or parts.hostname in ("127.0.0.1", "localhost")
 
 
 def open_run(page: Page, url: str, run_id: str | None = None) -> None:

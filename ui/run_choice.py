@@ -12,6 +12,7 @@ from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
 from ui.formatting import moment, plain_markdown
 from ui.headline import show_state
+from ui.login import fragment
 from ui.run_view import RunView, load_overview, load_run
 
 _REFRESH = "2s"
@@ -31,7 +32,7 @@ def show_page(draw: RunPage) -> None:
         return
     run_id = _choose(overview)
     live = bool((overview.loc[overview["run_id"] == run_id, "status"] == "running").all())
-    st.fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
+    fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
 
 
 def show_home_page(draw: Callable[[Path], None]) -> None:
@@ -40,7 +41,7 @@ def show_home_page(draw: Callable[[Path], None]) -> None:
     if overview is None:
         return
     live = bool((overview["status"] == "running").any())
-    st.fragment(draw, run_every=_REFRESH if live else None)(home)
+    fragment(draw, run_every=_REFRESH if live else None)(home)
 
 
 def _opened() -> tuple[Path, pd.DataFrame | None]:
@@ -52,7 +53,7 @@ def _opened() -> tuple[Path, pd.DataFrame | None]:
         st.error(plain_markdown(str(error)), icon=":material/database_off:")
         return home, None
     if overview.empty:
-        st.fragment(_show_nothing, run_every=_REFRESH)(home)
+        fragment(_show_nothing, run_every=_REFRESH)(home)
         return home, None
     return home, overview
 

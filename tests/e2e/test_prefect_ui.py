@@ -55,7 +55,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 @pytest.fixture(scope="module")
 def explored(up: RunningUp) -> Started:
     """A run that goes on, or has ended: the tests that use it wait for what they look at."""
-    with browser_page() as page:
+    with browser_page(alone=False) as page:
         prefect = PrefectPages(page, up.api)
         prefect.open_form("post-train")
         prefect.choose("Preset", "glyphs-stale")
@@ -66,7 +66,7 @@ def explored(up: RunningUp) -> Started:
 
 
 def test_the_form_explains_every_field(up: RunningUp, album: Path):
-    with browser_page(1200, 1180) as page:
+    with browser_page(1200, 1180, alone=False) as page:
         prefect = PrefectPages(page, up.api)
         prefect.open_form("post-train")
         for field in TrainingForm.model_json_schema()["properties"].values():
@@ -81,7 +81,7 @@ def test_the_form_explains_every_field(up: RunningUp, album: Path):
 
 def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
     before = up.flow_run_count()
-    with browser_page() as page:
+    with browser_page(alone=False) as page:
         prefect = PrefectPages(page, up.api)
         prefect.open_form("post-train")
         prefect.write("Iterations", "-1")
@@ -97,7 +97,7 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
 
 
 def test_a_run_is_watched_from_running_to_completed(up: RunningUp, explored: Started, album: Path):
-    with browser_page(1400, 1050) as page:
+    with browser_page(1400, 1050, alone=False) as page:
         prefect = PrefectPages(page, up.api)
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Running")
@@ -135,7 +135,7 @@ def watch_the_dashboard(page: Page, address: str) -> None:
 
 
 def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(up: RunningUp):
-    with browser_page() as page:
+    with browser_page(alone=False) as page:
         prefect = PrefectPages(page, up.api)
         prefect.open_form("post-train")
         prefect.choose("Preset", "smoke")
@@ -185,7 +185,7 @@ def test_the_pages_of_a_real_run_are_drawn(
 ):
     up.wait_for_end(explored.flow_run_id, RUN_S)
     errors: list[str] = []
-    with browser_page() as page:
+    with browser_page(alone=False) as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         path = "" if name == "convergence" else name  # the first page has no path of its own
         open_page(page, f"{up.dashboard}/{path}?run={explored.run_id}", last, plots)
@@ -202,7 +202,7 @@ def test_a_run_done_again_is_shown_and_a_drift_is_red(up: RunningUp, explored: S
         flow_run = up.start_run("reproduce", again | {"settings": settings}).json()
         ends.append(up.wait_for_end(flow_run["id"])["type"])
     assert ends == ["COMPLETED", "FAILED"]
-    with browser_page(1400, 760) as page:
+    with browser_page(1400, 760, alone=False) as page:
         open_page(page, f"{up.dashboard}/reproducibility", "What differs", 0)
         red = page.get_by_role("alert").first
         expect(red).to_contain_text("drifted")

@@ -1,0 +1,167 @@
+"""The login of the dashboard: which OpenID Connect provider asks for it, and whom it lets in."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from storage.errors import ConfigurationError
+from storage.home import Home, is_open_to_others
+
+LOGIN_VARIABLE = "SPOTLIGHT_LOGIN"
+"""Environment variable that names the file with the settings of the login."""
+
+_TEXTS = ("redirect_uri", "cookie_secret", "client_id", "client_secret", "server_metadata_url")
+_KEYS = (*_TEXTS, "allow")
+_CALLBACK = "/oauth2callback"
+_SECRET_LENGTH = 32
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Login:
+    """A complete login.
+
+    Attributes:
+        redirect_uri: the dashboard's address as browsers see it, with `/oauth2callback` at its end.
+        cookie_secret: signs the cookie that keeps a browser logged in.
+        client_id, client_secret: of the dashboard at the provider.
+        server_metadata_url: where the provider describes itself.
+        allow: addresses that may look, such as `ada@example.org` or `*@example.org`; `*` is everybody
+            whom the provider knows.
+        client_kwargs: further parameters for the provider, as Streamlit's documentation has them.
+    """
+
+    redirect_uri: str
+    cookie_secret: str
+    client_id: str
+    client_secret: str
+    server_metadata_url: str
+    allow: tuple[str, ...]
+    client_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def host(self) -> str:
+        """The name under which browsers reach the dashboard."""
+        return urlsplit(self.redirect_uri).hostname or ""
+
+    def secrets(self) -> dict[str, Any]:
+        """The section `auth` of Streamlit's secrets."""
+        auth: dict[str, Any] = {name: getattr(self, name) for name in _TEXTS}
+        return {"auth": auth | ({"client_kwargs": dict(self.client_kwargs)} if self.client_kwargs else {})}
+
+
+def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | None:
+    """The login of `login.toml` in the home, or of the file that SPOTLIGHT_LOGIN names; None without one.
+
+    A variable such as SPOTLIGHT_LOGIN_CLIENT_SECRET comes before the file's `client_secret`, so that secrets
+    need not be in a file; SPOTLIGHT_LOGIN_ALLOW has commas between addresses.
+
+    Args:
+        home: where the file is looked for.
+        environ: the environment to read; the process's own by default.
+
+    Raises:
+        ConfigurationError: half a login: something is missing, cannot work, or can be read by others.
+    """
+    environ = os.environ if environ is None else environ
+    given = {key: environ[name] for key in _KEYS if environ.get(name := f"{LOGIN_VARIABLE}_{key.upper()}")}
+    named = environ.get(LOGIN_VARIABLE, "")
+    file = Path(named).expanduser() if named else home.path / "login.toml"
+    if not named and not given and not file.exists():
+        return None
+    values: dict[str, Any] = _read(file) if named or file.exists() else {}
+    values |= given
+    if isinstance(values.get("allow"), str):
+        values["allow"] = [part.strip() for part in values["allow"].split(",") if part.strip()]
+    return _checked(values, str(file) if named or file.exists() else "the environment")
+
+
+def refusal(user: Mapping[str, Any], allow: tuple[str, ...], now_s: float) -> str | None:
+    """Why somebody may not see the dashboard; None where he may.
+
+    Args:
+        user: what Streamlit keeps of the identity token, whose expiry it never looks at again.
+        allow: as in `Login`.
+        now_s: the time, in Unix seconds.
+    """
+    if user.get("is_logged_in") is not True:
+        return "Log in to see the runs."
+    expires_s = user.get("exp")
+    if isinstance(expires_s, bool) or not isinstance(expires_s, int | float):
+        return "The provider did not say when the login expires; log in again."
+    if not now_s < expires_s:
+        return "The login has expired; log in again."
+    address = str(user.get("email") or "").lower()
+    if "*" in allow:
+        return None
+    if not address:
+        return "The provider did not give an e-mail address; log in with another account."
+    if user.get("email_verified") is False:
+        return f"The provider has not verified {address}; log in with another account."
+    if not any(fnmatchcase(address, pattern.lower()) for pattern in allow):
+        return f"{address} may not see this dashboard; log in with another account."
+    return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"the login {file} cannot be read: {error}") from error
+    if is_open_to_others(file):
+        raise ConfigurationError(
+            f"the login {file} holds secrets, and others can read it; run `chmod 600 {file}`"
+        )
+    return values
+
+
+def _checked(values: Mapping[str, Any], source: str) -> Login:
+    unknown = sorted(set(values) - {*_KEYS, "client_kwargs"})
+    if unknown:
+        raise ConfigurationError(
+            f"the login of {source} has {unknown[0]!r}; it takes {', '.join(_KEYS)} and client_kwargs"
+        )
+    missing = [key for key in _KEYS if not values.get(key)]
+    if missing:
+        raise ConfigurationError(
+            f"the login of {source} is not complete: {', '.join(missing)} missing; see docs/dashboard.md"
+        )
+    for key in _TEXTS:
+        if not isinstance(values[key], str):
+            raise ConfigurationError(f"{key} of {source} must be text, not {values[key]!r}")
+    allow, kwargs = values["allow"], values.get("client_kwargs", {})
+    if not isinstance(allow, list) or not all(isinstance(one, str) and one.strip() for one in allow):
+        raise ConfigurationError(f'allow of {source} must be a list of addresses, as in ["ada@example.org"]')
+    if not isinstance(kwargs, dict):
+        raise ConfigurationError(f"client_kwargs of {source} must be a table, not {kwargs!r}")
+    _check_address(values["redirect_uri"], "redirect_uri", source)
+    _check_address(values["server_metadata_url"], "server_metadata_url", source)
+    if not urlsplit(values["redirect_uri"]).path.endswith(_CALLBACK):
+        raise ConfigurationError(f"redirect_uri {values['redirect_uri']} of {source} must end in {_CALLBACK}")
+    if len(values["cookie_secret"]) < _SECRET_LENGTH:
+        raise ConfigurationError(
+            f"cookie_secret of {source} has {len(values['cookie_secret'])} characters, and needs "
+            f"{_SECRET_LENGTH}; make one with `openssl rand -hex 32`"
+        )
+    return Login(**{key: values[key] for key in _TEXTS}, allow=tuple(allow), client_kwargs=kwargs)
+
+
+def _check_address(address: str, key: str, source: str) -> None:
+    try:
+        parts = urlsplit(address)
+        name, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigurationError(f"{key} {address} of {source} is no address: {error}") from error
+    if parts.scheme not in ("http", "https") or not name:
+        raise ConfigurationError(f"{key} {address} of {source} must begin with https://")
+    if parts.scheme == "http" and name not in _LOOPBACK_NAMES:
+        raise ConfigurationError(
+            f"{key} {address} of {source} sends the login over the network unencrypted; use https://"
+        )

@@ -1,0 +1,136 @@
+"""The login of the dashboard: what half a login is refused for, and who may look for how long."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.dashboard import check_login
+from storage.errors import ConfigurationError
+from storage.home import Home
+from storage.login import read_login, refusal
+
+COMPLETE: dict[str, Any] = {
+    "redirect_uri": "https://spotlight.example.org/oauth2callback",
+    "cookie_secret": "c" * 32,
+    "client_id": "spotlight",
+    "client_secret": "s",
+    "server_metadata_url": "https://id.example.org/.well-known/openid-configuration",
+    "allow": ["ada@example.org", "*@math.example.org"],
+}
+NOW_S = 1_000_000.0
+ADA = {"is_logged_in": True, "email": "ada@example.org", "exp": NOW_S + 1}
+
+
+def _write(home: Path, values: dict[str, Any], mode: int = 0o600) -> Home:
+    lines = (f"{key} = {json.dumps(value)}" for key, value in values.items())
+    (home / "login.toml").write_text("\n".join(lines))
+    (home / "login.toml").chmod(mode)
+    return Home(home)
+
+
+def test_a_home_without_a_login_has_none(tmp_path: Path):
+    assert read_login(Home(tmp_path), {}) is None
+
+
+def test_a_complete_login(tmp_path: Path):
+    login = read_login(_write(tmp_path, COMPLETE), {})
+    assert login is not None
+    assert login.host == "spotlight.example.org"
+    assert login.allow == ("ada@example.org", "*@math.example.org")
+    assert login.secrets() == {"auth": {k: v for k, v in COMPLETE.items() if k != "allow"}}
+
+
+def test_the_environment_comes_before_the_file_and_needs_none(tmp_path: Path):
+    variables = {f"SPOTLIGHT_LOGIN_{key.upper()}": value for key, value in COMPLETE.items() if key != "allow"}
+    variables["SPOTLIGHT_LOGIN_ALLOW"] = "ada@example.org, *@math.example.org"
+    by_variables = read_login(Home(tmp_path), variables)
+    assert by_variables == read_login(_write(tmp_path, COMPLETE), {})
+    other = read_login(Home(tmp_path), {"SPOTLIGHT_LOGIN_CLIENT_SECRET": "of the environment"})
+    assert other is not None
+    assert other.client_secret == "of the environment"
+
+
+def test_the_file_may_lie_elsewhere(tmp_path: Path):
+    _write(tmp_path, COMPLETE)
+    named = {"SPOTLIGHT_LOGIN": str(tmp_path / "login.toml")}
+    assert read_login(Home(tmp_path / "home"), named) is not None
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml cannot be read"):
+        read_login(Home(tmp_path), {"SPOTLIGHT_LOGIN": str(tmp_path / "nowhere.toml")})
+
+
+@pytest.mark.parametrize("key", list(COMPLETE))
+def test_half_a_login_is_refused(tmp_path: Path, key: str):
+    values = {name: value for name, value in COMPLETE.items() if name != key}
+    with pytest.raises(ConfigurationError, match=f"is not complete: {key} missing"):
+        check_login(_write(tmp_path, values), "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("redirect_uri", "http://spotlight.example.org/oauth2callback", "unencrypted; use https://"),
+        ("redirect_uri", "https://spotlight.example.org/", "must end in /oauth2callback"),
+        ("redirect_uri", "spotlight.example.org/oauth2callback", "must begin with https://"),
+        ("redirect_uri", "https://[1/oauth2callback", "is no address"),
+        ("server_metadata_url", "http://id.example.org/", "unencrypted"),
+        ("cookie_secret", "short", "has 5 characters, and needs 32; make one with `openssl rand -hex 32`"),
+        ("client_id", 7, "client_id of .* must be text, not 7"),
+        ("allow", ["ada@example.org", 3], "allow of .* must be a list of addresses"),
+        ("client_kwargs", ["prompt"], "client_kwargs of .* must be a table"),
+        ("alow", ["ada@example.org"], "has 'alow'; it takes redirect_uri"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, key: str, value: Any, reason: str):
+    with pytest.raises(ConfigurationError, match=reason):
+        read_login(_write(tmp_path, COMPLETE | {key: value}), {})
+
+
+def test_a_file_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="run `chmod 600 "):
+        read_login(_write(tmp_path, COMPLETE, mode=0o640), {})
+    (tmp_path / "login.toml").write_text("[[[")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_login(Home(tmp_path), {})
+
+
+def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
+    check_login(Home(tmp_path), "127.0.0.1")
+    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to whoever"):
+        check_login(Home(tmp_path), "0.0.0.0")
+    check_login(_write(tmp_path, COMPLETE), "0.0.0.0")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"email": "ADA@Example.org"}, None),
+        ({"email": "emmy@math.example.org"}, None),
+        ({"email_verified": True}, None),
+        ({"is_logged_in": False}, "Log in to see"),
+        ({"is_logged_in": "yes"}, "Log in to see"),
+        ({"exp": NOW_S}, "expired"),
+        ({"exp": NOW_S - 3600}, "expired"),
+        ({"exp": float("nan")}, "expired"),
+        ({"exp": None}, "did not say when"),
+        ({"exp": True}, "did not say when"),
+        ({"exp": "tomorrow"}, "did not say when"),
+        ({"email": None}, "did not give an e-mail address"),
+        ({"email_verified": False}, "has not verified"),
+        ({"email": "eve@example.org"}, "eve@example.org may not see"),
+        ({"email": "eve@math.example.org.evil.example"}, "may not see"),
+    ],
+)
+def test_who_may_look(change: dict[str, Any], reason: str | None):
+    said = refusal(ADA | change, tuple(COMPLETE["allow"]), NOW_S)
+    assert said is None if reason is None else reason in (said or "")
+
+
+def test_everybody_whom_the_provider_knows_as_long_as_the_login_lasts():
+    assert refusal({"is_logged_in": True, "exp": NOW_S + 1}, ("*",), NOW_S) is None
+    assert refusal({"is_logged_in": True, "exp": NOW_S - 1}, ("*",), NOW_S) is not None
+    assert refusal({}, ("*",), NOW_S) is not None

@@ -1,0 +1,38 @@
+"""The dashboard's server: `streamlit run ui/server.py --server.address 127.0.0.1`.
+
+`app.py` draws the pages. This file says who gets to them: under which names, and after which login.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import streamlit as st
+from starlette.middleware import Middleware
+
+# Streamlit puts the folder of this file on the path; our imports start at the project's root.
+_ROOT = str(Path(__file__).resolve().parent.parent)
+if _ROOT not in sys.path:
+    sys.path.insert(0, _ROOT)
+
+from storage.home import Home  # noqa: E402
+from storage.login import read_login  # noqa: E402
+from ui.login import require_login  # noqa: E402
+from ui.own_hosts import OwnHostsOnly  # noqa: E402
+
+_LOGIN = read_login(Home.from_environment())
+if _LOGIN is not None:
+    require_login(_LOGIN)
+
+
+def _names() -> list[str]:
+    allowed: list[str] = st.get_option("server.allowedHosts")
+    return [*allowed, st.get_option("server.address") or "", _LOGIN.host if _LOGIN is not None else ""]
+
+
+app = st.App(
+    Path(__file__).with_name("app.py"),
+    secrets=None if _LOGIN is None else _LOGIN.secrets(),
+    middleware=[Middleware(OwnHostsOnly, names=_names)],
+)

@@ -61,7 +61,9 @@ def deployments(nightly: Nightly) -> list[RunnerDeployment]:
         reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
         pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
     ]
-    ready = [one for one in made if isinstance(one, RunnerDeployment)]  # a coroutine in asynchronous code alone
+    ready = [
+        one for one in made if isinstance(one, RunnerDeployment)
+    ]  # a coroutine in asynchronous code alone
     for deployment in ready:
         named = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
         deployment._parameter_openapi_schema = _NoOtherParameters(**named, additionalProperties=False)

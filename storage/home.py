@@ -1,4 +1,4 @@
-"""Where everything that Spotlight keeps lies on disk: one folder, the home, which its owner alone can read."""
+"""Where everything that Spotlight keeps lies: one folder, the home, which its owner alone can read."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def close_to_others(path: Path) -> None:
 def _close_to_others(home: Path) -> None:
     if not is_open_to_others(home):
         return
-    # The folder first: nothing below it can be reached then, also where this is interrupted. Whoever keeps
-    # a home in the person's own home directory gets our entries closed; the directory stays as it is.
+    # The folder first: nothing below it can be reached then, also where this is interrupted. A person's own
+    # home directory stays as it is: only our entries in it are closed.
     if not Path.home().is_relative_to(home):
         close_to_others(home)
     for entry in [entry for pattern in _ENTRIES for entry in home.glob(pattern)]:

@@ -99,7 +99,15 @@ class RunningUp:
         """What the Prefect UI sends when its form is submitted; `others` are parameters beside the form."""
         found = httpx.get(f"{self.api}/deployments/name/{deployment}/{deployment}", timeout=60).json()
         sent = {"parameters": {"form": form, **others}, "state": {"type": "SCHEDULED"}}
-        return httpx.post(f"{self.api}/deployments/{found['id']}/create_flow_run", json=sent, timeout=60)
+        answers: list[httpx.Response] = []
+
+        def answered() -> bool:
+            address = f"{self.api}/deployments/{found['id']}/create_flow_run"
+            answers.append(httpx.post(address, json=sent, timeout=60))
+            return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # the server asks to try again
+
+        wait_until("the server has time for a run", answered)
+        return answers[-1]
 
     def cancel(self, flow_run_id: str) -> None:
         """What the Prefect UI sends when its Cancel is pressed."""

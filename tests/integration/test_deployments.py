@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -61,17 +60,6 @@ def test_a_parameter_beside_the_form_is_refused_in_words(up: RunningUp):
     answer = up.start_run("pretrain", {"task": "glyphs", "out": "anywhere"}, seed=3)
     assert answer.status_code == 409
     assert "('seed' was unexpected)" in answer.json()["detail"]
-
-
-def test_runs_asked_for_at_the_same_moment_wait_for_each_other(up: RunningUp):
-    """Before, most were answered with 503: "database is locked"."""
-    found = httpx.get(f"{up.api}/deployments/name/pretrain/pretrain", timeout=60).json()
-    address = f"{up.api}/deployments/{found['id']}/create_flow_run"
-    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2999-01-01T00:00:00Z"}}
-    sent = {"parameters": {"form": {"task": "glyphs", "out": "anywhere"}}, "state": later}
-    with ThreadPoolExecutor(8) as callers:
-        answers = list(callers.map(lambda _: httpx.post(address, json=sent, timeout=60), range(24)))
-    assert {answer.status_code for answer in answers} == {201}
 
 
 def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):
@@ -153,7 +141,14 @@ def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
 
 def test_nothing_of_a_home_is_readable_by_others(up: RunningUp):
     """After runs by the API and by the command line, cancelled and resumed, under the usual umask."""
-    kinds = ("spotlight.duckdb", "mlflow.db", "prefect.db", "up.json", "weights.safetensors", "driver.*.jsonl")
+    kinds = (
+        "spotlight.duckdb",
+        "mlflow.db",
+        "prefect.db",
+        "up.json",
+        "weights.safetensors",
+        "driver.*.jsonl",
+    )
     kept = [next(up.home.path.rglob(kind), None) for kind in kinds]
     assert None not in kept, f"each of {kinds} is there"
     assert open_to_others(up.home.path) == []

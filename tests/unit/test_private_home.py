@@ -1,4 +1,4 @@
-"""The home: where things lie, and that its owner alone can read them."""
+"""A home belongs to its owner: what other users of the machine can read of it is nothing."""
 
 from __future__ import annotations
 

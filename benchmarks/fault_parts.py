@@ -151,6 +151,11 @@ class Parts:
         _write(self.folder / f"part-{number:04}.json", asdict(part))
         return part
 
+    def forget(self) -> None:
+        """Drop all parts; the undisturbed run stays."""
+        for file in self.folder.glob("part-*.json"):
+            file.unlink()
+
     def faults(self, number: int, reference: Reference) -> tuple[Fault, ...]:
         """The schedule of a part; times count from its start, as the machine was with the undisturbed run."""
         drawn = draw_faults(

@@ -53,19 +53,21 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    wanted = 1 if arguments.quick else arguments.faults
     size, iterations = (16, 4) if arguments.quick else (len(KINDS), 12)
     parts = Parts((*SETTINGS, *arguments.set), arguments.seed, size, iterations)
+    if arguments.quick:  # always of this very commit
+        parts.forget()
+        arguments.faults, arguments.parts = size, 1
     commit, began, added = environment()["commit"], time.monotonic(), 0
     while (
-        _done(parts.all()) < wanted
+        _done(parts.all()) < arguments.faults
         and (arguments.parts is None or added < arguments.parts)
         and (arguments.minutes is None or time.monotonic() - began < 60 * arguments.minutes)
     ):
         part, added = parts.add(), added + 1
         measured, expected = goodput_of(part.sums, parts.reference())
         _say(
-            f"part {part.number}: {sum(part.faults.values())} faults ({_done(parts.all())} of {wanted}), "
+            f"part {part.number}: {sum(part.faults.values())} faults, {_done(parts.all())} so far, "
             f"{part.restarts} restarts, {part.wall_s:.0f} s, goodput {measured:.3f}, predicted {expected:.3f}"
             + "".join(f"; BROKEN: {said}" for said in part.broken)
         )

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+
+import psutil
 
 from flows.children import launch
 from flows.progress import reporter
@@ -54,7 +57,11 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
         RuntimeFailure: if the faults could not be done.
     """
     began, restarts, hung = time.monotonic(), 0, False
-    with played_notices() as notices, inject(home, run_id, faults, notices) as injector:
+    child: subprocess.Popen[bytes] | None = None
+    with (
+        played_notices() as notices,
+        inject(home, run_id, faults, notices, lambda: _server_pid(child)) as injector,
+    ):
         told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
         child = start(home, "train", "--run-id", run_id, *arguments, *told)
         while True:
@@ -82,6 +89,16 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
     """
     environment = os.environ | {HOME_VARIABLE: str(home.path)}
     return launch([sys.executable, "-m", "flows.command_line", *arguments], environment, sys.stderr)
+
+
+def _server_pid(child: subprocess.Popen[bytes] | None) -> int | None:
+    """The Prefect server that a run has started; None where there is none."""
+    with suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(child.pid).children() if child is not None else ():
+            with suppress(psutil.NoSuchProcess):
+                if "prefect" in process.cmdline():
+                    return process.pid
+    return None
 
 
 def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None:

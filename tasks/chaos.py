@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,17 +83,32 @@ def plan_faults(
         written = ()
         if count is not None and count < 1:
             raise ConfigurationError(f"--faults is {count}; give at least 1")
-    known: list[FaultKind] = [kind for kind in FAULT_KINDS if not kinds or kind in kinds]
+    unmet = _unmet(config)
+    known: list[FaultKind] = [kind for kind in FAULT_KINDS if (kind in kinds if kinds else kind not in unmet)]
     unknown = [kind for kind in kinds or () if kind not in FAULT_KINDS]
     if unknown:
         raise ConfigurationError(f"--kinds: no fault {unknown[0]!r}; there are {', '.join(FAULT_KINDS)}")
     wanted = {fault.kind for fault in written} if written else set(known)
+    for kind in wanted & unmet.keys():
+        raise ConfigurationError(f"the fault {kind} would find no victim: {unmet[kind]}")
     if not config.runtime.spot_workers and wanted & _SPOT_KINDS:
         raise ConfigurationError(
             f"runtime.spot_workers is 0, but {min(wanted & _SPOT_KINDS)} needs a spot worker; set it to 1 or "
             f"more, or give --kinds {','.join(_WITHOUT_SPOT)}"
         )
     return Plan(written, seed, count if count is not None else len(known), tuple(known))
+
+
+def _unmet(config: RunConfig) -> dict[str, str]:
+    """Kinds that meet processes which the run does not start itself, and what to do about it."""
+    unmet: dict[str, str] = {}
+    if os.environ.get("PREFECT_API_URL"):
+        unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
+    if config.runtime.ray_address:
+        unmet["agent_death"] = (
+            "runtime.ray_address names another Ray cluster than the run's own; leave it empty"
+        )
+    return unmet
 
 
 def _written(schedule: Path) -> tuple[Fault, ...]:
@@ -132,9 +148,23 @@ def played_notices() -> Iterator[PlayedNotices]:
         yield notices
 
 
-def inject(home: Home, run_id: str, faults: Sequence[Fault], notices: PlayedNotices) -> FaultInjector:
-    """What does the faults to a run; a context, from whose beginning times count."""
-    return FaultInjector(home.history(run_id), faults, notices)
+def inject(
+    home: Home,
+    run_id: str,
+    faults: Sequence[Fault],
+    notices: PlayedNotices,
+    server_pid: Callable[[], int | None],
+) -> FaultInjector:
+    """What does the faults to a run; a context, from whose beginning times count.
+
+    Args:
+        home: where the run is kept.
+        run_id: the run.
+        faults: what is to be done.
+        notices: the metadata service that its workers ask.
+        server_pid: the process of the Prefect server that it uses; None where there is none now.
+    """
+    return FaultInjector(home.history(run_id), faults, notices, server_pid)
 
 
 def left_of(injector: FaultInjector, elapsed_s: float) -> tuple[Fault, ...]:

@@ -14,10 +14,6 @@ from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
 
 TRAINER = "reserved-0"
 
-SERVER = "prefect-server"
-
-_SERVER_COMMAND = ("-m", "prefect", "server", "start")
-
 _AGENTS = {
     "ray::DashboardAgent": "ray-dashboard-agent",
     "ray::RuntimeEnvAgent": "ray-runtime-env-agent",
@@ -34,7 +30,7 @@ class Player:
     """A process of the run.
 
     Attributes:
-        name: that of its worker or scorer, `driver`, `prefect-server`, or that of one of Ray's agents.
+        name: that of its worker or scorer, `driver`, `prefect-server`, or that of an agent of Ray.
         pid: its number.
         created: when it began (unix seconds): tells it from a later process of that number.
         doomed: a fault has chosen it already.
@@ -66,6 +62,13 @@ class Player:
             os.kill(self.pid, number)
             return True
         return False
+
+
+def player_of(name: str, pid: int | None) -> Player | None:
+    """The process of a number, under a name; None where there is none."""
+    with suppress(psutil.NoSuchProcess):
+        return None if pid is None else Player(name, pid, psutil.Process(pid).create_time())
+    return None
 
 
 class Cast:
@@ -123,23 +126,14 @@ class Cast:
         """The processes that judge, by name."""
         return self._chosen(lambda player: player.name.startswith("scorer-"))
 
-    def servers(self) -> list[Player]:
-        """The run's own Prefect server; none where the run uses one that it did not start."""
-        return self._helpers(lambda line: SERVER if _has_run(line, _SERVER_COMMAND) else None)
-
     def agents(self) -> list[Player]:
         """Ray's processes beside the workers, by name; none where Ray was not started by the run."""
-        return self._helpers(_agent_name)
-
-    def _helpers(self, name_of: Callable[[Sequence[str]], str | None]) -> list[Player]:
-        """Processes that the driver has started and that write no history, told by their command lines."""
         driver = self.driver()
         found: list[Player] = []
         with suppress(psutil.NoSuchProcess):
-            started = psutil.Process(driver.pid).children(recursive=True) if driver is not None else []
-            for process in started:
-                with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                    name = name_of(process.cmdline())
+            for process in psutil.Process(driver.pid).children(recursive=True) if driver is not None else ():
+                with suppress(psutil.NoSuchProcess):  # a zombie is no such process either
+                    name = _agent_name(process.cmdline())
                     if name is not None:
                         found.append(Player(name, process.pid, process.create_time()))
         return sorted(found, key=lambda player: player.name)
@@ -171,9 +165,3 @@ class Cast:
 def _agent_name(line: Sequence[str]) -> str | None:
     """Which of Ray's agents has this command line."""
     return next((name for mark, name in _AGENTS.items() if any(mark in part for part in line)), None)
-
-
-def _has_run(line: Sequence[str], wanted: Sequence[str]) -> bool:
-    """Whether some words follow each other in a command line."""
-    length = len(wanted)
-    return any(tuple(line[at : at + length]) == tuple(wanted) for at in range(len(line) - length + 1))

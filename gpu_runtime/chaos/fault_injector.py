@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gpu_runtime.chaos.cast import Cast, Player
+from gpu_runtime.chaos.cast import Cast, Player, player_of
 from gpu_runtime.history_tail import HistoryTail
 from gpu_runtime.scheduling.history_check import HistoryLine
 from gpu_runtime.spot.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
@@ -59,13 +59,21 @@ class FaultInjector:
         history: folder of the run's history; need not exist yet.
         faults: what is to be done.
         notices: the played metadata service that the run's workers ask; without it no fault may be a notice.
+        server_pid: the process of the run's Prefect server; None where there is none now.
     """
 
-    def __init__(self, history: Path, faults: Sequence[Fault], notices: PlayedNotices | None = None) -> None:
+    def __init__(
+        self,
+        history: Path,
+        faults: Sequence[Fault],
+        notices: PlayedNotices | None = None,
+        server_pid: Callable[[], int | None] = lambda: None,
+    ) -> None:
         self._tail = HistoryTail(history)
         self._cast = Cast()
         self._pending = PendingFaults(faults)
         self._notices = notices
+        self._server_pid = server_pid
         self._waiting: list[tuple[float, Fault]] = []
         self._planned: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
@@ -163,7 +171,8 @@ class FaultInjector:
             driver = there.driver()
             return [driver] if driver is not None else []
         if fault.kind == "server_death":
-            return there.servers()[:1]
+            server = player_of("prefect-server", self._server_pid())
+            return [server] if server is not None and there.under_way else []
         if fault.kind == "agent_death":
             return _turned(there.agents(), fault.victim)[:1]
         if fault.kind == "scorer_death":

@@ -12,6 +12,7 @@ from flows import chaos, command_line
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault
 from storage.config_loading import load_config
+from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.chaos import GRACES_S, left_of, plan_faults
 
@@ -24,6 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         raise AssertionError("a run was to be started")
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(flows.prefect_server, "prefect_server", refuse)
     monkeypatch.setattr(chaos, "start", refuse)
     return Home(tmp_path / "home")
@@ -100,6 +102,16 @@ def test_by_default_each_kind_comes_once_and_the_seed_decides_the_rest():
     assert sorted(fault.kind for fault in drawn) == sorted(FAULT_KINDS)
     assert drawn == plan.faults(60.0, config())
     assert drawn != plan_faults(config(), 4, None, None, None).faults(60.0, config())
+
+
+def test_a_server_or_ray_of_others_is_left_alone(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
+    settings = config('runtime.ray_address="127.0.0.1:6379"')
+    assert {"server_death", "agent_death"} == set(FAULT_KINDS) - set(
+        plan_faults(settings, 0, None, None, None).kinds
+    )
+    with pytest.raises(ConfigurationError, match=r"server_death would find no victim: PREFECT_API_URL"):
+        plan_faults(settings, 0, None, ["server_death", "kill"], None)
 
 
 def test_faults_fit_the_run_they_are_drawn_for():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -217,7 +218,7 @@ def test_a_restart_meets_driver_or_trainer_and_the_next_life_has_its_own_workers
 DRIVER_WITH_HELPERS = (
     "import subprocess, sys, time\n"
     "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
-    "lines = (['-m', 'prefect', 'server', 'start'], ['ray::DashboardAgent'], ['ray::RuntimeEnvAgent'])\n"
+    "lines = (['a server'], ['ray::DashboardAgent'], ['ray::RuntimeEnvAgent'])\n"
     "print(*(subprocess.Popen([*sleep, *line]).pid for line in lines), flush=True)\n"
     "time.sleep(600)"
 )
@@ -244,7 +245,12 @@ def is_dead(process: psutil.Process) -> bool:
 
 def test_the_server_and_the_agents_of_the_driver_are_killed(stage, helpers):
     _, (server, dashboard, runtime_env) = helpers
-    with FaultInjector(stage.folder, [Fault("server_death", at_s=0.0)]) as injector:
+    fault, there = Fault("server_death", at_s=0.0), threading.Event()
+    pid_of = lambda: server.pid if there.is_set() else None  # noqa: E731
+    with FaultInjector(stage.folder, [fault], server_pid=pid_of) as injector:
+        time.sleep(0.2)
+        assert injector.undone == (fault,)
+        there.set()
         until(lambda: is_dead(server), "the server's death")
         assert not is_dead(dashboard) and not is_dead(runtime_env)
     assert victims(injector) == [("prefect-server",)]

@@ -58,6 +58,8 @@ def test_a_part_and_the_reference_are_read_as_they_were_written(parts, monkeypat
 def test_the_first_part_that_is_missing_is_next_and_one_that_is_cut_off_leaves_nothing(parts, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(parts, "_disturbed", lambda number, _: part(number))
+        parts.add()
+        parts.forget()
         assert [parts.add().number for _ in range(3)] == [1, 2, 3]
     (parts.folder / "part-0002.json").unlink()
     asked: list[str] = []

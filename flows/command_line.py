@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from flows.configuration import given_configuration as _configuration
+from flows.configuration import look_at_inputs
 from flows.configuration import look_before as _preflight
-from flows.evaluation_commands import evaluations
+from flows.evaluation_commands import evaluate_and_show, evaluations, look_at_outputs
 from flows.listing_commands import presets, runs
 from flows.operating import down, reproduce, up
 from flows.progress import reporter
@@ -20,14 +22,15 @@ from flows.run_identity import check_run_id, new_run_id
 from flows.server_loss import leave, result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
-from storage.errors import CheckpointError, ConfigurationError, SpotlightError
+from storage.errors import CheckpointError, ConfigurationError, SpotlightError, shortened
 from storage.home import Home
+from storage.new_folder import claim_folder
 from storage.run_store import RunStore, check_resumable
+from storage.text import one_line
 
 app = typer.Typer(
     name="spotlight",
     help="Post-train diffusion transformers by reinforcement learning on reserved and spot GPUs.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
@@ -64,11 +67,11 @@ def train(
     """Train a new run and print its result as one line of JSON."""
     from tasks.prices import with_prices
 
+    if run_id is not None:
+        check_run_id(run_id)
     config = with_prices(_configuration(preset, set_, ray_address))
     home = Home.from_environment().ensure()
-    if run_id is None:
-        run_id = new_run_id(config.name)
-    check_run_id(run_id)
+    run_id = run_id or new_run_id(config.name)
     if any(row.run_id == run_id for row in RunStore(home).runs()):
         raise ConfigurationError(f"run {run_id!r} exists already; go on with `spotlight resume {run_id}`")
     _preflight(config)
@@ -101,10 +104,10 @@ def resume(
     if ray_address is not None:
         runtime = config.runtime.model_copy(update={"ray_address": ray_address})
         config = config.model_copy(update={"runtime": runtime})
-    _preflight(config)
     from tasks.inputs import refuse_changed_inputs
 
     refuse_changed_inputs(row.environment, config)
+    _preflight(config)
     _post_train(home, run_id, config)
 
 
@@ -136,10 +139,10 @@ def evaluate(
     config = _configuration(preset, set_, ray_address, base)
     if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
+    look_at_inputs(config)
+    folder, earlier = look_at_outputs(home, config, images, compare)
     _preflight(config)
-    from flows.evaluation_commands import evaluate_and_show
-
-    _print_json(evaluate_and_show(home, config, run_id, images, compare))
+    _print_json(evaluate_and_show(home, config, run_id, folder, earlier))
 
 
 app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN")(evaluations)
@@ -195,16 +198,14 @@ def pretrain(
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
 ) -> None:
     """Make an embedded model from nothing: render images, train by flow matching, save."""
-    folder = Path(out)
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigurationError(f"--out {out} is not an empty folder; name a new one")
     home = Home.from_environment().ensure()
+    folder = str(claim_folder(out, "--out"))
     from flows.prefect_server import prefect_server
 
     with prefect_server(home):
         from flows.pretrain import pretrain as pretrain_flow
 
-        _print_json(pretrain_flow(task.value, out, seed))
+        _print_json(pretrain_flow(task.value, folder, seed))
 
 
 @app.command(epilog="Example: spotlight ui --port 8600")
@@ -275,14 +276,22 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Entry point: an error of ours is one clear message and exit code 2, not a traceback."""
+    """Entry point: what is refused is one clear message and exit code 2, not a traceback."""
     try:
-        app()
+        code = app(sys.argv[1:] or ["--help"], prog_name="spotlight", standalone_mode=False)
     except SpotlightError as error:
-        typer.secho(f"error: {error}", err=True, fg="red")
-        leave(2)
-    except SystemExit as ending:  # how every command ends
-        leave(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
+        _refuse(str(error))
+    except typer.TyperException as error:  # an option or a command that is none
+        context = getattr(error, "ctx", None)
+        problem = getattr(error, "format_message", error.__str__)().rstrip(".")
+        _refuse(f"{shortened(problem)}; see `{context.command_path if context else 'spotlight'} --help`")
+    leave(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    lines = (one_line(line) for line in message.split("\n"))  # several settings are a line each
+    typer.secho("error: " + "\n".join(lines), err=True, fg="red")
+    leave(2)
 
 
 if __name__ == "__main__":

@@ -45,13 +45,25 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward, "price": price})
 
 
+def look_at_inputs(config: RunConfig) -> None:
+    """The first part of `look_before`, which takes no library that takes seconds to import.
+
+    Raises:
+        SpotlightError: the first thing that the run could not work with.
+    """
+    from tasks.quick_checks import check_inputs
+
+    check_inputs(config)
+
+
 def look_before(config: RunConfig) -> None:
     """Refuse what can be known to be wrong before anything starts; warnings are reported.
 
     Raises:
         SpotlightError: the first thing that the run could not work with.
     """
-    from tasks.preflight import check
+    look_at_inputs(config)
+    from tasks.preflight import check  # torch and diffusers: seconds
 
     for warning in check(config):
         reporter().note(f"warning: {warning}")

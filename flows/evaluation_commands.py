@@ -3,43 +3,60 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from storage.config import RunConfig
 from storage.home import Home
+from storage.new_folder import claim_folder
 from storage.separate_evaluations import EvaluationStore
 
 
-def evaluate_and_show(
-    home: Home, config: RunConfig, run_id: str | None, images: str | None, compare: str | None
-) -> dict[str, Any]:
-    """Refuse what cannot be, evaluate under a Prefect server, show the tables.
+def look_at_outputs(
+    home: Home, config: RunConfig, images: str | None, compare: str | None
+) -> tuple[Path | None, str | None]:
+    """Refuse a folder that is used, and an earlier evaluation that the new one would not compare with.
 
     Args:
         home: where everything lies.
-        config: checked settings.
-        run_id: the run whose newest checkpoint is scored; None scores the untouched model.
+        config: the new evaluation's settings.
         images: a new folder for the images; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated; None compares with none.
 
     Returns:
-        What `flows.evaluate.evaluate_model` returns.
+        The folder, which is there now, and the identifier of the earlier evaluation.
 
     Raises:
         ConfigurationError: the folder is used, or the two would not compare.
         RunNotFoundError: there is no such earlier evaluation.
     """
+    from storage.evaluation_pairs import comparable
+
+    earlier = None if compare is None else comparable(home, config, compare)
+    return None if images is None else claim_folder(images, "--images"), earlier
+
+
+def evaluate_and_show(
+    home: Home, config: RunConfig, run_id: str | None, folder: Path | None, compare: str | None
+) -> dict[str, Any]:
+    """Evaluate under a Prefect server, show the tables.
+
+    Args:
+        home: where everything lies.
+        config: checked settings.
+        run_id: the run whose newest checkpoint is scored; None scores the untouched model.
+        folder: an empty one for the images; None keeps none.
+        compare: identifier of an earlier evaluation; None compares with none.
+
+    Returns:
+        What `flows.evaluate.evaluate_model` returns.
+    """
     # Prefect is imported by what is imported below, and reads its settings then: the server comes first.
     from flows.evaluation_table import show_figures
     from flows.prefect_server import prefect_server
-    from storage.evaluation_pairs import comparable
-    from tasks.image_folder import claim_folder
 
-    if compare is not None:
-        compare = comparable(home, config, compare)
-    folder = None if images is None else claim_folder(images)
     with prefect_server(home):
         from flows.evaluate import evaluate_model
 

@@ -10,10 +10,12 @@ from typing import Annotated, get_args
 import typer
 from pydantic import ValidationError
 
+from flows.configuration import look_at_inputs
 from flows.forms import PresetName, ReproductionForm
 from flows.run_identity import check_run_id, new_run_id
-from storage.errors import ConfigurationError, DriftError
+from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
+from storage.new_folder import writable_file
 
 
 def up(
@@ -84,6 +86,7 @@ def reproduce(
         return
     again = run_id or new_run_id(f"again-{Path(reference).stem or preset}"[:100])
     check_run_id(again)
+    _look_at_reference(home, form, again)
     from flows.prefect_server import prefect_server
 
     with prefect_server(home, lambda: importlib.import_module("flows.reproduce")):
@@ -102,6 +105,19 @@ def reproduce(
     raise typer.Exit(1 if done.verdict == "drifted" else 0)
 
 
+def _look_at_reference(home: Home, form: ReproductionForm, again: str) -> None:
+    """Refuse what cannot be done again before a server starts; the flow looks once more."""
+    from flows.reproduction_inputs import config_again, find_reference
+    from storage.run_store import RunStore
+
+    store = RunStore(home)
+    if any(row.run_id == again for row in store.runs()):
+        raise ConfigurationError(f"run {again!r} exists already; give another --run-id, or none")
+    store.reconcile()
+    _, was = find_reference(store, form)
+    look_at_inputs(config_again(form, was))
+
+
 def _form(
     reference: str, preset: str, evaluate: bool, renew: bool, tolerance: float, settings: list[str] | None
 ) -> ReproductionForm:
@@ -115,7 +131,7 @@ def _form(
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))
         hint = f"; there are {', '.join(get_args(PresetName))}" if name == "preset" else ""
-        raise ConfigurationError(f"--{name} {first['input']!r}: {first['msg']}{hint}") from error
+        raise ConfigurationError(f"--{name} {quoted(first['input'])}: {first['msg']}{hint}") from error
 
 
 def _write(home: Home, run_id: str, file: Path) -> None:
@@ -126,5 +142,5 @@ def _write(home: Home, run_id: str, file: Path) -> None:
         raise ConfigurationError("--write needs a run: spotlight reproduce RUN --write FILE.json")
     if file.suffix != ".json":
         raise ConfigurationError(f"--write {file} must end in .json, by which a reference file is known")
-    write_reference(reference_of(RunStore(home), run_id), file)
+    write_reference(reference_of(RunStore(home), run_id), writable_file(file, "--write"))
     typer.echo(f"wrote {file}; do it again anywhere with `spotlight reproduce {file}`")

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from storage.errors import ConfigurationError
 from storage.home import HOME_VARIABLE, Home
+from storage.new_folder import writable_file
 from storage.run_store import RunStore
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -25,19 +25,13 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: `out` is a folder, or its folder is missing.
+        ConfigurationError: `out` is a folder, or cannot be written.
         StorageError: the database stayed locked, or is of another version.
     """
     RunStore(home).run(run_id)
     # A run of another's making may be called like a path: only what stands in a plain name is kept.
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
-    file = (Path(f"{name}.html") if out is None else out.expanduser()).absolute()
-    if file.is_dir():
-        raise ConfigurationError(f"--out {file} is a folder; name a file in it, such as {file / name}.html")
-    if not file.parent.is_dir():
-        raise ConfigurationError(
-            f"--out {file}: the folder {file.parent} is missing; make it, or name another"
-        )
+    file = writable_file(f"{name}.html" if out is None else out, "--out")
     return subprocess.run(
         [sys.executable, "-m", "ui.report", "--out", str(file), "--", run_id],
         cwd=_ROOT, stdin=subprocess.DEVNULL, check=False,

@@ -5,29 +5,23 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
 
-from flows.configuration import given_configuration, look_before, with_absolute_paths
+from flows.configuration import look_before
 from flows.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
+from flows.reproduction_inputs import config_again, find_reference
 from flows.run_identity import new_run_id
-from storage.config import RunConfig
-from storage.config_loading import load_config
-from storage.errors import ConfigurationError, DriftError, SpotlightError
+from storage.errors import DriftError, SpotlightError
 from storage.home import Home
-from storage.references import Reference, read_reference, reference_of
-from storage.reproductions import Reproduction, reference_run_of, write_reproduction
+from storage.references import Reference, reference_of
+from storage.reproductions import Reproduction, write_reproduction
 from storage.run_store import RunStore
 from tasks.comparison import compare
-from tasks.prices import with_prices
 from tasks.reproduction import evaluate_again
-
-REFERENCE_FILE = ".json"
-"""How the name of a reference file ends; no other name is taken for one."""
 
 
 @flow(name="reproduce", persist_result=False)
@@ -63,7 +57,7 @@ def do_again(
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     store.reconcile()
     series, was = find_reference(store, form)
-    config = _config_again(form, was)
+    config = config_again(form, was)
     again = run_id or new_run_id(f"again-{config.name}")
     named(again)
     started = Reproduction(
@@ -98,35 +92,6 @@ def refuse_drift(done: Reproduction) -> None:
     """
     if done.verdict == "drifted":
         raise DriftError(f"{done.reference} done again as {done.reproduction_id} drifted: {done.message}")
-
-
-def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Reference | None]:
-    """The series that a form means, and its reference; None where this run is to become it.
-
-    Raises:
-        RunNotFoundError, ConfigurationError: what is named is not there, not finished or no reference.
-    """
-    if form.reference and form.renew:
-        raise ConfigurationError(
-            f"renew makes a preset's new reference, but reference is {form.reference!r}; give one of both"
-        )
-    if form.reference.endswith(REFERENCE_FILE):
-        file = Path(form.reference).expanduser()
-        return file.name, read_reference(file)
-    if form.reference:
-        return form.reference, reference_of(store, form.reference)
-    recorded = None if form.renew else reference_run_of(store.database, form.preset)
-    return form.preset, reference_of(store, recorded) if recorded else None
-
-
-def _config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
-    """The recorded configuration, with what is changed on purpose; this machine's environment has no say."""
-    if was is None:
-        return with_prices(given_configuration(form.preset, form.settings))
-    config = was.run_config
-    if not form.settings:
-        return config  # to the letter: nothing is read or derived anew
-    return with_absolute_paths(load_config(None, form.settings, {}, config))
 
 
 def _judged(started: Reproduction, was: Reference | None, now: Reference, tolerance: float) -> Reproduction:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-from storage.errors import ModelError
+from storage.errors import ModelError, quoted
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 def find_folder(setting: str, name: str) -> Path:
@@ -20,13 +23,39 @@ def find_folder(setting: str, name: str) -> Path:
     Raises:
         ModelError: it is neither.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(name))
+    if os.path.isdir(folder):
         return folder
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError) as error:
         raise ModelError(
-            f"{setting} = {name!r} is no folder here, and the hub's cache of this machine has no model "
-            f"of that name; download it first (`hf download {name}`) or name a folder that holds it"
+            f"{setting} = {quoted(name)} is no folder here, and the hub's cache of this machine has no model "
+            f"of that name; download it first (`hf download {name[:80]}`) or name a folder that holds it"
         ) from error
+
+
+def local_folder(setting: str, name: str, weights: bool = True) -> Path:
+    """Find the folder of a model that `from_pretrained` can read.
+
+    A run is paid for while it downloads, and would fail on a machine without a network: so what is not
+    there is refused.
+
+    Args:
+        setting: the setting that names the model, for messages.
+        name: a folder, or a name in the hub's cache such as `openai/clip-vit-large-patch14`.
+        weights: also ask for weights; a processor alone has none.
+
+    Raises:
+        ModelError: it is neither, or files are missing in it.
+    """
+    folder = find_folder(setting, name)
+    wanted = "config.json" if weights else "preprocessor_config.json"
+    if not (folder / wanted).is_file():
+        raise ModelError(f"{setting} = {name!r}: {folder} has no {wanted}; download the model again, whole")
+    if weights and not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        raise ModelError(
+            f"{setting} = {name!r}: {folder} has no weights ({' or '.join(_WEIGHTS)}); download the model "
+            "again, whole"
+        )
+    return folder

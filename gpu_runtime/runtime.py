@@ -14,6 +14,7 @@ from typing import Any
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.devices import Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Fleet
@@ -26,7 +27,7 @@ from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
-from gpu_runtime.seed_search import SeedReview, SeedSearch, build_explorer
+from gpu_runtime.seed_search import SeedReview, SeedSearch
 from storage.config import RunConfig
 from storage.records import DeviceEvent, DeviceState, GroupRecord, StateInterval, StepTimeRecord
 from storage.run_prompts import load_run_prompts

@@ -29,7 +29,6 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.training_window import TrainingWindow
 from storage.config import RunConfig
-from storage.errors import ConfigurationError
 from storage.prompts import PromptRecord
 
 _IMAGES_A_CALL = 8
@@ -57,24 +56,6 @@ class SeedReview:
     rescored: tuple[Candidate, ...] = ()
     next_plan: SeedPlan | None = None
     notes: tuple[tuple[str, str], ...] = ()
-
-
-def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
-    """The explorer of a run's training prompts.
-
-    Raises:
-        ConfigurationError: if a fidelity is unknown, or more prompts are to be explored than there are.
-    """
-    try:
-        explorer = SeedExplorer(config, [prompt.prompt_id for prompt in prompts])
-        explorer.prompts(1)
-    except ValueError as error:
-        pool, kept = config.exploration.prompt_pool, config.algorithm.prompts_per_iteration
-        raise ConfigurationError(
-            f"exploration cannot work with exploration.fidelities = {list(config.exploration.fidelities)} "
-            f"and exploration.prompt_pool = {pool:g} times algorithm.prompts_per_iteration = {kept}: {error}"
-        ) from error
-    return explorer
 
 
 class SeedSearch:

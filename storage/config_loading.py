@@ -21,9 +21,9 @@ from pydantic import BaseModel, ValidationError
 
 from storage.config import RunConfig
 from storage.config_errors import KeyPath, explain
-from storage.errors import ConfigurationError
+from storage.errors import ConfigurationError, quoted, shortened
 from storage.home import HOME_VARIABLE, UP_TOKEN_VARIABLE
-from storage.text import read_text_file
+from storage.text import one_line, read_text_file
 
 PRESETS = Path(__file__).resolve().parent.parent / "presets"
 """Folder of the presets that have a name."""
@@ -95,7 +95,9 @@ def load_config(
     for assignment in sets:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            problems.append(f"--set {assignment}: write section.key=value, as in sampling.noise_level=0.5")
+            problems.append(
+                f"--set {shortened(assignment)}: write section.key=value, as in sampling.noise_level=0.5"
+            )
             continue
         key = tuple(part.strip() for part in name.split("."))
         settings += _parsed(key, text.strip(), "--set")
@@ -142,7 +144,8 @@ def _preset_path(preset: str) -> Path:
     near = difflib.get_close_matches(preset, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise ConfigurationError(
-        f"no preset {preset!r}; {hint}there are {', '.join(names) or 'none'}; or give a path to a .toml file"
+        f"no preset {quoted(preset)}; {hint}there are {', '.join(names) or 'none'}; or give a path to a "
+        ".toml file"
     )
 
 
@@ -221,5 +224,5 @@ def _validated(settings: Sequence[_Setting], problems: list[str]) -> RunConfig:
         config = RunConfig()
     if problems:
         count = f"{len(problems)} settings are wrong:\n" if len(problems) > 1 else ""
-        raise ConfigurationError(count + "\n".join(problems))
+        raise ConfigurationError(count + "\n".join(map(one_line, problems)))
     return config

@@ -12,7 +12,11 @@ _SHOWN_CHARACTERS = 120
 
 def quoted(value: object) -> str:
     """A value as a message names it: in quotes, control characters escaped, cut where it is long."""
-    text = repr(value)
+    return shortened(repr(value))
+
+
+def shortened(text: str) -> str:
+    """A text as a message shows it: cut where it is long."""
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
 
 

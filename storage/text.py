@@ -22,6 +22,11 @@ def is_text(text: str) -> bool:
     return _UNWRITABLE.search(text) is None
 
 
+def one_line(text: str) -> str:
+    """The text with line breaks and other control characters written as escapes, for a message."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -> str:
     """Read a UTF-8 file, with or without a byte order mark.
 
@@ -34,6 +39,7 @@ def read_text_file(path: str | Path, name: str, failure: type[SpotlightError]) -
         SpotlightError: as `failure` says: the path cannot be read, or names a folder, a device or a pipe, or
             the file is too large or not UTF-8.
     """
+    name = one_line(name)
     try:
         file = Path(path).expanduser()
         status = file.stat()

@@ -1,26 +1,30 @@
-"""A run's weights as files that others load, with a model card."""
+"""A run's weights as files that others load, with a model card.
+
+torch and diffusers are imported where they are used: what refuses an export needs neither.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from gpu_runtime.learning.policy import Policy, WeightState
-from gpu_runtime.models.embedded import EmbeddedModel
-from gpu_runtime.models.families import family_of
-from gpu_runtime.models.loading import load_model
-from gpu_runtime.models.lora_file import LORA_FILE, write_lora
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
-from storage.errors import CheckpointError, ConfigurationError
+from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.model_card import model_card
+from storage.new_folder import claim_folder
 from storage.results import evaluated_iterations, run_result
 from storage.run_store import RunStore
 
+if TYPE_CHECKING:
+    from gpu_runtime.learning.policy import WeightState
+
 CARD = "README.md"
+_WEIGHTS = "average.safetensors"
 
 
 def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
@@ -39,35 +43,44 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: the folder is not empty.
-        CheckpointError: the run has no checkpoint.
+        ConfigurationError: the folder is not empty, or cannot be made.
+        CheckpointError: the run has no checkpoint that can be read.
+        StorageError: the disk refused.
         ModelError: the base model is needed, and its files are missing.
     """
     store = RunStore(home)
     row = store.run(run_id)
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigurationError(f"--out {out} is not an empty folder; name a new one")
     config = row.config
     checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
     if checkpoint is None:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`, then export it"
         )
-    state = load(checkpoint.blobs["average.safetensors"])
-    out.mkdir(parents=True, exist_ok=True)
-    if config.adaptation.mode == "lora":
-        usage = _write_adapters(config, state, out)
-    else:
-        usage = _write_whole(config, state, out)
+    try:
+        state = load(checkpoint.blobs[_WEIGHTS])
+    except (KeyError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path} has no {_WEIGHTS} that can be read ({error}); go on with `spotlight resume "
+            f"{run_id}`, then export it"
+        ) from error
     evaluated = max(evaluated_iterations(store.database, run_id), default=None)
     result = run_result(store.database, run_id)
-    card = model_card(row, result, checkpoint.iteration, evaluated, usage)
-    (out / CARD).write_text(card, encoding="utf-8")
+    out = claim_folder(out, "--out")
+    write = _write_adapters if config.adaptation.mode == "lora" else _write_whole
+    try:
+        usage = write(config, state, out)
+        card = model_card(row, result, checkpoint.iteration, evaluated, usage)
+        (out / CARD).write_text(card, encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"--out {out} could not be written: {error}; export to another folder") from error
     files = sorted(file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file())
     return {"run_id": run_id, "iteration": checkpoint.iteration, "out": str(out), "files": files}
 
 
 def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
+    from gpu_runtime.models.families import family_of
+    from gpu_runtime.models.lora_file import LORA_FILE, write_lora
+
     embedded = config.model.family == "embedded"
     # An embedded model has Qwen-Image's transformer, and so its adapters.
     pipeline = family_of("qwen-image" if embedded else config.model.family).PIPELINE
@@ -87,6 +100,10 @@ def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
 
 
 def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
+    from gpu_runtime.learning.policy import Policy
+    from gpu_runtime.models.embedded import EmbeddedModel
+    from gpu_runtime.models.loading import load_model
+
     model: Any = load_model(config.model.model_copy(update={"device": "cpu"}))
     Policy(model, config.adaptation, config.seed, keeps_reference=False).load(state)
     if isinstance(model, EmbeddedModel):

@@ -16,32 +16,8 @@ from pathlib import Path
 from PIL import Image
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from storage.errors import ConfigurationError, StorageError
+from storage.errors import StorageError
 from storage.prompts import PromptRecord
-
-
-def claim_folder(path: str | Path) -> Path:
-    """Make the folder, before anything starts; a folder that has something in it is not written into.
-
-    Returns:
-        Its absolute path.
-
-    Raises:
-        ConfigurationError: it is not empty, or cannot be made.
-    """
-    folder = Path(path).expanduser().absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        used = any(folder.iterdir())
-    except OSError as error:
-        raise ConfigurationError(
-            f"--images {path} cannot be made or read ({error.strerror}); name a folder that can be written"
-        ) from error
-    if used:
-        raise ConfigurationError(
-            f"--images {path} is not empty, and images of two evaluations must not mix; name a new folder"
-        )
-    return folder
 
 
 def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequence[PromptRecord]) -> None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_runtime.models.loading import model_files
+from gpu_runtime.models.model_files import model_files
 from storage.config import RunConfig
 from storage.errors import ConfigurationError
 from storage.prompts import prompt_files

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import cast
 
-from gpu_runtime.actors.cluster import refuse_silent_address
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.loading import (
     ModelOutline,
@@ -18,14 +16,12 @@ from gpu_runtime.models.loading import (
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.seed_search import build_explorer
 from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
-from gpu_runtime.spot.metadata_service import checked_url
 from storage.config import RunConfig
-from storage.errors import ConfigurationError, PromptFileError
+from storage.errors import ConfigurationError
 from storage.prompts import PromptRecord
-from storage.run_prompts import load_run_prompts
 from storage.sequence_parallel_config import AUTO
+from tasks.quick_checks import check_inputs, naming, prompt_settings
 
 _ENCODED_AT_ONCE = 256
 """Prompts; encoding needs memory for all of a list."""
@@ -34,7 +30,8 @@ _ENCODED_AT_ONCE = 256
 def check(config: RunConfig) -> list[str]:
     """Read and check every prompt, look at the model, load the scorer once, and judge one blank image.
 
-    No weights go to a GPU: this process needs none, and must not hold on to memory of one.
+    No weights go to a GPU: this process needs none, and must not hold on to memory of one. What takes no
+    library is checked first; a command that has not imported this module yet asks `quick_checks` before it.
 
     Returns:
         Warnings: what a run can live with, but a person should know.
@@ -43,29 +40,26 @@ def check(config: RunConfig) -> list[str]:
         ConfigurationError, PromptFileError: a value that the run cannot work with.
         ModelError: the model's files are missing or do not fit, or no layer is named to be trained.
     """
-    refuse_silent_address(config.runtime.ray_address)
+    inputs = check_inputs(config)
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
         _refuse_missing_gpu_of_scorers(config)
-    _check_notice_url(config.runtime.notice_url)
-    train, evaluate = load_run_prompts(config)
-    build_explorer(config, train)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
         refuse_shared_gpus(config)
         outline.check_machine(config)
     scorer = build_scorer(config.reward.scorer, config.reward)
-    warnings = _check_degrees(config, outline)
-    _check_prompts(f"prompts.train = {config.prompts.train!r}", train, outline, scorer)
-    _check_prompts(f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate, outline, scorer)
-    _judge_blank(outline, scorer, train[0])
+    warnings = [*inputs.warnings, *_check_degrees(config, outline)]
+    for setting, prompts in prompt_settings(config, inputs.train, inputs.evaluate):
+        _check_prompts(setting, prompts, outline, scorer)
+    _judge_blank(outline, scorer, inputs.train[0])
     # Last, as it adds its adapters to the transformer, which is all it looks at.
     Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
-    shared = {prompt.text for prompt in train} & {prompt.text for prompt in evaluate}
+    shared = {prompt.text for prompt in inputs.train} & {prompt.text for prompt in inputs.evaluate}
     if shared:
         warnings.append(
-            f"{len(shared)} of {len(evaluate)} held-out prompts are trained on too, such as {min(shared)!r}; "
-            "their images still differ by seed"
+            f"{len(shared)} of {len(inputs.evaluate)} held-out prompts are trained on too, such as "
+            f"{min(shared)!r}; their images still differ by seed"
         )
     return warnings
 
@@ -109,21 +103,12 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     return []
 
 
-def _check_notice_url(url: str) -> None:
-    """Nobody is asked: the address means the machine of each spot worker, not this one."""
-    try:
-        if url:
-            checked_url(url)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"runtime.notice_url: {error}") from error
-
-
 def _check_prompts(
     setting: str, prompts: Sequence[PromptRecord], model: ModelOutline, scorer: Scorer
 ) -> None:
     """Refuse the first prompt that the scorer cannot judge by or the model cannot encode."""
     for prompt in prompts:
-        with _naming(setting, prompt, f"; choose prompts that fit scorer {scorer.name!r}"):
+        with naming(setting, prompt, f"; choose prompts that fit scorer {scorer.name!r}"):
             scorer.check(prompt)
     for start in range(0, len(prompts), _ENCODED_AT_ONCE):
         batch = prompts[start : start + _ENCODED_AT_ONCE]
@@ -131,20 +116,9 @@ def _check_prompts(
             model.check_prompts([prompt.text for prompt in batch])
         except ConfigurationError:
             for prompt in batch:  # one by one, to say which
-                with _naming(setting, prompt):
+                with naming(setting, prompt):
                     model.check_prompts([prompt.text])
             raise
-
-
-@contextmanager
-def _naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
-    """Say in a refusal which prompt of which file it is about."""
-    try:
-        yield
-    except (PromptFileError, ConfigurationError) as error:
-        number = prompt.prompt_id + 1
-        place = f" (line {prompt.line})" if prompt.line not in (0, number) else ""
-        raise type(error)(f"{setting}, prompt number {number}{place}: {error}{advice}") from error
 
 
 def _judge_blank(model: ModelOutline, scorer: Scorer, prompt: PromptRecord) -> None:

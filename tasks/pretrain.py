@@ -12,7 +12,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.pretraining.flow_matching import pretrain
-from storage.errors import ConfigurationError
+from storage.new_folder import claim_folder
 
 
 @task(name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
@@ -30,8 +30,7 @@ def pretrain_model(
     Raises:
         ConfigurationError: if the folder holds something already, or there is no such task.
     """
-    if out.exists() and any(out.iterdir()):
-        raise ConfigurationError(f"--out {out} is not empty; name a new folder")
+    out = claim_folder(out, "--out")
     # More threads change the rounding of sums, and so the weights.
     torch.set_num_threads(1)
     report = asdict(pretrain(embedded_task, out, seed=seed, callback=progress))

@@ -10,7 +10,6 @@ import logging
 import os
 import re
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -26,6 +25,7 @@ from gpu_runtime.actors import RAY_TOKEN
 from gpu_runtime.actors.gpu_shares import worker_share
 from gpu_runtime.actors.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
+from gpu_runtime.cluster_address import refuse_silent_address
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
@@ -35,7 +35,6 @@ MARKET_LABEL = "ray.io/market-type"
 """Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""
 
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
-_CONNECT_LIMIT_S = 5.0
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -171,24 +170,6 @@ class Cluster:
         """Leave the cluster; a local one ends with all its processes."""
         with kept_signal_handlers():
             ray.shutdown()
-
-
-def refuse_silent_address(address: str) -> None:
-    """Refuse a `HOST:PORT` where nothing listens; Ray itself would wait a minute to say so.
-
-    Raises:
-        ConfigurationError: if nothing listens there. Other forms (`auto`, `ray://`) are left to Ray.
-    """
-    host, colon, port = address.rpartition(":")
-    if not colon or "/" in address or not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_LIMIT_S).close()
-    except OSError as error:
-        raise ConfigurationError(
-            f"no Ray cluster answers at runtime.ray_address = {address!r}: {error}; start one with "
-            f"`ray start --head --port {port}`, or leave the address empty for a local one"
-        ) from error
 
 
 def _translated(future: Future[Any], name: str) -> Future[Any]:

@@ -21,6 +21,8 @@ from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config import RunConfig
+from storage.errors import ConfigurationError
+from storage.prompts import PromptRecord
 
 _MOST_ROUNDS = 16
 """Rounds that an iteration's drafts are planned in; more learn little more."""
@@ -219,3 +221,21 @@ def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -
         figures["spread_random"] = statistics.fmean(choice.random[prompt] for prompt in explored)
         figures["spread_kept"] = statistics.fmean(choice.spread[prompt] for prompt in explored)
     return figures
+
+
+def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
+    """The explorer of a run's training prompts.
+
+    Raises:
+        ConfigurationError: if a fidelity is unknown, or more prompts are to be explored than there are.
+    """
+    try:
+        explorer = SeedExplorer(config, [prompt.prompt_id for prompt in prompts])
+        explorer.prompts(1)
+    except ValueError as error:
+        pool, kept = config.exploration.prompt_pool, config.algorithm.prompts_per_iteration
+        raise ConfigurationError(
+            f"exploration cannot work with exploration.fidelities = {list(config.exploration.fidelities)} "
+            f"and exploration.prompt_pool = {pool:g} times algorithm.prompts_per_iteration = {kept}: {error}"
+        ) from error
+    return explorer

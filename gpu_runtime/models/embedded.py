@@ -18,24 +18,10 @@ import torch
 from diffusers import QwenImageTransformer2DModel
 
 from gpu_runtime.models import text_encoder
+from gpu_runtime.models.embedded_folder import CODEC_FILE, SETTINGS_FILE, TRANSFORMER_FOLDER, resolve_folder
 from gpu_runtime.models.pca_codec import PATCH, PatchCodec
 from gpu_runtime.models.protocol import Conditioning
 from storage.errors import ModelError
-
-EMBEDDED_PREFIX = "embedded:"
-WEIGHTS_FOLDER = Path(__file__).resolve().parent / "weights"
-
-_SETTINGS_FILE = "spotlight.json"
-_CODEC_FILE = "codec.safetensors"
-_TRANSFORMER_FOLDER = "transformer"
-TRANSFORMER_CONFIG = f"{_TRANSFORMER_FOLDER}/config.json"
-FILES = (
-    _SETTINGS_FILE,
-    _CODEC_FILE,
-    TRANSFORMER_CONFIG,
-    f"{_TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors",
-)
-"""What a model's folder holds, relative to it."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +84,12 @@ class EmbeddedModel:
             ModelError: a file is missing, or the files do not fit each other.
         """
         folder = resolve_folder(path)
-        settings = _read_settings(folder / _SETTINGS_FILE)
-        codec = PatchCodec.load(folder / _CODEC_FILE)
+        settings = _read_settings(folder / SETTINGS_FILE)
+        codec = PatchCodec.load(folder / CODEC_FILE)
         moved: Any = transformer
         if transformer is None:
             moved = QwenImageTransformer2DModel.from_pretrained(
-                str(folder), subfolder=_TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
+                str(folder), subfolder=TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
             )
         return cls(settings, codec, moved.to(device))
 
@@ -112,10 +98,10 @@ class EmbeddedModel:
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(self.settings), indent=2)
-        (folder / _SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
-        self.codec.save(folder / _CODEC_FILE)
+        (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
+        self.codec.save(folder / CODEC_FILE)
         transformer: Any = self.transformer
-        transformer.save_pretrained(str(folder / _TRANSFORMER_FOLDER))
+        transformer.save_pretrained(str(folder / TRANSFORMER_FOLDER))
 
     def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
         """Encode B prompts to (B, L, E) float32; the same prompt gives the same bits in any list.
@@ -157,30 +143,6 @@ class EmbeddedModel:
     def sigmas(self, steps: int) -> torch.Tensor:
         """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
-
-
-def resolve_folder(path: str | Path) -> Path:
-    """Turn a path or `embedded:NAME` into a folder with all of a model's files.
-
-    Raises:
-        ModelError: the folder or one of its files is missing.
-    """
-    name = str(path)
-    embedded = name.startswith(EMBEDDED_PREFIX)
-    folder = WEIGHTS_FOLDER / name.removeprefix(EMBEDDED_PREFIX) if embedded else Path(name).expanduser()
-    missing = [file for file in FILES if not (folder / file).is_file()]
-    if not missing:
-        return folder
-    if not embedded:
-        raise ModelError(
-            f"{name}: no {', '.join(missing)} in it; give a folder that EmbeddedModel.save wrote"
-        )
-    there = sorted(found.name for found in WEIGHTS_FOLDER.glob("*") if (found / _SETTINGS_FILE).is_file())
-    task = folder.name.removesuffix("-sparse")
-    raise ModelError(
-        f"{name}: no {', '.join(missing)} in {folder}; there are {', '.join(there) or 'no models'}. Make "
-        f"it again with: python -m gpu_runtime.pretraining.flow_matching {task}"
-    )
 
 
 def _read_settings(path: Path) -> EmbeddedSettings:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from gpu_runtime.models.embedded import FILES, EmbeddedModel, resolve_folder
+from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.models.embedded_outline import EmbeddedOutline
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config import ModelConfig, RunConfig
@@ -108,17 +107,3 @@ def refuse_shared_gpus(config: RunConfig) -> None:
             "device that trains with others needs a GPU of its own: lower runtime.spot_workers, or set "
             "runtime.trainer_workers=1"
         )
-
-
-def model_files(config: ModelConfig) -> list[Path]:
-    """The files that the configured model is loaded from, in a fixed order.
-
-    Raises:
-        ModelError: if one is missing.
-    """
-    if config.family == "embedded":
-        folder = resolve_folder(config.path)
-        return [folder / name for name in FILES]
-    from gpu_runtime.models.pipeline_outline import find_pipeline
-
-    return find_pipeline(config).files()

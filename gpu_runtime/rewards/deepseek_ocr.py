@@ -17,9 +17,11 @@ from transformers import (
     DeepseekOcr2Processor,
 )
 
-from gpu_runtime.rewards.local_weights import load_whole, local_folder
-from gpu_runtime.rewards.ocr import normalise, ocr_reward, target_text
+from gpu_runtime.hub_folder import local_folder
+from gpu_runtime.rewards.local_weights import load_whole
+from gpu_runtime.rewards.ocr import ocr_reward
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.quoted_text import normalise, target_text
 from storage.errors import ModelError
 from storage.prompts import PromptRecord
 

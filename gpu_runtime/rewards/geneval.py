@@ -59,7 +59,7 @@ def check_row(
         PromptFileError: the prompt has no `include`, names what is not known, asks for more objects
             than there is room for, or excludes what it asks for.
     """
-    include, exclude = _included(prompt), prompt.metadata.get("exclude", [])
+    include, exclude = included(prompt), prompt.metadata.get("exclude", [])
     for item in [*include, *exclude]:
         _refuse_unknown(prompt, "class", item["class"], classes)
         if "color" in item:
@@ -81,7 +81,12 @@ def check_row(
             )
 
 
-def _included(prompt: PromptRecord) -> list[dict[str, Any]]:
+def included(prompt: PromptRecord) -> list[dict[str, Any]]:
+    """The objects that a row asks for.
+
+    Raises:
+        PromptFileError: the prompt has no row, as one from a .txt file has not.
+    """
     include = prompt.metadata.get("include")
     if not include:
         raise PromptFileError(
@@ -107,7 +112,7 @@ def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
     Raises:
         PromptFileError: the prompt has no `include`, as one from a .txt file has not.
     """
-    include = _included(prompt)
+    include = included(prompt)
     ranked = sorted(detections, key=lambda found: -found.confidence)
     groups = [[found for found in ranked if found.class_name == item["class"]] for item in include]
     components: list[float] = []

@@ -1,4 +1,4 @@
-"""Where a scorer's weights lie: a folder, or the hub's cache on this machine. Nothing is downloaded."""
+"""A scorer's model, loaded with all of its weights."""
 
 from __future__ import annotations
 
@@ -8,36 +8,7 @@ from typing import Any
 
 import torch
 
-from gpu_runtime.hub_folder import find_folder
 from storage.errors import ModelError
-
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-
-
-def local_folder(setting: str, name: str, weights: bool = True) -> Path:
-    """Find the folder of a model that `from_pretrained` can read.
-
-    A run is paid for while it downloads, and would fail on a machine without a network: so what is not
-    there is refused.
-
-    Args:
-        setting: the setting that names the model, for messages.
-        name: a folder, or a name in the hub's cache such as `openai/clip-vit-large-patch14`.
-        weights: also ask for weights; a processor alone has none.
-
-    Raises:
-        ModelError: it is neither, or files are missing in it.
-    """
-    folder = find_folder(setting, name)
-    wanted = "config.json" if weights else "preprocessor_config.json"
-    if not (folder / wanted).is_file():
-        raise ModelError(f"{setting} = {name!r}: {folder} has no {wanted}; download the model again, whole")
-    if weights and not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
-        raise ModelError(
-            f"{setting} = {name!r}: {folder} has no weights ({' or '.join(_WEIGHTS)}); download the model "
-            "again, whole"
-        )
-    return folder
 
 
 def load_whole(

@@ -6,17 +6,13 @@ target's length, 1 where the target is a substring of what was read.
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from rapidfuzz.distance import Levenshtein
 from rapidocr import RapidOCR
 
 from gpu_runtime.rewards.protocol import Score
-from storage.errors import PromptFileError
+from gpu_runtime.rewards.quoted_text import normalise, target_text
 from storage.prompts import PromptRecord
-
-_QUOTED = re.compile(r'"([^"]*)"')
 
 _ENGINE_PARAMETERS = {
     "Global.log_level": "error",
@@ -27,26 +23,6 @@ _ENGINE_PARAMETERS = {
     # width that it needs; a short sign costs a third of the time.
     "Rec.rec_img_shape": [3, 48, 72],
 }
-
-
-def target_text(prompt: str) -> str:
-    """Return the text in the prompt's first double quotes, as it is compared.
-
-    Raises:
-        PromptFileError: the prompt quotes nothing.
-    """
-    match = _QUOTED.search(prompt)
-    target = normalise(match.group(1)) if match else ""
-    if not target:
-        raise PromptFileError(
-            f'prompt {prompt!r} has no text in double quotes; the ocr reward needs it, as in: a sign "OPEN"'
-        )
-    return target
-
-
-def normalise(text: str) -> str:
-    """Lower-case and drop spaces, as both sides of the comparison are."""
-    return text.lower().replace(" ", "")
 
 
 def ocr_reward(target: str, read: str) -> float:

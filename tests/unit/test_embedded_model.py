@@ -10,8 +10,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from gpu_runtime.models import embedded
 from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded_folder import WEIGHTS_FOLDER
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from storage.errors import ConfigurationError, ModelError
 from storage.prompts import load_prompts
@@ -120,7 +120,7 @@ def test_the_project_carries_it(name: str) -> None:
     assert model.settings.task == name.removesuffix("-sparse")
     parameters = sum(parameter.numel() for parameter in model.transformer.parameters())
     assert 1e6 < parameters < 3e6
-    assert (embedded.WEIGHTS_FOLDER / name / "README.md").is_file()
+    assert (WEIGHTS_FOLDER / name / "README.md").is_file()
 
 
 def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_missing_files_are_named_with_the_command_that_makes_them(tmp_path: Path
 
 def test_files_that_do_not_fit(tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    shutil.copytree(embedded.WEIGHTS_FOLDER / "glyphs", folder)
+    shutil.copytree(WEIGHTS_FOLDER / "glyphs", folder)
     other = EmbeddedModel.load("embedded:shapes").codec
     if other.channels == EmbeddedModel.load(folder).codec.channels:
         other = replace(other, basis_CD=other.basis_CD[:-1], scale_C=other.scale_C[:-1])

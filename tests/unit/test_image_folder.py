@@ -13,8 +13,9 @@ from PIL import Image
 from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import ConfigurationError, StorageError
+from storage.new_folder import claim_folder
 from storage.prompts import PromptRecord, load_prompts
-from tasks.image_folder import claim_folder, write_images
+from tasks.image_folder import write_images
 
 NOTHING = np.empty(0, np.float32)
 
@@ -42,7 +43,7 @@ def as_geneval_reads(folder: Path) -> list[tuple[str, dict, int]]:
 
 def test_rows_and_images_come_back_as_geneval_reads_them(tmp_path: Path):
     prompts = load_prompts("builtin:geneval-evaluate")[:3]
-    folder = claim_folder(tmp_path / "new" / "images")
+    folder = claim_folder(tmp_path / "new" / "images", "--images")
     write_images(folder, [sample(prompt, seed) for prompt in prompts for seed in (0, 1)], prompts)
     found = as_geneval_reads(folder)
     assert [name for name, _, _ in found] == [
@@ -58,16 +59,16 @@ def test_rows_and_images_come_back_as_geneval_reads_them(tmp_path: Path):
 
 def test_a_prompt_that_is_no_geneval_row_keeps_its_text(tmp_path: Path):
     prompt = PromptRecord(12, 'a sign that says "A1"')
-    write_images(claim_folder(tmp_path / "images"), [sample(prompt, 0)], [prompt])
+    write_images(claim_folder(tmp_path / "images", "--images"), [sample(prompt, 0)], [prompt])
     assert as_geneval_reads(tmp_path / "images") == [("00012/0000.png", {"prompt": prompt.text}, 120)]
 
 
 def test_a_folder_with_something_in_it_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"is not empty.*name a new folder"):
-        claim_folder(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"is not an empty folder; name a new one"):
+        claim_folder(tmp_path, "--images")
     with pytest.raises(ConfigurationError, match="cannot be made"):
-        claim_folder(tmp_path / "file" / "below")
+        claim_folder(tmp_path / "file" / "below", "--images")
 
 
 def test_a_disk_that_refuses_is_said(tmp_path: Path):

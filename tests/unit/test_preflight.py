@@ -12,7 +12,7 @@ import torch
 from gpu_runtime.models import loading
 from storage.config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
-from tasks import preflight
+from tasks import preflight, quick_checks
 
 
 def config(folder: Path, **sections: dict[str, Any]) -> RunConfig:
@@ -145,7 +145,7 @@ def test_the_model_is_loaded_on_the_cpu(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(loading, "load_model", load)
     with pytest.raises(Judged):
         preflight.check(config(tmp_path))
-    monkeypatch.setattr(preflight, "refuse_silent_address", lambda address: None)
+    monkeypatch.setattr(quick_checks, "refuse_silent_address", lambda address: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cuda = {"device": "cuda"}
     with pytest.raises(Judged):  # the cluster has the GPUs, this machine needs none

@@ -7,7 +7,8 @@ import pytest
 
 from gpu_runtime.prompt_sets import files
 from gpu_runtime.prompt_sets.signs import SCENES, sign_lines
-from gpu_runtime.rewards.ocr import OcrScorer, target_text
+from gpu_runtime.rewards.ocr import OcrScorer
+from gpu_runtime.rewards.quoted_text import target_text
 from storage.errors import PromptFileError
 from storage.prompts import BUILTIN_FOLDER, PromptRecord, load_prompts
 

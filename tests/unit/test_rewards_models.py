@@ -13,8 +13,9 @@ from PIL import Image
 from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.ocr import normalise, ocr_reward
+from gpu_runtime.rewards.ocr import ocr_reward
 from gpu_runtime.rewards.protocol import Movable
+from gpu_runtime.rewards.quoted_text import normalise
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
 from storage.errors import ModelError, PromptFileError
 from storage.prompts import PromptRecord

@@ -8,10 +8,11 @@ import pytest
 
 from gpu_runtime.devices import Weights
 from gpu_runtime.exploration.draft_planner import Draft
+from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.seed_search import SeedSearch, build_explorer
+from gpu_runtime.seed_search import SeedSearch
 from storage.config import RunConfig
 from storage.prompts import PromptRecord
 

@@ -1,0 +1,47 @@
+"""Which run a reproduction means, and with which settings it is done again: known before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flows.configuration import given_configuration, with_absolute_paths
+from flows.forms import ReproductionForm
+from storage.config import RunConfig
+from storage.config_loading import load_config
+from storage.errors import ConfigurationError
+from storage.references import Reference, read_reference, reference_of
+from storage.reproductions import reference_run_of
+from storage.run_store import RunStore
+from tasks.prices import with_prices
+
+REFERENCE_FILE = ".json"
+"""How the name of a reference file ends; no other name is taken for one."""
+
+
+def find_reference(store: RunStore, form: ReproductionForm) -> tuple[str, Reference | None]:
+    """The series that a form means, and its reference; None where this run is to become it.
+
+    Raises:
+        RunNotFoundError, ConfigurationError: what is named is not there, not finished or no reference.
+    """
+    if form.reference and form.renew:
+        raise ConfigurationError(
+            f"renew makes a preset's new reference, but reference is {form.reference!r}; give one of both"
+        )
+    if form.reference.endswith(REFERENCE_FILE):
+        file = Path(form.reference).expanduser()
+        return file.name, read_reference(file)
+    if form.reference:
+        return form.reference, reference_of(store, form.reference)
+    recorded = None if form.renew else reference_run_of(store.database, form.preset)
+    return form.preset, reference_of(store, recorded) if recorded else None
+
+
+def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
+    """The recorded configuration, with what is changed on purpose; this machine's environment has no say."""
+    if was is None:
+        return with_prices(given_configuration(form.preset, form.settings))
+    config = was.run_config
+    if not form.settings:
+        return config  # to the letter: nothing is read or derived anew
+    return with_absolute_paths(load_config(None, form.settings, {}, config))

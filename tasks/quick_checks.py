@@ -1,0 +1,120 @@
+"""What can be known to be wrong within a second: without torch, ray, or a model that is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpu_runtime.cluster_address import refuse_silent_address
+from gpu_runtime.exploration.explorer import build_explorer
+from gpu_runtime.hub_folder import find_folder
+from gpu_runtime.models.embedded_folder import resolve_folder
+from gpu_runtime.rewards.needs import check_folders, check_prompt
+from gpu_runtime.spot.metadata_service import checked_url
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, PromptFileError
+from storage.prompts import PromptRecord
+from storage.run_prompts import load_run_prompts
+
+_MOST_PROCESSES_A_CORE = 8
+"""Of workers, or of scorers, on this machine: with more, they wait for one another until leases end."""
+
+_MANY_PROCESSES_A_CORE = 4
+
+
+@dataclass(frozen=True)
+class CheckedInputs:
+    """What a run reads, once it was found to be sound.
+
+    Attributes:
+        train: prompts to train on.
+        evaluate: held-out prompts, as many as are evaluated.
+        warnings: what a run can live with, but a person should know.
+    """
+
+    train: Sequence[PromptRecord]
+    evaluate: Sequence[PromptRecord]
+    warnings: Sequence[str]
+
+
+def check_inputs(config: RunConfig) -> CheckedInputs:
+    """Check the settings against this machine, and read and check every prompt.
+
+    Raises:
+        ConfigurationError, PromptFileError: a value that the run cannot work with.
+        ModelError: a folder of weights is missing.
+    """
+    local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
+    warnings = _check_processes(config) if local else []
+    _check_notice_url(config.runtime.notice_url)
+    if config.model.family == "embedded":
+        resolve_folder(config.model.path)
+    else:
+        find_folder("model.path", config.model.path)
+    check_folders(config.reward)
+    train, evaluate = load_run_prompts(config)
+    build_explorer(config, train)
+    for setting, prompts in prompt_settings(config, train, evaluate):
+        for prompt in prompts:
+            with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
+                check_prompt(config.reward, prompt)
+    refuse_silent_address(config.runtime.ray_address)
+    return CheckedInputs(train, evaluate, warnings)
+
+
+def prompt_settings(
+    config: RunConfig, train: Sequence[PromptRecord], evaluate: Sequence[PromptRecord]
+) -> tuple[tuple[str, Sequence[PromptRecord]], ...]:
+    """Both lists of prompts, each with the setting that names it, for messages."""
+    return (
+        (f"prompts.train = {config.prompts.train!r}", train),
+        (f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate),
+    )
+
+
+@contextmanager
+def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
+    """Say in a refusal which prompt of which file it is about."""
+    try:
+        yield
+    except (PromptFileError, ConfigurationError) as error:
+        number = prompt.prompt_id + 1
+        place = f" (line {prompt.line})" if prompt.line not in (0, number) else ""
+        raise type(error)(f"{setting}, prompt number {number}{place}: {error}{advice}") from error
+
+
+def _check_processes(config: RunConfig) -> list[str]:
+    """Refuse more processes and threads than the cores of this machine can serve.
+
+    Returns:
+        A warning where they can, but slowly.
+    """
+    cores, runtime = os.cpu_count() or 1, config.runtime
+    workers, most = runtime.reserved_workers + runtime.spot_workers, _MOST_PROCESSES_A_CORE * cores
+    for setting, count, largest in (
+        ("reserved_workers + runtime.spot_workers", workers, most),
+        ("scorer_workers", runtime.scorer_workers, most),
+        ("threads", runtime.threads, cores),
+    ):
+        if count > largest:
+            raise ConfigurationError(
+                f"runtime.{setting} = {count:,}, but this machine has {cores} cores: set at most {largest} "
+                "for a run on it alone, or name a cluster that has the devices (runtime.ray_address)"
+            )
+    if workers <= _MANY_PROCESSES_A_CORE * cores:
+        return []
+    return [
+        f"{workers} workers share {cores} cores: each is a process of its own, and all are slow; times and "
+        "costs say little of what as many devices would need"
+    ]
+
+
+def _check_notice_url(url: str) -> None:
+    """Nobody is asked: the address means the machine of each spot worker, not this one."""
+    try:
+        if url:
+            checked_url(url)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"runtime.notice_url: {error}") from error

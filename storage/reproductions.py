@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import duckdb
-import pandas as pd
 
 from storage.database import Database
 from storage.errors import RunNotFoundError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Verdict = Literal["recorded", "identical", "within", "drifted", "failed"]
 """`recorded`: the first of its series, compared with nothing. `within`: other bits on another kind of

@@ -266,7 +266,7 @@ def test_an_evaluation_that_could_not_be_kept_or_compared_is_refused(shell: Shel
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     message = shell.refusal("evaluate", "--preset", "smoke", "--images", str(tmp_path / "full"))
-    assert "is not empty" in message
+    assert "is not an empty folder" in message
     assert "no evaluation 'other'" in shell.refusal("evaluate", "--preset", "smoke", "--compare", "other")
 
 

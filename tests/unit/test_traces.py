@@ -107,6 +107,12 @@ def test_written_and_read_again(trace, tmp_path):
         ("0,add,a\n0,remove,b\n", ":2: instance 'b' is removed but not there"),
         ("0,add,a\n0,add,a\n", ":2: instance 'a' is added but already there"),
         ("0,add,\n", ":1: an instance without a name"),
+        ("0,2\n1000,add,a\n", ":2: 3 columns"),
+        ("0,two\n", ":1: 'two' instances; write a whole number"),
+        ("0,-1\n", ":1: -1 instances"),
+        ("0,300000\n", ":1: 300000 instances at once, above 10,000"),
+        ("".join(f"0,add,i{number}\n" for number in range(10_001)), ":10001: 10001 instances at once"),
+        (f"{10**15},add,a\n", ":1: time 1e+12 s, some 31250 years"),
     ],
 )
 def test_a_wrong_row_is_named(tmp_path, text, message):
@@ -119,8 +125,8 @@ def test_a_wrong_row_is_named(tmp_path, text, message):
 def test_files_that_are_none(tmp_path):
     with pytest.raises(TraceError, match="check the path"):
         read_trace(tmp_path / "absent.csv")
-    with pytest.raises(TraceError, match=r"suffix '\.txt'"):
-        read_trace(written(tmp_path, ROWS, "trace.txt"))
+    with pytest.raises(TraceError, match=r"suffix '\.dat'"):
+        read_trace(written(tmp_path, ROWS, "trace.dat"))
     (tmp_path / "odd.csv").write_bytes(b"0,add,\xff\n")
     with pytest.raises(TraceError, match="not UTF-8 at byte 6"):
         read_trace(tmp_path / "odd.csv")
@@ -139,7 +145,18 @@ def test_skypilots_form_counts_the_available(tmp_path):
     ("text", "message"),
     [
         ("{", "trace.json:1: not JSON"),
-        ("[]", "gap_seconds is None"),
+        ("3", "gap_seconds is None"),
+        ("[]", "no intervals in it"),
+        ("[3]", "[0].interval is None"),
+        ('[{"interval": [0, true, 0], "duration": 1}]', "[0].interval is [0, True, 0]"),
+        ('[{"interval": [0, 1, 2], "duration": 1}]', "[0]: 2 instances go of 1"),
+        ('[{"interval": [0, 1, 0], "duration": 0}]', "[0]: duration is 0; give milliseconds above 0"),
+        (
+            '[{"interval": [0, 1, 0], "duration": 9}, {"interval": [2, 0, 0], "duration": 9}]',
+            "[1]: 2 instances before it, but the one before left 1",
+        ),
+        ("[" * 100_000, "not JSON that can be read"),
+        ('{"metadata": {"gap_seconds": 1}, "data": [300000]}', "data[0]: 300000 instances at once"),
         ('{"metadata": {"gap_seconds": 0}, "data": [1]}', "gap_seconds is 0"),
         ('{"metadata": {"gap_seconds": NaN}, "data": [1]}', "gap_seconds is nan"),
         ('{"metadata": {"gap_seconds": true}, "data": [1]}', "gap_seconds is True"),
@@ -151,6 +168,61 @@ def test_skypilots_form_counts_the_available(tmp_path):
 def test_a_wrong_file_of_skypilots_form_is_refused(tmp_path, text, message):
     with pytest.raises(TraceError) as refused:
         read_trace(written(tmp_path, text, "trace.json"))
+    assert message in str(refused.value)
+
+
+def test_parcaes_table_counts_the_available(tmp_path):
+    trace = read_trace(written(tmp_path, "0,1\n0,2\n60000,1\n120000,3\n"))
+    assert trace.length_s == 120
+    assert [len(trace.alive_at(60 * minute)) for minute in range(3)] == [2, 1, 3]
+    assert trace.alive_at(60) == {"instance-2"}, "the longest there go first"
+
+
+def test_parcaes_intervals(tmp_path):
+    rows = [[0, 3, 0], [3, 0, 0], [3, 1, 2], [2, 0, 2]]
+    content = json.dumps([{"interval": row, "duration": 60_000, "strategy": [1, 3]} for row in rows])
+    trace = read_trace(written(tmp_path, content, "trace.json"))
+    assert trace.length_s == 240
+    assert [sorted(trace.alive_at(60 * minute)) for minute in range(4)] == [
+        ["instance-1", "instance-2", "instance-3"],
+        ["instance-1", "instance-2", "instance-3"],
+        ["instance-3", "instance-4"],
+        [],
+    ]
+
+
+def test_parcaes_events_name_their_nodes(tmp_path):
+    lines = [
+        "# made up",
+        json.dumps([0, "add", {"nodes": ["node-0", "node-1"], "duration": 60_000, "strategy": [2, 1]}]),
+        json.dumps([60_000, "no-op", {"nodes": [], "duration": 60_000}]),
+        json.dumps([120_000, "remove", {"nodes": ["node-0"], "duration": 60_000}]),
+        json.dumps([180_000, "migration", {"nodes": [], "duration": 30_000}]),
+    ]
+    trace = read_trace(written(tmp_path, "\n".join(lines), "trace.txt"))
+    assert trace.events[2] == TraceEvent(120.0, "remove", "node-0")
+    assert trace.length_s == 210
+    assert trace.alive_at(210) == {"node-1"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "no instance comes in it"),
+        ("{", ":1: not JSON"),
+        ("[" * 100_000, ":1: not JSON that can be read"),
+        ('[0, "add", {"nodes": "a", "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[0, "lose", {"nodes": [], "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[-1, "add", {"nodes": ["a"], "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[1e300, "add", {"nodes": ["a"], "duration": 1}]', ":1: no event of Parcae's form"),
+        ('[0, "no-op", {"nodes": ["a"], "duration": 1}]', ":1: no-op names 1 nodes"),
+        ('[0, "remove", {"nodes": ["a"], "duration": 1}]', ":1: instance 'a' is removed but not there"),
+        ('[0, "add", {"nodes": ["a"]}]', ":1: duration is None"),
+    ],
+)
+def test_a_wrong_line_of_parcaes_form_is_named(tmp_path, line, message):
+    with pytest.raises(TraceError) as refused:
+        read_trace(written(tmp_path, line, "trace.txt"))
     assert message in str(refused.value)
 
 

@@ -236,7 +236,7 @@ def _duration_s(row: dict[str, Any], where: str) -> float:
 def _refuse_too_many(count: int, where: str) -> None:
     if count > MOST_AT_ONCE:
         raise TraceError(
-            f"{where}: {quoted(count)} instances at once, above {MOST_AT_ONCE:,}; check the file's columns and "
+            f"{where}: {quoted(count)} instances at once, above {MOST_AT_ONCE:,}; check the columns and the "
             "unit"
         )
 

@@ -99,7 +99,7 @@ def test_written_and_read_again(trace, tmp_path):
     ("text", "message"),
     [
         ("", "no events in it"),
-        ("0,add\n", ":1: 2 columns"),
+        ("0,add\n", ":1: 'add' instances; write a whole number"),
         ("0,add,a\n\n1000,lose,a\n", ":3: unknown event 'lose'; write add or remove"),
         ("time,add,a\n", ":1: time 'time'; write whole milliseconds"),
         ("-5,add,a\n", ":1: time -0.005 s"),

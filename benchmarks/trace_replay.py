@@ -115,7 +115,7 @@ def _outcome(home: Home, run_id: str, took_s: float) -> Outcome:
 def ledger_error(ledger: Ledger) -> float:
     """Share of the paid time that is in no state, or in two."""
     paid_s = sum(worker.paid_s for worker in ledger.workers)
-    return sum(worker.unaccounted_s + worker.double_s for worker in ledger.workers) / paid_s
+    return sum(abs(worker.unaccounted_s) + worker.double_s for worker in ledger.workers) / paid_s
 
 
 def commit_share(config: RunConfig, cost: CommitCost, commits: float) -> float:

@@ -26,6 +26,7 @@ from storage.records import (
     EvaluationRecord,
     IterationRecord,
     Market,
+    PaidTime,
     SampleImage,
     SampleRecord,
     StateInterval,
@@ -205,8 +206,16 @@ def _iteration(
     ]
     return IterationRecord(
         run_id, iteration, iteration, at, at + _ITERATION_S, _metrics(iteration, scale, dice), samples,
-        intervals, candidates, thumbnails, device_events=events,
+        intervals, candidates, thumbnails, device_events=events, paid_time=_paid(intervals),
     )  # fmt: skip
+
+
+def _paid(intervals: list[StateInterval]) -> list[PaidTime]:
+    """What the meters say of devices without gaps."""
+    paid: dict[tuple[str, Market], float] = {}
+    for i in intervals:
+        paid[i.worker, i.market] = paid.get((i.worker, i.market), 0.0) + i.ended_at - i.started_at
+    return [PaidTime(worker, market, paid_s) for (worker, market), paid_s in paid.items()]
 
 
 def _seeds(
@@ -275,7 +284,8 @@ def _evaluation(
     return EvaluationRecord(
         run_id, iteration, iteration, at, at + _EVALUATION_S, sum(i.score for i in images) / len(images),
         sum(i.exact for i in images) / len(images), images,
-        fleet.intervals(at, _EVALUATION_S, evaluates=True), fleet.joined(at),
+        (intervals := fleet.intervals(at, _EVALUATION_S, evaluates=True)), fleet.joined(at),
+        paid_time=_paid(intervals),
     )  # fmt: skip
 
 

@@ -12,7 +12,6 @@ it comes between train(i) and rollout(i+1) instead.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +20,7 @@ from prefect.futures import PrefectFuture
 
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
+from storage.clock import now, process_clock
 from storage.config import RunConfig
 from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
@@ -129,7 +129,7 @@ def _train(session: Session) -> dict[str, Any]:
         if first - 1 not in evaluated_iterations(session.store.database, session.run_id):
             _evaluate_if_due(session, first - 1)
         plan, beside = session.next_plan, config.exploration.strategy != "fresh"
-        started_at = time.time()
+        started_at = now()
         for iteration in range(first, config.iterations + 1):
             if plan is None or plan.refused:
                 plan = explore(session, iteration, refused=plan)
@@ -144,34 +144,50 @@ def _train(session: Session) -> dict[str, Any]:
                 plan = exploring.result() if exploring is not None else None
             review = review_seeds(session, rolled, scores, plan)
             plan = review.next_plan
-            ended_at = time.time()
+            ended_at = now()
             intervals = session.runtime.take_intervals()
             record = iteration_record(
                 session, rolled, scores, trained, review, started_at, ended_at, intervals
             )
-            _note_losses(session)
+            _note_troubles(session)
             committing = commit.submit(session, record)
             started_at = ended_at
             if _is_due(config, iteration):
                 committing.result()
                 _evaluate_if_due(session, iteration)
-                started_at = time.time()
+                started_at = now()
     finally:
         report.end()
         if committing is not None:
             # A finished iteration is kept also when something went wrong after it.
             committing.wait(COMMIT_WAIT_S)
-    return run_result(session.store.database, session.run_id)
+    result = run_result(session.store.database, session.run_id)
+    for device in result["unjoined_devices"]:
+        reporter().note(f"{device['device']} never joined the run: {device['reason']}")
+    return result
 
 
-def _note_losses(session: Session) -> None:
-    """One event for each worker that died since the last iteration."""
-    lost = session.runtime.lost_workers
+def _note_troubles(session: Session) -> None:
+    """One event for each worker that died or did not start, and each jump of the wall clock, since the last.
+
+    Who watches is told of those that did not start, too: nothing else shows it before the end.
+    """
+    lost, failed = session.runtime.lost_workers, session.runtime.failed_starts
     for worker in lost[session.losses_noted :]:
         session.store.add_event(
             session.run_id, "worker_lost", f"worker {worker} died; what it held was done again"
         )
-    session.losses_noted = len(lost)
+    for start in failed[session.failed_starts_noted :]:
+        session.store.add_event(session.run_id, "failed_start", start.in_words)
+        reporter().note(f"worker {start.in_words}")
+    session.losses_noted, session.failed_starts_noted = len(lost), len(failed)
+    for jump in process_clock().take_jumps():
+        message = (
+            f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times go on "
+            "from where they were, and no duration or cost has changed"
+        )
+        session.store.add_event(session.run_id, "clock_jump", message)
+        reporter().note(message)
 
 
 def _is_due(config: RunConfig, iteration: int) -> bool:
@@ -183,10 +199,10 @@ def _is_due(config: RunConfig, iteration: int) -> bool:
 def _evaluate_if_due(session: Session, iteration: int) -> None:
     if not _is_due(session.config, iteration):
         return
-    started_at = time.time()
+    started_at = now()
     evaluation = evaluate(session)
     intervals = session.runtime.take_intervals()
-    record = evaluation_record(session, evaluation, iteration, started_at, time.time(), intervals)
+    record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
     record_evaluation(session, record)
-    _note_losses(session)
+    _note_troubles(session)
     reporter().evaluation(record)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
 from flows.reproduction_inputs import config_again, find_reference
 from flows.run_identity import new_run_id
+from storage import clock
 from storage.errors import DriftError, SpotlightError
 from storage.home import Home
 from storage.references import Reference, reference_of
@@ -61,7 +61,7 @@ def do_again(
     again = run_id or new_run_id(f"again-{config.name}")
     named(again)
     started = Reproduction(
-        again, series, form.how, was.run_id if was else again, None, time.time(), time.time(), "failed", ""
+        again, series, form.how, was.run_id if was else again, None, clock.now(), clock.now(), "failed", ""
     )
     reporter().note(f"{series}: {f'{form.how}s {was.run_id} again' if was else 'records its reference'}")
     try:
@@ -76,7 +76,7 @@ def do_again(
     except SpotlightError as error:
         message = f"{type(error).__name__}: {error}"
         write_reproduction(
-            store.database, dataclasses.replace(started, ended_at=time.time(), message=message)
+            store.database, dataclasses.replace(started, ended_at=clock.now(), message=message)
         )
         raise
     write_reproduction(store.database, done)
@@ -95,7 +95,7 @@ def refuse_drift(done: Reproduction) -> None:
 
 
 def _judged(started: Reproduction, was: Reference | None, now: Reference, tolerance: float) -> Reproduction:
-    ended = dataclasses.replace(started, ended_at=time.time(), score_is=now.score)
+    ended = dataclasses.replace(started, ended_at=clock.now(), score_is=now.score)
     if was is None:
         return dataclasses.replace(
             ended, verdict="recorded", message="the first of its series; later ones are compared with it"

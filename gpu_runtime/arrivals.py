@@ -11,13 +11,16 @@ from gpu_runtime.devices import Device, slots
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.training_place import TrainingPlace
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker import DeviceWorker, WorkerReady
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import Market
 
-Arrival = tuple[Device, "Future[float]"]
-"""A worker, and since when its process lives (Unix seconds), once it has loaded."""
+Arrival = tuple[Device, "Future[WorkerReady]"]
+"""A worker, and what it says once it has loaded."""
+
+_MOST_PAUSE = 32
+"""Phases at most between two starts of a worker that ends while it loads, again and again."""
 
 
 class Arrivals:
@@ -43,10 +46,12 @@ class Arrivals:
         self._history = history
         self._generation: dict[str, int] = {}
         self._coming: list[Arrival] = []
-        self._failed: set[str] = set()
+        self._phase = 0
+        self._failures: dict[str, int] = {}
+        self._again_in: dict[str, int] = {}
 
     @property
-    def calls(self) -> list[Future[float]]:
+    def calls(self) -> list[Future[WorkerReady]]:
         """One for every worker on its way, which ends when it has loaded or died."""
         return [loaded for _, loaded in self._coming]
 
@@ -55,14 +60,16 @@ class Arrivals:
 
         Args:
             filled: places with a worker that stays.
-            again: also where the last one died while it loaded; what kills one may kill the next.
+            again: a phase begins: also where the last one died while it loaded. What kills one may kill the
+                next, so each further death in a row doubles the phases until the next start.
 
         Returns:
             The workers started.
         """
         if again:
-            self._failed.clear()
-        taken = {*filled, *self._failed, *(device.slot for device, _ in self._coming)}
+            self._phase += 1
+        paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
+        taken = {*filled, *paused, *(device.slot for device, _ in self._coming)}
         started = [
             self._start(market, index)
             for market, index in slots(self._config.runtime)
@@ -75,8 +82,17 @@ class Arrivals:
         """Those that have loaded, or died while they did; they are on their way no more."""
         ended = [arrival for arrival in self._coming if arrival[1].done()]
         self._coming = [arrival for arrival in self._coming if not arrival[1].done()]
-        self._failed |= {device.slot for device, loaded in ended if loaded.exception() is not None}
+        for device, loaded in ended:
+            if loaded.exception() is None:
+                self._failures.pop(device.slot, None)
+            else:
+                failures = self._failures[device.slot] = self._failures.get(device.slot, 0) + 1
+                self._again_in[device.slot] = self._phase + pause(failures)
         return ended
+
+    def failures(self, device: Device) -> int:
+        """Workers in a row that died while they loaded, in the place of this one, itself included."""
+        return self._failures.get(device.slot, 0)
 
     def await_first(self) -> list[Arrival]:
         """Wait for the workers that a run needs to begin.
@@ -118,10 +134,10 @@ class Arrivals:
         watches = market == "spot"
         self._history.note("starting", worker=name)
         place = self._training_place(index) if trains else None
-        told = self._config, trains, watches, name, self._history.folder, place
+        told = self._config, trains, watches, name, self._history.place, place
         actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
-        device, loaded = Device(actor, market, started_at=time.time()), actor.call("ready")
-        loaded.add_done_callback(lambda call: _note_death(device, call))
+        device, loaded = Device(actor, market, asked_at_s=time.monotonic()), actor.call("ready")
+        loaded.add_done_callback(lambda _: _note_end(device))
         return device, loaded
 
     def _training_place(self, index: int) -> TrainingPlace | None:
@@ -138,10 +154,17 @@ class Arrivals:
         )
 
 
-def _note_death(device: Device, loading: Future[float]) -> None:
-    if _has_died(loading):
-        device.died_at = time.time()
+def pause(failures: int) -> int:
+    """Phases until a place gets its next worker, after so many in a row that died while they loaded.
+
+    The first two may be chance, such as an instance that was taken; then the pause doubles.
+    """
+    return min(2 ** max(0, failures - 2), _MOST_PAUSE)
 
 
-def _has_died(loading: Future[float]) -> bool:
+def _note_end(device: Device) -> None:
+    device.loaded_at_s = time.monotonic()
+
+
+def _has_died(loading: Future[WorkerReady]) -> bool:
     return loading.done() and (loading.cancelled() or loading.exception() is not None)

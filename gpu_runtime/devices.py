@@ -24,8 +24,8 @@ class Device:
         coming: weights that it is loading, and the call that does.
         notice: the preemption notice that it is under.
         step_s: seconds that a denoising step of a batch last took it; None before it has done any.
-        started_at: when its process was asked for (unix seconds).
-        died_at: when its process was seen to be gone while it loaded (unix seconds).
+        asked_at_s: when its process was asked for (monotonic seconds, as below).
+        loaded_at_s: when it was seen to have loaded, or to be gone while it did.
         degree: how many workers it stands for; more than one share each sequence.
         retiring: it gets no further chunk: its lease ends with those under way.
     """
@@ -36,8 +36,8 @@ class Device:
     coming: tuple[Weights, Future[str]] | None = None
     notice: Notice | None = None
     step_s: float | None = None
-    started_at: float = 0.0
-    died_at: float | None = None
+    asked_at_s: float = 0.0
+    loaded_at_s: float | None = None
     degree: int = 1
     retiring: bool = False
 
@@ -77,6 +77,29 @@ class Weights:
     key: str
     digest: str
     reference: Any
+
+
+@dataclass(frozen=True)
+class FailedStart:
+    """A worker that died while it loaded.
+
+    Attributes:
+        in_a_row: how many workers of its slot did so in a row, this one included.
+        pause: phases until the slot gets its next worker.
+    """
+
+    worker: str
+    reason: str
+    in_a_row: int
+    pause: int
+
+    @property
+    def in_words(self) -> str:
+        """What happened and what is done about it, for a person."""
+        slot = self.worker.split(".")[0]
+        often = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
+        when = "with the next phase" if self.pause == 1 else f"in {self.pause} phases"
+        return f"{slot} did not start{often}: {self.reason}; it is tried again {when}"
 
 
 def slots(runtime: RuntimeConfig) -> list[tuple[Market, int]]:

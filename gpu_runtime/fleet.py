@@ -9,20 +9,23 @@ from concurrent.futures import Future, TimeoutError
 from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
-from gpu_runtime.arrivals import Arrivals
-from gpu_runtime.devices import Device, Weights
+from gpu_runtime.arrivals import Arrivals, pause
+from gpu_runtime.devices import Device, FailedStart, Weights
 from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.measured_sharing import MeasuredSharing
+from gpu_runtime.scheduling.paid_time import PaidMeter
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.trainers import Trainers, trainer_gone
+from gpu_runtime.worker import WorkerReady
+from storage.clock import now, process_clock
 from storage.config import RunConfig
 from storage.errors import WorkerLostError
-from storage.records import DeviceEvent, DeviceEventKind, DeviceState, StateInterval
+from storage.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
 
 
 class Fleet:
@@ -49,9 +52,13 @@ class Fleet:
         self._history = history or HistoryLog(None, "")
         self._next_lease = 0
         self._timeline = Timeline()
+        self._meter = PaidMeter()
+        self._paid: list[PaidTime] = []
         self._lock = threading.Lock()
         self.lost: list[str] = []
-        """Names of workers that died, in order."""
+        """Names of workers that died after they had joined, in order."""
+        self.failed_starts: list[FailedStart] = []
+        """Workers that died while they loaded, in order."""
         self.samples_returned = 0
         """Samples that went back from workers lost, hung or under notice."""
         self.samples_dropped = 0
@@ -88,15 +95,22 @@ class Fleet:
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""
         with self._lock:
-            self._timeline.enter(worker, state, time.time())
+            self._timeline.enter(worker, state, now())
 
     def take_intervals(self) -> list[StateInterval]:
-        """What each device did since the last call."""
+        """What each device did since the last call; what it was paid for meanwhile: `take_paid_time`."""
         with self._lock:
-            return self._timeline.take(time.time())
+            self._paid += self._meter.take(time.monotonic())
+            return self._timeline.take(now())
+
+    def take_paid_time(self) -> list[PaidTime]:
+        """What each device was paid for up to the last call of `take_intervals`, since the call before."""
+        with self._lock:
+            taken, self._paid = self._paid, []
+        return taken
 
     def take_device_events(self) -> list[DeviceEvent]:
-        """Which devices joined and which were lost since the last call, in order."""
+        """Which devices joined, did not start or were lost since the last call, in order."""
         with self._lock:
             taken, self._events = self._events, []
         return taken
@@ -183,10 +197,8 @@ class Fleet:
         if (known is None) == (notice is None):
             return
         with self._lock:
-            if notice is None:
-                self._book(device, "withdrawn", time.time())
-            else:
-                self._book(device, "notice", notice.received_at, notice.in_words)
+            # Now, not when the worker read it: its clock may be another one.
+            self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
 
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """A worker has died.
@@ -200,9 +212,10 @@ class Fleet:
         with self._lock:
             self._devices.remove(device)
             self.lost.append(device.name)
-            now = time.time()
-            self._timeline.remove(device.name, now)
-            self._book(device, "lost", now, str(error))
+            lost_at_s = time.monotonic()
+            self._meter.stop(device.name, lost_at_s)
+            self._timeline.remove(device.name, process_clock().at(lost_at_s))
+            self._book(device, "lost", process_clock().at(lost_at_s), str(error))
 
     def give_up(self, device: Device, reason: str) -> None:
         """A worker hangs: its process is ended, and it counts as lost.
@@ -277,17 +290,25 @@ class Fleet:
             else:
                 yield device, answer
 
-    def _admit(self, device: Device, alive_since: float) -> None:
+    def _admit(self, device: Device, ready: WorkerReady) -> None:
         """A worker has loaded: from now on it pulls, and its loading is on the bill.
 
         Ray may have had its process ready before anyone asked for it; that time is not the worker's.
         """
-        alive_since = max(alive_since, device.started_at)
+        loaded_at_s = device.loaded_at_s or time.monotonic()
+        began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
         with self._lock:
-            self._timeline.add(device.name, device.market, self._usd_per_hour(device), alive_since)
-            self._timeline.enter(device.name, "idle", time.time())
+            self._start_paying(device, began_at_s)
+            self._timeline.enter(device.name, "idle", now())
             self._devices.append(device)
-            self._book(device, "joined", alive_since)
+            where = {"host": ready.host, "history": ready.history} if ready.history else {}
+            self._book(device, "joined", process_clock().at(began_at_s), **where)
+
+    def _start_paying(self, device: Device, at_s: float) -> None:
+        """A device is paid for since a moment in monotonic seconds; the caller holds the lock."""
+        self._meter.start(device.name, device.market, at_s)
+        usd_per_hour = self._usd_per_hour(device)
+        self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
 
     def _usd_per_hour(self, device: Device) -> float:
         price = self._config.price
@@ -295,18 +316,19 @@ class Fleet:
 
     def _bury(self, device: Device, error: BaseException | None) -> None:
         """A worker has died while it loaded: what it cost is on the bill all the same."""
-        died_at = device.died_at or time.time()
-        self.lost.append(device.name)
+        died_at_s = device.loaded_at_s or time.monotonic()
+        failures, died_at = self._arrivals.failures(device), process_clock().at(died_at_s)
+        self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
         with self._lock:
-            began_at = min(device.started_at, died_at)
-            self._timeline.add(device.name, device.market, self._usd_per_hour(device), began_at)
+            self._start_paying(device, device.asked_at_s)
+            self._meter.stop(device.name, died_at_s)
             self._timeline.remove(device.name, died_at)
-            self._book(device, "lost", died_at, f"while loading: {error}")
+            self._book(device, "failed", died_at, str(error))
 
-    def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "") -> None:
+    def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Note what happened to a device; the caller holds the lock."""
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
-        self._history.note(kind, worker=device.name)
+        self._history.note(kind, worker=device.name, **facts)
 
     @property
     def _filled(self) -> set[str]:
@@ -314,7 +336,7 @@ class Fleet:
         return {device.slot for device in self._devices if device.notice is None}
 
     def _take_in(self) -> None:
-        """Admit who has loaded meanwhile."""
+        """Admit who has loaded meanwhile; note who could not."""
         for device, loaded in self._arrivals.take():
             if loaded.exception() is None:
                 self._admit(device, loaded.result())

@@ -8,7 +8,6 @@ and what its members still answer is late.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
+from storage.clock import now
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceState, GroupRecord
 
@@ -246,7 +246,7 @@ class GroupedFleet:
 
     def _begin(self, group: GeneratingGroup) -> None:
         """A group is formed."""
-        self._since[group.place] = time.time()
+        self._since[group.place] = now()
 
     def _end(self, group: GeneratingGroup) -> None:
         """A group is broken; its members that live wait for another one."""
@@ -283,7 +283,7 @@ class GroupedFleet:
                     self._instances[group.place.leader],
                     group.place.members,
                     since,
-                    time.time(),
+                    now(),
                 )
             )
 

@@ -4,21 +4,58 @@ A line is one write to a file that is only appended to, so what a process has wr
 ends; nothing is synced to the disk, so a machine that loses power may lose the last of it. Each life of a
 run, from its start or resumption to its end, has a folder of its own; in it each process has a file, whose
 first line says who it is. `gpu_runtime/scheduling/history_check.py` checks the promises from it.
+
+On a machine that does not have the driver's folder, a process writes into the home of that machine
+(`HistoryPlace.folder_here`). All processes of the driver's machine count time as the driver does.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import time
+import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from gpu_runtime.scheduling.requests import SampleRequest
+from storage.clock import Anchor, now, process_clock, process_start_s
 from storage.errors import StorageError
+from storage.home import Home
+
+
+@dataclass(frozen=True)
+class HistoryPlace:
+    """Where the processes of a run's life write; the driver gives it to its workers and scorers.
+
+    Attributes:
+        folder: of the life, on the driver's machine: HOME/history/RUN/LIFE.
+        anchor: of the driver's clock.
+    """
+
+    folder: str
+    anchor: Anchor
+
+    def folder_here(self) -> Path:
+        """The folder to write into on this machine: the driver's, or that of the same life in the home here.
+
+        Raises:
+            StorageError: neither is there, nor can it be made.
+        """
+        folder = Path(self.folder)
+        if folder.is_dir():
+            return folder
+        own = Home.from_environment().history(folder.parent.name) / folder.name
+        try:
+            own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the history has no place on {socket.gethostname()}: the driver's {folder} is not there, "
+                f"and {own} cannot be made: {error}; set SPOTLIGHT_HOME there to a folder that can be "
+                "written, or runtime.history=false to do without"
+            ) from error
+        return own
 
 
 class HistoryLog:
@@ -28,23 +65,44 @@ class HistoryLog:
         folder: of the run's life, which exists; None writes nothing.
         name: of the process: `driver`, or that of its worker or scorer.
 
+    Attributes:
+        path: the file; None where nothing is written.
+        place: what the processes that this one starts are given, so that they write beside it.
+
     Raises:
         StorageError: the file cannot be made.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, name: str) -> None:
-        self.folder = None if folder is None else str(folder)
+        self.path: Path | None = None
+        self.place: HistoryPlace | None = None
         self._file: int | None = None
         if folder is None:
             return
-        path = Path(folder) / f"{name}.{os.getpid()}.jsonl"
+        self.path = path = Path(folder) / f"{name}.{os.getpid()}.jsonl"
+        self.place = HistoryPlace(str(folder), process_clock().anchor)
         try:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise StorageError(
                 f"the history {path} cannot be written: {error}; set runtime.history=false to do without"
             ) from error
-        self.note("process", name=name, pid=os.getpid(), created=psutil.Process().create_time())
+        pid = os.getpid()
+        self.note("process", name=name, pid=pid, created=process_start_s(pid), host=socket.gethostname())
+
+    @classmethod
+    def beside(cls, place: HistoryPlace | None, name: str) -> HistoryLog:
+        """The file of a process that a driver has started; None keeps none.
+
+        From now on the process counts time as the driver does, where both are on one machine.
+
+        Raises:
+            StorageError: the file cannot be made.
+        """
+        if place is None:
+            return cls(None, name)
+        process_clock().follow(place.anchor)
+        return cls(place.folder_here(), name)
 
     @property
     def kept(self) -> bool:
@@ -59,7 +117,7 @@ class HistoryLog:
             facts: JSON values.
         """
         if self._file is not None:
-            line = json.dumps({"event": event, "at": time.time(), **facts}, separators=(",", ":"))
+            line = json.dumps({"event": event, "at": now(), **facts}, separators=(",", ":"))
             os.write(self._file, line.encode() + b"\n")
 
     def close(self) -> None:

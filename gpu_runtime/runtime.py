@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster
-from gpu_runtime.devices import Weights
+from gpu_runtime.devices import FailedStart, Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.exploration.plan import SeedPlan
@@ -29,7 +29,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch
 from storage.config import RunConfig
-from storage.records import DeviceEvent, DeviceState, GroupRecord, StateInterval, StepTimeRecord
+from storage.records import DeviceEvent, DeviceState, GroupRecord, PaidTime, StateInterval, StepTimeRecord
 from storage.run_prompts import load_run_prompts
 
 
@@ -96,7 +96,7 @@ class Runtime:
         self._cluster = Cluster(config)
         try:
             self._fleet = Fleet(self._cluster, config, self._history)
-            self._scoring = ScoringPool(self._cluster, config, self._history.folder)
+            self._scoring = ScoringPool(self._cluster, config, self._history.place)
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
@@ -114,8 +114,13 @@ class Runtime:
 
     @property
     def lost_workers(self) -> list[str]:
-        """Workers that died since the start."""
+        """Workers that died since the start, after they had joined."""
         return list(self._fleet.lost)
+
+    @property
+    def failed_starts(self) -> list[FailedStart]:
+        """Workers that died since the start while they loaded."""
+        return list(self._fleet.failed_starts)
 
     @property
     def samples_returned(self) -> int:
@@ -271,8 +276,12 @@ class Runtime:
         """What each device did since the last call; contiguous for every device."""
         return self._fleet.take_intervals()
 
+    def take_paid_time(self) -> list[PaidTime]:
+        """What each device was paid for, over the same time as the intervals that were taken."""
+        return self._fleet.take_paid_time()
+
     def take_device_events(self) -> list[DeviceEvent]:
-        """Which devices joined, were under notice or were lost since the last call."""
+        """Which devices joined, did not start, were under notice or were lost since the last call."""
         return self._fleet.take_device_events()
 
     def take_groups(self) -> list[GroupRecord]:

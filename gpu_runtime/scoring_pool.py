@@ -10,6 +10,7 @@ import numpy as np
 
 from gpu_runtime.actors.cluster import Cluster, RemoteActor
 from gpu_runtime.actors.scoring import ScoringWorker
+from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
@@ -28,10 +29,10 @@ class ScoringPool:
     Args:
         cluster: where they run.
         config: the run's configuration.
-        history: folder for their histories; None keeps none.
+        history: where their histories go; None keeps none.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig, history: str | None = None) -> None:
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryPlace | None = None) -> None:
         self._cluster = cluster
         self._config = config
         self._history = history

@@ -6,15 +6,16 @@ of the runtime wrap it.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.drafts_in_flight import DraftChunk, DraftsInFlight
-from gpu_runtime.history_log import HistoryLog
+from gpu_runtime.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import WeightState, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
@@ -29,9 +30,25 @@ from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.notice_watch import NoticeWatch
 from gpu_runtime.trained_weights import build_policy, build_trainer
 from gpu_runtime.training_place import TrainingPlace, exchanging
+from storage.clock import process_age_s
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.runtime_config import WORKER_IN_URL
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """What a worker says once it has loaded.
+
+    Attributes:
+        age_s: how long its process has been there. A duration, as its clock may be another than the driver's.
+        host: its machine.
+        history: the file that it writes its history to, on that machine; None where it keeps none.
+    """
+
+    age_s: float
+    host: str = ""
+    history: str | None = None
 
 
 class DeviceWorker:
@@ -42,7 +59,7 @@ class DeviceWorker:
         trains: build optimiser and moving average too.
         watches: watch for preemption notices, where `runtime.notices` names a provider.
         name: how the runtime calls it.
-        history: folder for its history; None keeps none.
+        history: where its history goes; None keeps none.
         among: its place, if it trains with others; it waits for them.
 
     Raises:
@@ -55,11 +72,12 @@ class DeviceWorker:
         trains: bool,
         watches: bool = False,
         name: str = "worker",
-        history: str | None = None,
+        history: HistoryPlace | None = None,
         among: TrainingPlace | None = None,
     ) -> None:
         # First of all, as who looks for this process finds it by its history.
-        written = HistoryLog(history, name)
+        written = HistoryLog.beside(history, name)
+        self._history_path = written.path
         torch.set_num_threads(config.runtime.threads)
         watched = watches and config.runtime.notices != "none"
         # Before the model, whose loading takes long: a machine may be taken while it starts.
@@ -79,9 +97,10 @@ class DeviceWorker:
         self._holds = ""
         self._set_aside: WeightState | None = None
 
-    def ready(self) -> float:
-        """When this process began (Unix seconds); answers once the model is loaded."""
-        return psutil.Process().create_time()
+    def ready(self) -> WorkerReady:
+        """How old this process is and where it writes; answers once the model is loaded."""
+        history = None if self._history_path is None else str(self._history_path)
+        return WorkerReady(process_age_s(), socket.gethostname(), history)
 
     def notice(self) -> Notice | None:
         """The preemption notice that this machine is under; answers at once."""

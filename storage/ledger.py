@@ -1,6 +1,6 @@
 """The ledger of a run: where the paid device time went, and whether all of it is accounted for.
 
-What a worker is paid for: storage/worker_accounts.py.
+What a worker is paid for is measured apart from what it did: storage/worker_accounts.py.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import duckdb
 
+from storage.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
 from storage.worker_accounts import WorkerAccount, worker_accounts
 
 MOST_UNACCOUNTED = 0.001
-"""Share of the paid time that may be in no state."""
+"""Share of the paid time by which the states may differ from it."""
 
 SAME_MOMENT_S = 1e-6
 """Two times this close are one: a DOUBLE holds today's Unix seconds to a quarter of a microsecond."""
@@ -81,9 +82,14 @@ class Ledger:
     """A run's account.
 
     Attributes:
+        workers: their accounts; none in runs from before schema version 5, whose paid time was not measured
+            apart from their states.
         has_device_events: whether joining and losing devices was recorded; not before schema version 3.
         samples: rolled out in iterations that were kept.
         useful_samples: those of them that training learned from: their group's scores differ.
+        failed_starts: workers that ended while they loaded.
+        unjoined: devices of the settings that never joined, although others did.
+        clock_jumps: what the run's events say of jumps of the wall clock, the newest first.
     """
 
     entries: tuple[Entry, ...]
@@ -93,6 +99,9 @@ class Ledger:
     has_device_events: bool
     samples: int
     useful_samples: int
+    failed_starts: int = 0
+    unjoined: tuple[UnjoinedDevice, ...] = ()
+    clock_jumps: tuple[str, ...] = ()
 
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
@@ -123,13 +132,22 @@ class Ledger:
 
     @property
     def unaccounted_share(self) -> float:
-        """Share of the paid time that is in no state; more than `MOST_UNACCOUNTED` is a fault."""
+        """By how much the states differ from the paid time, as a share of it; 0 where that was not measured.
+
+        Too much of one worker does not make up for too little of another.
+        """
         paid_s = sum(worker.paid_s for worker in self.workers)
-        return sum(worker.unaccounted_s for worker in self.workers) / paid_s if paid_s else 0.0
+        off_s = sum(abs(worker.unaccounted_s) for worker in self.workers)
+        return off_s / paid_s if paid_s > 0 else float(off_s > 0)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the paid time was measured apart from the states, so that they can be compared."""
+        return bool(self.workers)
 
     @property
     def is_balanced(self) -> bool:
-        """Whether the states sum to the bill and no worker is in two of them at once."""
+        """Whether the states sum to the measured paid time and no worker is in two of them at once."""
         return not self.overlaps and self.unaccounted_share <= MOST_UNACCOUNTED
 
     @property
@@ -190,14 +208,22 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
     assert counts is not None, "an aggregate without groups has one row"
     events, samples, useful_samples = counts
     workers = worker_accounts(connection, run_id)
+    jumps = connection.execute(
+        "SELECT message FROM events WHERE run_id = ? AND kind = 'clock_jump' ORDER BY event_id DESC", [run_id]
+    ).fetchall()
     return Ledger(
         entries=tuple(Entry(row[0], row[1], row[2], Spent(*row[3:])) for row in entries),
         workers=workers,
-        overlaps=_overlaps(connection, run_id) if any(worker.double_s for worker in workers) else (),
+        overlaps=_overlaps(connection, run_id)
+        if any(worker.double_s > SAME_MOMENT_S for worker in workers)
+        else (),
         losses=_losses(connection, run_id),
         has_device_events=events > 0,
         samples=samples,
         useful_samples=useful_samples,
+        failed_starts=failed_starts(connection, run_id),
+        unjoined=unjoined_devices(connection, run_id),
+        clock_jumps=tuple(message for (message,) in jumps),
     )
 
 

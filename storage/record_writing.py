@@ -19,6 +19,7 @@ from storage.records import (
     EvaluationRecord,
     GroupRecord,
     IterationRecord,
+    PaidTime,
     SampleImage,
     SampleRecord,
     StateInterval,
@@ -56,6 +57,7 @@ def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationReco
     _write_device_events(connection, record.run_id, "iteration", record.iteration, record.device_events)
     _write_groups(connection, record.run_id, "iteration", record.iteration, record.groups)
     _write_step_times(connection, record.run_id, "iteration", record.iteration, record.step_times)
+    _write_paid_time(connection, record.run_id, "iteration", record.iteration, record.paid_time)
 
 
 def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
@@ -73,6 +75,7 @@ def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRe
     _write_device_events(connection, record.run_id, "evaluation", record.iteration, record.device_events)
     _write_groups(connection, record.run_id, "evaluation", record.iteration, record.groups)
     _write_step_times(connection, record.run_id, "evaluation", record.iteration, record.step_times)
+    _write_paid_time(connection, record.run_id, "evaluation", record.iteration, record.paid_time)
 
 
 def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after: int) -> None:
@@ -109,7 +112,13 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
         f"ended_at FROM sequence_groups WHERE {later}",
         key,
     )
-    for table in ("worker_states", "costs", "device_events", "sequence_groups", "step_times"):
+    connection.execute(
+        "INSERT INTO paid_time SELECT run_id, 'discarded', iteration, worker, any_value(market), sum(paid_s) "
+        f"FROM paid_time WHERE {later} GROUP BY run_id, iteration, worker "
+        "ON CONFLICT DO UPDATE SET paid_s = paid_s + excluded.paid_s",
+        key,
+    )
+    for table in ("worker_states", "costs", "device_events", "sequence_groups", "step_times", "paid_time"):
         connection.execute(f"DELETE FROM {table} WHERE {later}", key)
 
 
@@ -310,5 +319,30 @@ def _write_step_times(
             "degree": ("INTEGER", [t.degree for t in times]),
             "step_s": ("DOUBLE", [t.step_s for t in times]),
             "chunks": ("INTEGER", [t.chunks for t in times]),
+        },
+    )  # fmt: skip
+
+
+def _write_paid_time(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    paid: Sequence[PaidTime],
+) -> None:
+    """Write what each worker was paid for; one that came back under its name is added up."""
+    connection.execute(
+        "DELETE FROM paid_time WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
+    )
+    paid_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for part in paid:
+        paid_s[part.worker, part.market] += part.paid_s
+    _insert(
+        connection, "paid_time", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(paid_s)),
+            "worker": ("VARCHAR", [worker for worker, _ in paid_s]),
+            "market": ("VARCHAR", [market for _, market in paid_s]),
+            "paid_s": ("DOUBLE", list(paid_s.values())),
         },
     )  # fmt: skip

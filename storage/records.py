@@ -13,7 +13,7 @@ from typing import Any, Literal
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 Market = Literal["reserved", "spot"]
 DeviceState = Literal["rollout", "explore", "train", "load", "regroup", "idle", "lost"]
-DeviceEventKind = Literal["joined", "notice", "withdrawn", "left", "lost"]
+DeviceEventKind = Literal["joined", "failed", "notice", "withdrawn", "left", "lost"]
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,22 @@ class StateInterval:
 
 
 @dataclass(frozen=True)
+class PaidTime:
+    """A device was paid for `paid_s` seconds since the record before, measured apart from its states."""
+
+    worker: str
+    market: Market
+    paid_s: float
+
+
+@dataclass(frozen=True)
 class DeviceEvent:
     """Something happened to a device at `at` (Unix seconds).
 
     Attributes:
-        kind: `joined`: it is paid for from then on; `notice`: its provider said that it will be taken;
-            `withdrawn`: that notice was taken back; `left`: it was given back; `lost`: it is gone.
+        kind: `joined`: it is paid for from then on; `failed`: it ended while it loaded, before it joined;
+            `notice`: its provider said that it will be taken; `withdrawn`: that notice was taken back;
+            `left`: it was given back; `lost`: it is gone.
         detail: why, or what more there is to say; may be empty.
     """
 
@@ -169,6 +179,7 @@ class IterationRecord:
         device_events: what happened to the devices since the record before.
         groups: which devices shared sequences; none where each worked alone.
         step_times: what denoising steps took by degree; none where the degree is fixed.
+        paid_time: what each device was paid for, over the same time as `intervals`.
     """
 
     run_id: str
@@ -186,6 +197,7 @@ class IterationRecord:
     device_events: list[DeviceEvent] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     step_times: list[StepTimeRecord] = field(default_factory=list)
+    paid_time: list[PaidTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -223,3 +235,4 @@ class EvaluationRecord:
     parts: dict[str, float] = field(default_factory=dict)
     groups: list[GroupRecord] = field(default_factory=list)
     step_times: list[StepTimeRecord] = field(default_factory=list)
+    paid_time: list[PaidTime] = field(default_factory=list)

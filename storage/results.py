@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from storage.database import Database
+from storage.device_starts import failed_starts, unjoined_devices
 
 
 def evaluated_iterations(database: Database, run_id: str) -> set[int]:
@@ -14,13 +16,27 @@ def evaluated_iterations(database: Database, run_id: str) -> set[int]:
     return {iteration for (iteration,) in rows}
 
 
+def last_recorded_at(database: Database, run_id: str) -> float | None:
+    """When what was recorded last of a run ended (Unix seconds), discarded work included; None of nothing."""
+    with database.reading() as connection:
+        row = connection.execute(
+            "SELECT max(ended_at) FROM (SELECT ended_at FROM worker_states WHERE run_id = $run "
+            "UNION ALL SELECT ended_at FROM iterations WHERE run_id = $run "
+            "UNION ALL SELECT ended_at FROM evaluations WHERE run_id = $run)",
+            {"run": run_id},
+        ).fetchone()
+    return None if row is None else row[0]
+
+
 def run_result(database: Database, run_id: str) -> dict[str, Any]:
     """Held-out scores of the first and the last evaluation, time and money.
 
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
         evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
-        and a resume is left out), `max_ratio_deviation`, and `cost_usd` of all paid device time.
+        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time,
+        `failed_starts` (workers that ended while they loaded) and `unjoined_devices` (devices of the
+        settings that never joined: `device`, `failures`, `reason`).
     """
     with database.reading() as connection:
         scores = connection.execute(
@@ -38,6 +54,8 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
             "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
             [run_id],
         ).fetchall()[0]
+        starts = failed_starts(connection, run_id)
+        unjoined = [asdict(device) for device in unjoined_devices(connection, run_id)]
     before = scores[0] if scores else (None, None)
     after = scores[-1] if scores else (None, None)
     return {
@@ -50,4 +68,6 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
         "cost_usd": cost_usd or 0.0,
+        "failed_starts": starts,
+        "unjoined_devices": unjoined,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -14,6 +13,7 @@ import duckdb
 import psutil
 from pydantic import ValidationError
 
+from storage.clock import now, process_start_s
 from storage.config import RunConfig
 from storage.database import LOCK_WAIT_S, Database
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
@@ -21,8 +21,11 @@ from storage.home import Home
 from storage.record_writing import discard_iterations, write_evaluation, write_iteration
 from storage.records import EvaluationRecord, IterationRecord, RunStatus
 
-_START_TOLERANCE_S = 2.0
-"""Two readings of one process's start may differ by this; a reused pid is older or younger."""
+_LEAST_UNIX_S = 1e9
+"""A process's start above this is a Unix time, as rows of earlier versions have it; below, since the boot."""
+
+_UNIX_TOLERANCE_S = 2.0
+"""Two readings of a start in Unix seconds may differ by this; a reused pid is older or younger."""
 
 _RUN_COLUMNS = (
     "run_id, name, status, created_at, ended_at, host, pid, process_started_at, config AS config_json, "
@@ -37,7 +40,8 @@ class RunRow:
 
     Attributes:
         created_at: Unix seconds; `ended_at` likewise, None while it goes on.
-        host, pid, process_started_at: the process that does (or last did) the work.
+        host, pid, process_started_at: the process that does (or last did) the work; the last is in seconds
+            since the machine's boot, as setting the clock changes a process's Unix time of start.
         config_json: the configuration as it was stored.
         environment: versions, commit, device and the like.
         summary: named results, set at the end.
@@ -102,7 +106,7 @@ class RunStore:
             connection.execute(
                 "INSERT INTO runs VALUES (?, ?, 'running', ?, NULL, ?, ?, ?, ?, ?, '{}', NULL)",
                 [
-                    run_id, config.name, time.time(), socket.gethostname(), pid, _process_start(pid),
+                    run_id, config.name, now(), socket.gethostname(), pid, _process_start(pid),
                     config.model_dump_json(), json.dumps(dict(environment)),
                 ],
             )  # fmt: skip
@@ -150,7 +154,7 @@ class RunStore:
         """Note how a run stands; any status but `running` also notes the time as its end."""
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
-        ended_at = None if status == "running" else time.time()
+        ended_at = None if status == "running" else now()
         with self.database.writing() as connection:
             self._update(connection, run_id, "status = ?, ended_at = ?, error = ?", [status, ended_at, error])
 
@@ -178,7 +182,7 @@ class RunStore:
             connection.execute(
                 "INSERT INTO events SELECT ?, 1 + coalesce(max(event_id), 0), ?, ?, ? "
                 "FROM events WHERE run_id = ?",
-                [run_id, time.time(), kind, message, run_id],
+                [run_id, now(), kind, message, run_id],
             )
 
     def discard_after(self, run_id: str, iteration: int) -> None:
@@ -276,13 +280,15 @@ def process_is_alive(row: RunRow) -> bool:
         process = psutil.Process(row.pid)
         if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
             return False
-        started_at = process.create_time()
+        started_s, started_at = process_start_s(row.pid), process.create_time()
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:  # there is such a process, but not ours to look into
         return True
-    noted_at = row.process_started_at
-    return noted_at is not None and abs(started_at - noted_at) < _START_TOLERANCE_S
+    noted = row.process_started_at
+    if noted is not None and noted > _LEAST_UNIX_S:
+        return abs(started_at - noted) < _UNIX_TOLERANCE_S
+    return noted == started_s
 
 
 def _interrupt(connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -> bool:
@@ -291,7 +297,7 @@ def _interrupt(connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -
         "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
         "WHERE run_id = ? AND status = 'running' AND host = ? AND pid = ? "
         "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
-        [time.time(), error, row.run_id, row.host, row.pid, row.process_started_at],
+        [now(), error, row.run_id, row.host, row.pid, row.process_started_at],
     ).fetchall()
     return bool(changed)
 
@@ -320,8 +326,8 @@ def _not_found(connection: duckdb.DuckDBPyConnection, run_id: str) -> RunNotFoun
 
 
 def _process_start(pid: int) -> float | None:
-    """When the process began, in Unix seconds; None where there is no such process."""
+    """When the process began, in seconds since the boot; None where there is no such process."""
     try:
-        return psutil.Process(pid).create_time()
+        return process_start_s(pid)
     except psutil.Error:
         return None

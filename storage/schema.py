@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -104,7 +104,7 @@ CREATE TABLE sample_images (            -- thumbnails of some rows of samples
 );
 """,
     3: """
-CREATE TABLE device_events (            -- kind: joined, notice, withdrawn, left or lost
+CREATE TABLE device_events (            -- kind: storage/records.py::DeviceEvent
     run_id VARCHAR, phase VARCHAR, iteration INTEGER, happened_at DOUBLE, worker VARCHAR, place INTEGER,
     market VARCHAR NOT NULL, kind VARCHAR NOT NULL, detail VARCHAR NOT NULL,
     PRIMARY KEY (run_id, phase, iteration, happened_at, worker, place)
@@ -149,6 +149,13 @@ CREATE TABLE separate_evaluation_images (
     prompt VARCHAR NOT NULL, tag VARCHAR NOT NULL,
     score DOUBLE NOT NULL, exact BOOLEAN NOT NULL, detail VARCHAR NOT NULL, error VARCHAR,
     PRIMARY KEY (evaluation_id, prompt_id, seed_index)
+);
+""",
+    5: """
+CREATE TABLE paid_time (                -- measured from joining to loss, apart from worker_states
+    run_id VARCHAR, phase VARCHAR, iteration INTEGER, worker VARCHAR,
+    market VARCHAR NOT NULL, paid_s DOUBLE NOT NULL,
+    PRIMARY KEY (run_id, phase, iteration, worker)
 );
 """,
 }

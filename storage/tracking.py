@@ -12,11 +12,11 @@ import os
 import queue
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.clock import now
 from storage.config import RunConfig
 from storage.errors import SpotlightError
 from storage.home import Home
@@ -72,7 +72,7 @@ class Tracker:
 
     def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
         """Queue an iteration's figures; they are written in one batch."""
-        now_ms = int(time.time() * 1000)
+        now_ms = int(now() * 1000)
         figures = dict(values)  # a copy: the caller may go on filling its own
         self._put(lambda run: run.log_metrics(iteration, figures, now_ms))
 

@@ -1,11 +1,12 @@
 """Each worker's paid time against its states.
 
-A worker is paid for from the first to the last interval of each of its lives; a life begins where
-the worker joined. So the break between a kill and a resume, after which workers of the same names
-begin anew, is not on the bill. Runs from before schema version 3 have no events: there, an interval
-of loading (or of discarded work) that follows a hole begins a life.
+The two are measured apart. What a worker was paid for comes from a meter that runs from its joining to its
+loss (`paid_time`), its states from the time line (`worker_states`). So a state that was not recorded, or
+one that is too long, shows as a difference.
 
-The intervals are walked in numpy: DuckDB's windows over them took a second on 64 devices and 1,000
+Records from before schema version 5 have no meter's reading: they are in no account.
+
+Overlaps are looked for in numpy: DuckDB's windows over the intervals took a second on 64 devices and 1,000
 iterations, and a page of the dashboard waits for this.
 """
 
@@ -16,17 +17,16 @@ from dataclasses import dataclass
 import duckdb
 import numpy as np
 
+_MEASURED = "(SELECT DISTINCT phase, iteration FROM paid_time WHERE run_id = $run)"
+
 
 @dataclass(frozen=True)
 class WorkerAccount:
     """A worker's paid time against its states; all in seconds.
 
-    `paid_s` equals `booked_s` + `unaccounted_s` - `double_s`.
-
     Attributes:
-        paid_s: from the first to the last interval of each of its lives.
+        paid_s: from its joining to its loss, as its meter says; over all its lives.
         booked_s: the sum of its states.
-        unaccounted_s: paid for, and in no state.
         double_s: in two states at once.
     """
 
@@ -34,74 +34,69 @@ class WorkerAccount:
     market: str
     paid_s: float
     booked_s: float
-    unaccounted_s: float
     double_s: float
+
+    @property
+    def unaccounted_s(self) -> float:
+        """Paid for, and in no state; below 0 where the states are longer than what was paid for."""
+        return self.paid_s - (self.booked_s - self.double_s)
 
 
 def worker_accounts(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[WorkerAccount, ...]:
-    """The accounts of a run's workers, by name.
+    """The accounts of a run's workers, by name; of the records whose paid time was measured.
 
     Args:
         connection: an open one.
         run_id: the run.
     """
-    names = connection.execute(
-        "SELECT worker, any_value(market), count(*) FROM worker_states WHERE run_id = ? "
-        "GROUP BY worker ORDER BY worker",
-        [run_id],
+    rows = connection.execute(
+        f"""
+        WITH paid AS (
+            SELECT worker, any_value(market) AS market, sum(paid_s) AS paid_s
+            FROM paid_time WHERE run_id = $run GROUP BY worker
+        ),
+        booked AS (
+            SELECT worker, any_value(market) AS market, sum(ended_at - started_at) AS booked_s
+            FROM worker_states SEMI JOIN {_MEASURED} USING (phase, iteration)
+            WHERE run_id = $run GROUP BY worker
+        )
+        SELECT worker, coalesce(paid.market, booked.market), coalesce(paid_s, 0), coalesce(booked_s, 0)
+        FROM paid FULL JOIN booked USING (worker) ORDER BY worker
+        """,
+        {"run": run_id},
     ).fetchall()
-    intervals = connection.execute(
-        """
-        WITH numbered AS (SELECT worker, row_number() OVER (ORDER BY worker) AS number
-            FROM (SELECT DISTINCT worker FROM worker_states WHERE run_id = $run))
-        SELECT number, started_at, ended_at, state = 'load' OR phase = 'discarded' AS opens
-        FROM worker_states JOIN numbered USING (worker) WHERE run_id = $run
+    double_s = _double_s(connection, run_id)
+    return tuple(
+        WorkerAccount(worker, market, paid_s, booked_s, double_s.get(worker, 0.0))
+        for worker, market, paid_s, booked_s in rows
+    )
+
+
+def _double_s(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[str, float]:
+    """How long each worker was in two states at once; those that were."""
+    found = connection.execute(
+        f"""
+        SELECT dense_rank() OVER (ORDER BY worker) - 1 AS number, started_at, ended_at
+        FROM worker_states SEMI JOIN {_MEASURED} USING (phase, iteration) WHERE run_id = $run
         """,
         {"run": run_id},
     ).fetchnumpy()
-    joined: dict[str, list[float]] = {}
-    for worker, at in connection.execute(
-        "SELECT worker, happened_at FROM device_events WHERE run_id = ? AND kind = 'joined' ORDER BY ALL",
-        [run_id],
-    ).fetchall():
-        joined.setdefault(worker, []).append(at)
-    columns = [np.asarray(intervals[name]) for name in ("started_at", "ended_at", "opens")]
-    order = np.lexsort((columns[1], columns[0], np.asarray(intervals["number"])))
-    started_at, ended_at, opens = (column[order] for column in columns)
-    accounts = []
-    begin = 0
-    for worker, market, count in names:
-        own = slice(begin, begin + count)
-        begin += count
-        lives = np.searchsorted(joined.get(worker, []), started_at[own], side="right")
-        accounts.append(_account(worker, market, started_at[own], ended_at[own], opens[own], lives))
-    return tuple(accounts)
-
-
-def _account(
-    worker: str, market: str, started_at: np.ndarray, ended_at: np.ndarray, opens: np.ndarray,
-    lives: np.ndarray,
-) -> WorkerAccount:  # fmt: skip
-    """One worker's account from its intervals in order.
-
-    Args:
-        worker: its name.
-        market: where it is rented.
-        started_at: begins, Unix seconds; ended_at likewise.
-        ended_at: ends.
-        opens: whether an interval may begin a life where no joining was recorded.
-        lives: how often the worker had joined when each began.
-    """
-    reach = np.maximum.accumulate(ended_at)[:-1]
-    step_s = started_at[1:] - reach  # how long after the earlier ones; below 0 where they overlap
-    begins = (lives[1:] > lives[:-1]) | ((lives[1:] == 0) & opens[1:])
-    hole, double = step_s > 0, step_s < 0
-    double_s = np.minimum(reach, ended_at[1:]) - started_at[1:]
-    return WorkerAccount(
-        worker,
-        market,
-        paid_s=float(ended_at.max() - started_at[0] - step_s[hole & begins].sum()),
-        booked_s=float((ended_at - started_at).sum()),
-        unaccounted_s=float(step_s[hole & ~begins].sum()),
-        double_s=float(double_s[double].sum()),
-    )
+    number, started_at, ended_at = (np.asarray(found[name]) for name in ("number", "started_at", "ended_at"))
+    order = np.lexsort((ended_at, started_at, number))
+    number, started_at, ended_at = number[order], started_at[order], ended_at[order]
+    names = connection.execute(
+        f"""
+        SELECT DISTINCT worker FROM worker_states SEMI JOIN {_MEASURED} USING (phase, iteration)
+        WHERE run_id = $run ORDER BY worker
+        """,
+        {"run": run_id},
+    ).fetchall()
+    bounds = np.searchsorted(number, np.arange(len(names) + 1))
+    double_s: dict[str, float] = {}
+    for place, (name,) in enumerate(names):
+        own = slice(bounds[place], bounds[place + 1])
+        reach = np.maximum.accumulate(ended_at[own])[:-1]
+        both_s = np.minimum(reach, ended_at[own][1:]) - started_at[own][1:]
+        if (both_s > 0).any():
+            double_s[name] = float(both_s[both_s > 0].sum())
+    return double_s

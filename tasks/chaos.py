@@ -213,8 +213,8 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
         broken.append(f"run {run_id} ended with other weights than the undisturbed run")
     if not ledger.is_balanced:
         broken.append(
-            f"the ledger of {run_id} does not add up: {ledger.unaccounted_share:.2%} of the paid time is in "
-            f"no state, {len(ledger.overlaps)} times a device was in two"
+            f"the ledger of {run_id} does not add up: the states differ from the paid time by "
+            f"{ledger.unaccounted_share:.2%}, {len(ledger.overlaps)} times a device was in two"
         )
     return Verdict(report, identical, ledger.is_balanced, tuple(broken))
 

@@ -101,6 +101,7 @@ def iteration_record(
         device_events=session.runtime.take_device_events(),
         groups=session.runtime.take_groups(),
         step_times=session.runtime.take_step_times(),
+        paid_time=session.runtime.take_paid_time(),
     )
 
 
@@ -131,6 +132,7 @@ def evaluation_record(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
         evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
         part_means(evaluation.scores), session.runtime.take_groups(), session.runtime.take_step_times(),
+        session.runtime.take_paid_time(),
     )  # fmt: skip
 
 

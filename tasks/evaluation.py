@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.rewards.protocol import part_means
 from gpu_runtime.runtime import Evaluation, Runtime
 from storage.checkpoints import CheckpointStore
+from storage.clock import now
 from storage.config import RunConfig
 from storage.environment import environment
 from storage.errors import CheckpointError
@@ -53,7 +53,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     Raises:
         CheckpointError: if the run has no checkpoint yet.
     """
-    started_at = time.time()
+    started_at = now()
     checkpoint = None
     if run_id is not None:
         checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
@@ -69,7 +69,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     finally:
         runtime.close()
     iteration = checkpoint.iteration if checkpoint else 0
-    return Evaluated(run_id, iteration, evaluation, runtime.evaluate_prompts, started_at, time.time())
+    return Evaluated(run_id, iteration, evaluation, runtime.evaluate_prompts, started_at, now())
 
 
 @task(name="record-separate-evaluation", cache_policy=NO_CACHE, persist_result=False)

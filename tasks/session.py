@@ -16,6 +16,7 @@ from prefect.exceptions import TerminationSignal
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import Checkpoint, CheckpointStore
+from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config import RunConfig
 from storage.errors import CheckpointError
 from storage.home import Home
@@ -24,12 +25,14 @@ from storage.records import (
     DeviceEvent,
     GroupRecord,
     IterationRecord,
+    PaidTime,
     RunStatus,
     SampleImage,
     SampleRecord,
     StateInterval,
     StepTimeRecord,
 )
+from storage.results import last_recorded_at
 from storage.run_store import RunStore
 from storage.tracking import FLUSH_WAIT_S, Tracker
 
@@ -44,6 +47,7 @@ class Session:
         first_iteration: the iteration to do next, counted from 1.
         next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
         losses_noted: how many lost workers have their event already.
+        failed_starts_noted: how many workers that did not start have.
         seconds: how long each phase of the running iteration took.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once it is recorded.
@@ -67,6 +71,7 @@ class Session:
         self.first_iteration = 1
         self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
+        self.failed_starts_noted = 0
         self.seconds: dict[str, float] = {}
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
@@ -116,6 +121,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     """
     checkpoints = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
     checkpoint = checkpoints.load_latest()
+    _go_on_after_recorded(store, run_id)
     runtime = Runtime(config, home.history(run_id) if config.runtime.history else None)
     tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
     session = Session(run_id, config, runtime, store, checkpoints, tracker)
@@ -132,6 +138,21 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         session.__exit__(type(error))
         raise
     return session
+
+
+def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
+    """Let this life of a run begin after what is recorded of the lives before, in the times of its records.
+
+    The wall clock may have been set back meanwhile.
+    """
+    last_at = last_recorded_at(store.database, run_id)
+    ahead_s = 0.0 if last_at is None else process_clock().go_on_after(last_at)
+    if ahead_s >= LEAST_JUMP_S:
+        store.add_event(
+            run_id,
+            "clock_jump",
+            f"the wall clock is {ahead_s:.0f} s behind the run's last record; its times go on from there",
+        )
 
 
 def _go_back(session: Session, checkpoint: Checkpoint) -> None:
@@ -177,5 +198,6 @@ def record_from_json(values: dict) -> IterationRecord:
                 for group in values.get("groups", [])
             ],
             "step_times": [StepTimeRecord(**times) for times in values.get("step_times", [])],
+            "paid_time": [PaidTime(**paid) for paid in values.get("paid_time", [])],
         }
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_runtime.actors.cluster import Cluster, RemoteActor
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker import WorkerReady
 from storage.errors import WorkerLostError
 from storage.records import Market
 
@@ -45,7 +46,7 @@ class FakeWorker(RemoteActor):
             self.unanswered[method] = call
         else:
             answers: dict[str, Callable[[], Any]] = {
-                "ready": lambda: 100.0,
+                "ready": lambda: WorkerReady(0.0),
                 "notice": lambda: self.notice,
                 "load_weights": lambda: f"digest of {args[0]}",
             }

@@ -13,6 +13,7 @@ from storage.records import (
     EvaluationRecord,
     IterationRecord,
     Market,
+    PaidTime,
     SampleRecord,
     StateInterval,
 )
@@ -62,7 +63,7 @@ def iteration_record(run_id: str, iteration: int, started_at: float, samples: in
     ]  # fmt: skip
     return IterationRecord(
         run_id, iteration, iteration, started_at, started_at + ITERATION_S, metrics, rows,
-        _iteration_intervals(started_at),
+        (intervals := _iteration_intervals(started_at)), paid_time=paid_for(intervals),
     )  # fmt: skip
 
 
@@ -74,8 +75,19 @@ def evaluation_record(
     return EvaluationRecord(
         run_id, iteration, iteration, started_at, started_at + EVALUATION_S,
         score=sum(p.score for p in pictures) / images, exact=sum(p.exact for p in pictures) / images,
-        images=pictures, intervals=_intervals(started_at, [("rollout", 8.0), ("idle", 1.0)], range(3)),
+        images=pictures,
+        intervals=(intervals := _intervals(started_at, [("rollout", 8.0), ("idle", 1.0)], range(3))),
+        paid_time=paid_for(intervals),
     )  # fmt: skip
+
+
+def paid_for(intervals: list[StateInterval]) -> list[PaidTime]:
+    """What the meters say of devices that were in one state at any time, without a gap."""
+    markets: dict[str, Market] = {interval.worker: interval.market for interval in intervals}
+    return [
+        PaidTime(worker, market, sum(i.ended_at - i.started_at for i in intervals if i.worker == worker))
+        for worker, market in markets.items()
+    ]
 
 
 def write_sample_run(

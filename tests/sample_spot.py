@@ -6,7 +6,7 @@ import dataclasses
 
 from storage.records import DeviceEvent, IterationRecord, StateInterval
 from storage.run_store import RunStore
-from tests.sample_run import iteration_record
+from tests.sample_run import iteration_record, paid_for
 
 EXPLORE_S = 6.0
 """Of the 8 s that a spot device of the sample run would idle in each iteration."""
@@ -48,7 +48,8 @@ def with_loss(
     events = [
         DeviceEvent("spot-1", "spot", "lost", at, detail), DeviceEvent("spot-1.1", "spot", "joined", at + 2),
     ]  # fmt: skip
-    return dataclasses.replace(record, intervals=[*intervals, again], device_events=events)
+    whole = [*intervals, again]
+    return dataclasses.replace(record, intervals=whole, paid_time=paid_for(whole), device_events=events)
 
 
 def write_spot_run(store: RunStore, run_id: str, iterations: int, start: float, lost_in: int) -> None:
@@ -64,5 +65,5 @@ def write_spot_run(store: RunStore, run_id: str, iterations: int, start: float, 
             intervals = [
                 dataclasses.replace(i, worker=named.get(i.worker, i.worker)) for i in record.intervals
             ]
-            record = dataclasses.replace(record, intervals=intervals)
+            record = dataclasses.replace(record, intervals=intervals, paid_time=paid_for(intervals))
         store.commit_iteration(record)

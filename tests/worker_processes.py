@@ -15,9 +15,11 @@ from typing import Any
 
 from gpu_runtime.actors.cluster import RemoteActor
 from gpu_runtime.devices import Device
+from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
+from storage.clock import process_clock
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceState
@@ -27,7 +29,12 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def _obey(
-    link: Connection, config: RunConfig, name: str, trains: bool, watches: bool, history: str | None
+    link: Connection,
+    config: RunConfig,
+    name: str,
+    trains: bool,
+    watches: bool,
+    history: HistoryPlace | None,
 ) -> None:
     worker = DeviceWorker(config, trains, watches, name=name, history=history)
     while True:
@@ -48,9 +55,10 @@ class WorkerProcess(RemoteActor):
         self, name: str, config: RunConfig, trains: bool, watches: bool, history: str | None
     ) -> None:
         super().__init__(name, None)
+        place = None if history is None else HistoryPlace(history, process_clock().anchor)
         self._link, there = _PROCESSES.Pipe()
         self.process = _PROCESSES.Process(
-            target=_obey, args=(there, config, name, trains, watches, history), daemon=True
+            target=_obey, args=(there, config, name, trains, watches, place), daemon=True
         )
         self.process.start()
         there.close()

@@ -16,6 +16,7 @@ _LOAD = 0.15  # of all paid time
 _LOST = 0.05  # of all paid time
 _CUT = 0.02  # of the paid spot time
 _MOST_CANDIDATES = 4096
+_MOST_NAMED = 4  # devices
 
 
 def spot_idle(evidence: Evidence) -> Finding:
@@ -150,13 +151,14 @@ def losses(evidence: Evidence) -> Finding:
 
 
 def accounts(evidence: Evidence) -> Finding:
-    """The states must sum to the bill."""
+    """The states must sum to the paid time, which is measured apart from them."""
     title, ledger = "The bill", evidence.ledger
-    if not ledger.workers:
-        return Finding("unknown", title, "No device time is recorded yet.")
+    if not ledger.is_measured:
+        return Finding("unknown", title, "No paid time was measured apart from the states.")
     text = (
-        f"{100 * ledger.unaccounted_share:.2g} % of the paid time is in no state (at most "
-        f"{100 * MOST_UNACCOUNTED:g} % may be), {len(ledger.overlaps)} times a worker was in two."
+        f"The states differ from the paid time, which is measured apart, by "
+        f"{100 * ledger.unaccounted_share:.2g} % (at most {100 * MOST_UNACCOUNTED:g} % is allowed); "
+        f"{len(ledger.overlaps)} times a worker was in two states."
     )
     if ledger.is_balanced:
         return Finding("fine", title, text)
@@ -165,6 +167,43 @@ def accounts(evidence: Evidence) -> Finding:
     )
 
 
+def starts(evidence: Evidence) -> Finding:
+    """Every device of the settings should join."""
+    title, ledger = "Devices that join", evidence.ledger
+    if not ledger.has_device_events:
+        return Finding("unknown", title, "This run records no devices that join.")
+    missing = ledger.unjoined
+    if missing:
+        names = ", ".join(device.device for device in missing[:_MOST_NAMED])
+        more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
+        broken = [device for device in missing if device.failures]
+        named = (broken or missing)[0]
+        text = f"{names}{more} never joined. {named.device}: {named.reason}."
+        if broken:
+            return Finding("act", title, text, "Repair what it names on those machines; the others do all.")
+        return Finding(
+            "look", title, text, "Add instances, or lower `runtime.spot_workers`; see docs/spot.md on labels."
+        )
+    if ledger.failed_starts:
+        text = f"All devices joined, but {ledger.failed_starts} workers ended while they loaded."
+        return Finding("look", title, text, "The events of the page Convergence name the reasons.")
+    return Finding("fine", title, "All devices joined, and none ended while it loaded.")
+
+
+def clock(evidence: Evidence) -> Finding:
+    """The machine's clock should not be set in the midst of a run."""
+    title, jumps = "The machine's clock", evidence.ledger.clock_jumps
+    if not evidence.ledger.entries:
+        return Finding("unknown", title, "No device time is recorded yet.")
+    if not jumps:
+        return Finding("fine", title, "No jump of the wall clock is recorded.")
+    return Finding(
+        "look", title, f"{len(jumps)} jumps, the latest: {jumps[0]}.",
+        "Durations and costs are right; times of day in this run's records are as before the jump. Let a "
+        "time service such as chrony slew the clock.",
+    )  # fmt: skip
+
+
 DEVICE_RULES: tuple[Rule, ...] = (
-    spot_idle, reserved_idle, exploration_wait, loading, losses, work_done_again, accounts,
+    spot_idle, reserved_idle, exploration_wait, loading, starts, losses, work_done_again, accounts, clock,
 )  # fmt: skip

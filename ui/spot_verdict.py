@@ -45,11 +45,12 @@ def show_imbalance(ledger: Ledger) -> None:
         return
     faults = []
     if ledger.unaccounted_share > MOST_UNACCOUNTED:
-        worst = max(ledger.workers, key=lambda worker: worker.unaccounted_s)
+        worst = max(ledger.workers, key=lambda worker: abs(worker.unaccounted_s))
+        kind = "less" if worst.unaccounted_s > 0 else "more"
         faults.append(
-            f"{100 * ledger.unaccounted_share:.2g} % of the paid device time is in no state (at most "
-            f"{100 * MOST_UNACCOUNTED:g} % may be), most of it of {worst.worker}: "
-            f"{short_duration(worst.unaccounted_s)}"
+            f"the states differ from the paid device time by {100 * ledger.unaccounted_share:.2g} % (at most "
+            f"{100 * MOST_UNACCOUNTED:g} % is allowed), most of all of {worst.worker}: "
+            f"{short_duration(abs(worst.unaccounted_s))} {kind}"
         )
     if ledger.overlaps:
         first = ledger.overlaps[0]
@@ -99,9 +100,10 @@ def show_spot_figures(ledger: Ledger) -> None:
         "the others teach nothing.",
     )  # fmt: skip
     show_tile(
-        row, "Unaccounted", f"{100 * ledger.unaccounted_share:.2g} %",
+        row, "Unaccounted", f"{100 * ledger.unaccounted_share:.2g} %" if ledger.is_measured else "-",
         f"{len(ledger.overlaps)} overlaps",
-        f"Share of the paid time that is in no state; at most {100 * MOST_UNACCOUNTED:g} % may be.",
+        "By how much the states differ from the paid time, which is measured apart from them; at most "
+        f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash where the run was recorded before it was measured.",
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpu_runtime.history_log import HistoryLog
+from gpu_runtime.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Movable, Score
 from gpu_runtime.rewards.registry import build_scorer
@@ -21,7 +21,7 @@ class ScoringWorker:
     Args:
         reward: says which one, and what it needs.
         name: how the runtime calls it.
-        history: folder for its history; None keeps none.
+        history: where its history goes; None keeps none.
         on_gpu: whether it was given one, to judge on.
 
     Raises:
@@ -29,9 +29,13 @@ class ScoringWorker:
     """
 
     def __init__(
-        self, reward: RewardConfig, name: str = "scorer", history: str | None = None, on_gpu: bool = False
+        self,
+        reward: RewardConfig,
+        name: str = "scorer",
+        history: HistoryPlace | None = None,
+        on_gpu: bool = False,
     ) -> None:
-        self._history = HistoryLog(history, name)
+        self._history = HistoryLog.beside(history, name)
         self._scorer = build_scorer(reward.scorer, reward)
         if on_gpu and isinstance(self._scorer, Movable):
             _refuse_hidden_gpu()

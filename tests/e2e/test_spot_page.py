@@ -201,8 +201,8 @@ def test_states_that_do_not_sum_to_the_bill(store: RunStore):
     page = opened()
     text = page.error[0].value
     assert "do not sum to the bill" in text
-    assert "17 % of the paid device time is in no state (at most 0.1 % may be)" in text
-    assert "most of it of reserved-0: 9.0 s" in text
+    assert "the states differ from the paid device time by 17 % (at most 0.1 % is allowed)" in text
+    assert "most of all of reserved-0: 9.0 s less" in text
     assert "1 times a worker was in two states at once, first spot-0 in iteration 1 (explore, 3.0 s)" in text
     assert figures(page)["Unaccounted"] == "17 %"
 

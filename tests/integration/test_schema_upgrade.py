@@ -27,10 +27,11 @@ _BY_VERSION = {
         "reproductions", "sequence_groups", "step_times", "separate_evaluations",
         "separate_evaluation_images",
     },
+    5: {"paid_time"},
 }  # fmt: skip
 LATER_TABLES = {
     version: {table for later, tables in _BY_VERSION.items() if later > version for table in tables}
-    for version in (1, 2, 3)
+    for version in (1, 2, 3, 4)
 }
 
 
@@ -89,7 +90,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         assert device_queries.sequence_groups(connection, "old", 0, 9, 9).empty
         assert device_queries.degree_times(connection, "old", 0, 9).empty
     assert EvaluationStore(store.home).all() == []
-    assert account.is_balanced
+    assert not account.is_measured
     assert not account.has_device_events
     assert account.spent().device_s == pytest.approx(2 * 3 * 18)
     assert store.home.database.read_bytes() == before
@@ -114,7 +115,10 @@ def test_the_first_writer_brings_it_up_to_date(store: RunStore, version: int):
     )
     with store.database.reading() as connection:
         assert not seed_queries.stale_and_fresh(connection, "old").empty
-        assert [x.worker for x in ledger.read_ledger(connection, "old").losses] == ["spot-0"]
+        account = ledger.read_ledger(connection, "old")
+        assert [x.worker for x in account.losses] == ["spot-0"]
+        assert account.is_measured and account.is_balanced
+        assert sum(worker.booked_s for worker in account.workers) == pytest.approx(3 * 18)
         shared = device_queries.sequence_groups(connection, "old", 0, 9, 9)
         assert shared["worker"].tolist() == ["reserved-0", "spot-0"] and set(shared["degree"]) == {2}
         [taken] = device_queries.degree_times(connection, "old", 0, 9).to_dict("records")

@@ -8,6 +8,7 @@ import pytest
 
 from gpu_runtime.devices import Weights
 from gpu_runtime.fleet import Fleet
+from gpu_runtime.worker import WorkerReady
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
@@ -65,7 +66,7 @@ def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
     stage.cluster.workers[ONE].notice = NOTICE
     assert stage.drafters("v1") == [TWO]
     (event,) = stage.fleet.take_device_events()
-    assert (event.worker, event.market, event.kind, event.at) == (ONE, "spot", "notice", NOTICE.received_at)
+    assert (event.worker, event.market, event.kind) == (ONE, "spot", "notice")
     assert event.detail == "gcp, in 30 s: preempted is TRUE"
     assert "spot-0.1" not in stage.cluster.workers, "its replacement starts with the next phase"
     stage.fleet.prepare(SECOND)
@@ -154,7 +155,7 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     assert stage.fleet.welcome() == [loaded], "it is started once"
 
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(500.0)
+    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.welcome()
     assert stage.holders("v1") == [TRAINER, TWO], "it does not pull before it holds the weights"
     assert stage.fleet.welcome() == [given], "it is given them once"
@@ -171,7 +172,7 @@ def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twic
     stage.fleet.welcome()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(500.0)
+    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.welcome()
     newcomer.silent.clear()
     given.set_result("digest of v1")
@@ -189,7 +190,7 @@ def test_other_weights_than_sent_end_the_run_in_the_midst_of_a_phase_too():
     stage.fleet.welcome()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(500.0)
+    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.welcome()
     given.set_result("something else")
     with pytest.raises(RuntimeFailure, match="holds weights with checksum something else"):
@@ -203,7 +204,7 @@ def test_a_newcomer_that_dies_while_it_takes_the_weights_is_lost_and_replaced():
     stage.fleet.welcome()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(500.0)
+    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.welcome()
     given.set_exception(WorkerLostError("gone"))
     stage.fleet.welcome()
@@ -239,7 +240,7 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
     fleet.await_ready()
     fleet.prepare(FIRST)
     assert [device.name for device in fleet.workers("v1")] == [TRAINER]
-    cluster.workers[ONE].unanswered["ready"].set_result(500.0)
+    cluster.workers[ONE].unanswered["ready"].set_result(WorkerReady(1.0))
     fleet.welcome()
     assert [device.name for device in fleet.workers("v1")] == [TRAINER, ONE]
     assert cluster.markets == {TRAINER: "reserved", ONE: "spot"}

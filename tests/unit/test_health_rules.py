@@ -45,7 +45,7 @@ def view(
 
 def ledger(*spent: tuple[str, str, float], samples: int = 0, losses: tuple[Loss, ...] = ()) -> Ledger:
     entries = tuple(Entry("iteration", market, state, Spent(s, s / 100)) for market, state, s in spent)
-    workers = (WorkerAccount("reserved-0", "reserved", 1.0, 1.0, 0.0, 0.0),) if spent else ()
+    workers = (WorkerAccount("reserved-0", "reserved", 1.0, 1.0, 0.0),) if spent else ()
     return Ledger(
         entries, workers, (), losses, has_device_events=bool(losses), samples=samples, useful_samples=0
     )
@@ -119,7 +119,7 @@ def test_what_lost_devices_took_with_them():
 
 def test_a_bill_that_does_not_add_up():
     entry = Entry("iteration", "spot", "rollout", Spent(10.0, 1.0))
-    worker = WorkerAccount("spot-0", "spot", 10.1, 10.0, 0.1, 0.0)
+    worker = WorkerAccount("spot-0", "spot", 10.1, 10.0, 0.0)
     book = Ledger((entry,), (worker,), (), (), has_device_events=True, samples=0, useful_samples=0)
     assert found(device_health.accounts, view(), book).level == "act"
     assert found(device_health.accounts, view(), ledger(("spot", "idle", 1.0))).level == "fine"

@@ -92,7 +92,7 @@ def test_each_life_has_its_own_folder_and_a_process_that_is_left_is_not_read(tmp
 def test_without_a_folder_nothing_is_written():
     log = HistoryLog(None, "driver")
     log.note("step")
-    assert not log.kept and log.folder is None
+    assert not log.kept and log.path is None and log.place is None
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -1,0 +1,173 @@
+"""Time that nobody can set: when things happen, how long they take, and when a process began.
+
+The wall clock of a machine may be set while a run goes on, by hand or by a time service. So a process reads
+it once, and counts from there with monotonic time. Differences of `now()` are durations, and later readings
+are never smaller. That the wall clock has moved since is a `ClockJump`, which a run records as an event.
+
+Two machines have two clocks, and a process that starts after a jump reads another wall clock than the one
+that started it. Between processes of one machine an `Anchor` makes them count alike; between machines only
+durations travel.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+LEAST_JUMP_S = 1.0
+"""The wall clock must move this far from the process's own before it counts as a jump. Time services that
+slew the clock move both alike."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What a clock counts from.
+
+    Attributes:
+        machine: identifies the machine since its start; monotonic time means nothing elsewhere.
+        zero_at: Unix seconds at which that machine's monotonic time was 0.
+    """
+
+    machine: str
+    zero_at: float
+
+
+@dataclass(frozen=True)
+class ClockJump:
+    """The wall clock was set, or the machine slept.
+
+    Attributes:
+        at: Unix seconds by the process's own clock.
+        by_s: how far the wall clock moved; below 0 where it went back.
+    """
+
+    at: float
+    by_s: float
+
+
+class Clock:
+    """Unix seconds: one reading of the wall clock, and monotonic time since. Threads may share it.
+
+    Args:
+        wall: the wall clock, in Unix seconds.
+        monotonic: monotonic time, in seconds.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = lambda: time.time(),
+        monotonic: Callable[[], float] = lambda: time.monotonic(),
+    ) -> None:
+        self._wall = wall
+        self._monotonic = monotonic
+        self._zero_at = wall() - monotonic()
+        self._moved_s = 0.0
+        self._jumps: list[ClockJump] = []
+        self._lock = threading.Lock()
+
+    @property
+    def anchor(self) -> Anchor:
+        """What it counts from, for another process of this machine."""
+        return Anchor(machine_id(), self._zero_at)
+
+    def now(self) -> float:
+        """Unix seconds; notes a jump of the wall clock since the last call."""
+        with self._lock:
+            now = self._zero_at + self._monotonic()
+            moved_s = self._wall() - now
+            if abs(moved_s - self._moved_s) >= LEAST_JUMP_S:
+                self._jumps.append(ClockJump(now, moved_s - self._moved_s))
+                self._moved_s = moved_s
+        return now
+
+    def at(self, monotonic_s: float) -> float:
+        """Unix seconds of a moment given in this machine's monotonic time."""
+        return self._zero_at + monotonic_s
+
+    def take_jumps(self) -> list[ClockJump]:
+        """How the wall clock was moved since the last call, in order."""
+        self.now()
+        with self._lock:
+            taken, self._jumps = self._jumps, []
+        return taken
+
+    def follow(self, anchor: Anchor) -> None:
+        """Count from the same as another process, if that is on this machine."""
+        if anchor.machine == machine_id():
+            self._count_from(anchor.zero_at)
+
+    def go_on_after(self, at: float) -> float:
+        """Count on from a moment that is in the future; one in the past changes nothing.
+
+        So the records of a resumed run stay in order although the wall clock was set back meanwhile.
+
+        Args:
+            at: Unix seconds.
+
+        Returns:
+            How many seconds the clock was put forward.
+        """
+        ahead_s = max(0.0, at - self.now())
+        if ahead_s:
+            self._count_from(self._zero_at + ahead_s)
+        return ahead_s
+
+    def _count_from(self, zero_at: float) -> None:
+        with self._lock:
+            self._moved_s += self._zero_at - zero_at
+            self._zero_at = zero_at
+
+
+_process_clock = Clock()
+
+
+def process_clock() -> Clock:
+    """The clock of this process."""
+    return _process_clock
+
+
+def now() -> float:
+    """Unix seconds by the clock of this process."""
+    return _process_clock.now()
+
+
+def machine_id() -> str:
+    """Identifies this machine since its start."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:  # no Linux
+        return socket.gethostname()
+
+
+def process_start_s(pid: int) -> float:
+    """When a process began, in seconds since the machine did, to a hundredth.
+
+    Tells a process from a later one of the same number. Unlike the Unix time, which Linux derives from this
+    and the wall clock, it is the same at every look.
+
+    Raises:
+        psutil.NoSuchProcess: there is none of that number.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # gone, or no Linux: psutil knows
+        return round(psutil.Process(pid).create_time() - psutil.boot_time(), 2)
+    # The name, in brackets, may hold blanks and brackets; the start is the 20th field after it.
+    ticks = int(stat.rpartition(")")[2].split()[19])
+    return round(ticks / os.sysconf("SC_CLK_TCK"), 2)
+
+
+def process_age_s() -> float:
+    """How long this process has been there, in seconds."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process_start_s(os.getpid()))
+    return max(0.0, time.time() - psutil.Process().create_time())

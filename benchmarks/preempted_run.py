@@ -137,7 +137,7 @@ def _watched(injector: FaultInjector) -> Iterator[threading.Event]:
 
     def watch() -> None:
         while not over.wait(1.0):
-            if time.time() - injector.last_line_at > HANG_S:
+            if time.monotonic() - injector.last_line_s > HANG_S:
                 hung.set()
                 injector.end_run()
                 return

@@ -74,7 +74,7 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
                 break
             restarts += 1
             reporter().note(f"run {run_id} ended with exit code {code}; resuming it")
-            injector.last_line_at = time.time()
+            injector.last_line_s = time.monotonic()
             child = start(home, "resume", run_id)
     if injector.trouble is not None:
         raise RuntimeFailure(f"the faults could not be done: {injector.trouble}") from injector.trouble
@@ -107,7 +107,7 @@ def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None
         try:
             return child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
-            if time.time() - injector.last_line_at > HANG_S:
+            if time.monotonic() - injector.last_line_s > HANG_S:
                 child.kill()
                 child.wait()
                 return None

@@ -328,7 +328,8 @@ class Fleet:
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Note what happened to a device; the caller holds the lock."""
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
-        self._history.note(kind, worker=device.name, **facts)
+        # The history tells of processes: one that did not start is gone as one that is lost.
+        self._history.note("lost" if kind == "failed" else kind, worker=device.name, **facts)
 
     @property
     def _filled(self) -> set[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.scheduling.requests import SampleRequest
-from storage.clock import Anchor, now, process_clock, process_start_s
+from storage.clock import Anchor, now, process_age_s, process_clock, process_start_s
 from storage.errors import StorageError
 from storage.home import Home
 
@@ -88,7 +88,14 @@ class HistoryLog:
                 f"the history {path} cannot be written: {error}; set runtime.history=false to do without"
             ) from error
         pid = os.getpid()
-        self.note("process", name=name, pid=pid, created=process_start_s(pid), host=socket.gethostname())
+        self.note(
+            "process",
+            name=name,
+            pid=pid,
+            created=now() - process_age_s(),
+            started_s=process_start_s(pid),
+            host=socket.gethostname(),
+        )
 
     @classmethod
     def beside(cls, place: HistoryPlace | None, name: str) -> HistoryLog:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
+from storage.clock import process_start_s
 
 TRAINER = "reserved-0"
 
@@ -32,13 +33,13 @@ class Player:
     Attributes:
         name: that of its worker or scorer, `driver`, `prefect-server`, or that of an agent of Ray.
         pid: its number.
-        created: when it began (unix seconds): tells it from a later process of that number.
+        started_s: when it began (seconds since the boot): tells it from a later process of that number.
         doomed: a fault has chosen it already.
     """
 
     name: str
     pid: int
-    created: float
+    started_s: float
     doomed: bool = False
 
     @property
@@ -50,7 +51,7 @@ class Player:
         """Whether the process is still there."""
         try:
             process = psutil.Process(self.pid)
-            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
+            return process_start_s(self.pid) == self.started_s and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
 
@@ -135,7 +136,7 @@ class Cast:
                 with suppress(psutil.NoSuchProcess):  # a zombie is no such process either
                     name = _agent_name(process.cmdline())
                     if name is not None:
-                        found.append(Player(name, process.pid, process.create_time()))
+                        found.append(Player(name, process.pid, process_start_s(process.pid)))
         return sorted(found, key=lambda player: player.name)
 
     def _chosen(self, which: Callable[[Player], bool]) -> list[Player]:
@@ -151,7 +152,7 @@ class Cast:
     def _hear(self, line: HistoryLine) -> None:
         facts = line.facts
         if line.event == "process":
-            self._players[facts["name"]] = Player(facts["name"], facts["pid"], facts["created"])
+            self._players[facts["name"]] = Player(facts["name"], facts["pid"], facts["started_s"])
         elif line.event == "phase":
             self.under_way = True
             self._entered.append((facts["iteration"], facts["phase"]))

@@ -21,6 +21,7 @@ from gpu_runtime.history_tail import HistoryTail
 from gpu_runtime.scheduling.history_check import HistoryLine
 from gpu_runtime.spot.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
 from gpu_runtime.spot.played_service import PlayedNotices
+from storage import clock
 
 _LOOK_S = 0.05
 """Between two looks into the whole history."""
@@ -84,8 +85,8 @@ class FaultInjector:
         self._began = 0.0
         self.done: list[Done] = []
         """What was done so far."""
-        self.last_line_at = time.time()
-        """When the run last wrote into its history, as far as seen (unix seconds)."""
+        self.last_line_s = time.monotonic()
+        """When the run was last seen to have written into its history (monotonic seconds)."""
         self.trouble: BaseException | None = None
         """What ended the thread early."""
 
@@ -147,7 +148,7 @@ class FaultInjector:
 
     def _hear(self, lines: Sequence[HistoryLine]) -> None:
         if lines:
-            self.last_line_at = max(self.last_line_at, max(line.at for line in lines))
+            self.last_line_s = time.monotonic()
         for name in self._cast.hear(lines):
             self._tail.leave(self._cast.life, name)
 
@@ -157,7 +158,7 @@ class FaultInjector:
         if victims:
             self._do(fault, victims, now)
             self._waiting.remove((since, fault))
-            self.done.append(Done(fault, time.time(), tuple(player.name for player in victims)))
+            self.done.append(Done(fault, clock.now(), tuple(player.name for player in victims)))
 
     def _victims(self, fault: Fault, waited_s: float) -> list[Player]:
         """Whom a fault meets now; nobody yet, if the list is empty."""
@@ -225,7 +226,7 @@ class FaultInjector:
             if sent is not None and spots[sent].send(signal.SIGKILL):
                 spots[sent].doomed = True
                 self._waiting.remove(armed)
-                self.done.append(Done(armed[1], time.time(), (sent,)))
+                self.done.append(Done(armed[1], clock.now(), (sent,)))
                 return
             time.sleep(_QUICK_LOOK_S)
 

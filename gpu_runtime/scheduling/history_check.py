@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_runtime.scheduling.history_report import HistoryReport, Redone
+from gpu_runtime.scheduling.history_report import HistoryReport, MissingHistory, Redone
 
 DRIVER = "driver"
 """Name of the process that grants leases."""
@@ -141,7 +141,18 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
             for phase in life.phases
             if not phase.ended
         ),
+        missing=tuple(one for of_life in by_life.values() for one in _missing(of_life)),
     )
+
+
+def _missing(lines: list[HistoryLine]) -> list[MissingHistory]:
+    """Workers of a life that have joined, and of which there is no line."""
+    there = {line.by for line in lines}
+    return [
+        MissingHistory(line.life, line.facts["worker"], line.facts["host"], line.facts["history"])
+        for line in lines
+        if line.event == "joined" and "history" in line.facts and line.facts["worker"] not in there
+    ]
 
 
 def _read(lines: list[HistoryLine]) -> _Life:

@@ -35,6 +35,23 @@ class Redone:
 
 
 @dataclass(frozen=True)
+class MissingHistory:
+    """A worker that joined, and whose history is on another machine.
+
+    Attributes:
+        life: of the run.
+        worker: its name.
+        host: the machine.
+        path: the file there.
+    """
+
+    life: int
+    worker: str
+    host: str
+    path: str
+
+
+@dataclass(frozen=True)
 class HistoryReport:
     """What a history says of the promises.
 
@@ -49,6 +66,7 @@ class HistoryReport:
         steps_done: what was done of them.
         redone: by loss; workers that were lost without any are there too.
         unfinished: samples of phases that the death of the driver cut off.
+        missing: histories of workers on other machines; without them, steps that were done are not known.
     """
 
     requested: int
@@ -61,6 +79,7 @@ class HistoryReport:
     steps_done: int
     redone: tuple[Redone, ...]
     unfinished: int
+    missing: tuple[MissingHistory, ...] = ()
 
     @property
     def steps_redone(self) -> int:
@@ -76,14 +95,19 @@ class HistoryReport:
         return max((loss.most for loss in self.redone if loss.with_notice == with_notice), default=0)
 
     def broken(self) -> list[str]:
-        """The promises that were broken, in words; none is well."""
+        """The promises that were broken, or cannot be checked, in words; none is well."""
         said = [
+            f"the history of {one.worker} (life {one.life}) is on {one.host} at {one.path}: copy it into the "
+            "folder of that life, and check again"
+            for one in self.missing
+        ]
+        said += [
             f"{len(names)} samples {what}, such as {names[0]}"
             for names, what in (
                 (self.lost, "were lost"),
                 (self.duplicated, "were accepted twice"),
                 (self.held_twice, "were held by two workers at once"),
-                (self.incomplete, "were accepted without all their denoising steps"),
+                (() if self.missing else self.incomplete, "were accepted without all their denoising steps"),
             )
             if names
         ]

@@ -246,9 +246,12 @@ def test_devices_that_never_joined_and_why(store: RunStore):
     store.create_run("s", config, {}, os.getpid())
     assert ledger(store, "s").unjoined == (), "nothing is recorded yet"
     happened = [
-        event("reserved-0", "joined", 0), event("spot-0", "failed", 1, "no disk"),
-        event("spot-0.1", "joined", 2), event("spot-2", "failed", 3, "no model"), event("spot-2.1", "failed", 4, "no model folder /x"),
-    ]  # fmt: skip
+        event("reserved-0", "joined", 0),
+        event("spot-0", "failed", 1, "no disk"),
+        event("spot-0.1", "joined", 2),
+        event("spot-2", "failed", 3, "no model"),
+        event("spot-2.1", "failed", 4, "no model folder /x"),
+    ]
     intervals = [reserved("train", 0, 10)]
     store.commit_iteration(IterationRecord("s", 1, 1, 0, 10, {}, [], intervals, device_events=happened))
     account = ledger(store, "s")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections import Counter
 
 import pytest
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.evaluate import evaluate_model
 from flows.post_train import post_train
+from flows.progress import Reporter
+from gpu_runtime.history_tail import read_history
 from storage.checkpoints import CheckpointStore
+from storage.clock import process_clock
 from storage.config_loading import load_config
 from storage.database import Database
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.ledger import read_ledger
 from storage.results import evaluated_iterations, run_result
 from storage.run_store import RunStore
 
@@ -22,7 +28,7 @@ from storage.run_store import RunStore
 def config():
     settings = [
         "iterations=3", "runtime.spot_workers=1", "evaluation.every=2",
-        "reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3",
+        "reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3", "runtime.history=true",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 
@@ -37,9 +43,84 @@ def home(tmp_path_factory):
     patch.undo()
 
 
+JUMPS_S = {"start": 86_400.0, "rollout 1": -3600.0, "train 2": 3600.0, "rollout 3": -86_400.0}
+"""By how much the wall clock is set in the midst of the run, and when: the workers start after the first."""
+
+SHIM = """
+import time
+_real, _file = time.time, open({path!r}, "rb")
+def _shifted():
+    _file.seek(0)
+    return _real() + float(_file.read() or b"0")
+time.time = _shifted
+"""
+
+
 @pytest.fixture(scope="module")
-def finished(home, config):
-    return post_train(config, "run-a")
+def took_s():
+    """How long the run took, by a clock that nobody sets."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def finished(home, config, took_s, tmp_path_factory):
+    """A run, undisturbed but for the wall clock, which is set four times, for the driver and the workers."""
+    folder, ahead_s, entered = tmp_path_factory.mktemp("shim"), 0.0, Counter()
+    offset, real, phase = folder / "offset", time.time, Reporter.phase
+
+    def jump(when: str) -> None:
+        nonlocal ahead_s
+        ahead_s += JUMPS_S.get(when, 0.0)
+        offset.write_text(f"{ahead_s:020.1f}")
+
+    def enter(self: Reporter, name: str) -> None:
+        entered[name] += 1
+        jump(f"{name} {entered[name]}")
+        phase(self, name)
+
+    process_clock().take_jumps()
+    (folder / "sitecustomize.py").write_text(SHIM.format(path=str(offset)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder))
+        patch.setattr(time, "time", lambda: real() + ahead_s)
+        patch.setattr(Reporter, "phase", enter)
+        jump("start")
+        began_s = time.monotonic()
+        result = post_train(config, "run-a")
+        took_s.append(time.monotonic() - began_s)
+    return result
+
+
+def test_jumps_of_the_wall_clock_change_no_bill_and_are_events(home, config, finished, took_s):
+    store = RunStore(home)
+    with store.database.reading() as connection:
+        ledger = read_ledger(connection, "run-a")
+        messages = connection.execute(
+            "SELECT message FROM events WHERE kind = 'clock_jump' ORDER BY event_id"
+        ).fetchall()
+        lasted = connection.execute("SELECT ended_at - started_at FROM iterations").fetchall()
+        values = connection.execute(
+            "SELECT value FROM iteration_metrics WHERE name = 'iteration_s'"
+        ).fetchall()
+    moved = [float(message.split("moved by ")[1].split(" s")[0]) for (message,) in messages]
+    assert moved == pytest.approx(list(JUMPS_S.values()), abs=1)
+    assert ledger.is_measured and ledger.is_balanced, (ledger.unaccounted_share, ledger.overlaps)
+    # What it would have cost undisturbed: the meters, which no wall clock can reach, times the prices.
+    prices = {"reserved": config.price.reserved_usd_per_hour, "spot": config.price.spot_usd_per_hour}
+    undisturbed_usd = sum(worker.paid_s * prices[worker.market] / 3600 for worker in ledger.workers)
+    assert finished["cost_usd"] == pytest.approx(undisturbed_usd, rel=0.01)
+    assert len(ledger.workers) == 2
+    assert all(0.3 * took_s[0] < worker.paid_s < took_s[0] for worker in ledger.workers)
+    assert all(0 < seconds < took_s[0] for (seconds,) in [*lasted, *values])
+    row = store.run("run-a")
+    assert row.ended_at is not None and 0 < row.ended_at - row.created_at < took_s[0]
+
+
+def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s):
+    """Whatever its process's wall clock said when it started."""
+    lines = [line for line in read_history(home.history("run-a")) if line.life == 1]
+    assert {line.by.split("-")[0] for line in lines} == {"driver", "reserved", "spot", "scorer"}
+    assert max(line.at for line in lines) - min(line.at for line in lines) < took_s[0]
 
 
 def last_state(home, config, run_id):

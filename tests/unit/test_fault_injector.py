@@ -19,6 +19,7 @@ from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.spot.fault_schedule import Fault
 from gpu_runtime.spot.gcp_notices import PREEMPTED_PATH
 from gpu_runtime.spot.played_service import PlayedNotices
+from storage.clock import process_start_s
 
 SLEEPER = (
     "import sys, time; from gpu_runtime.history_log import HistoryLog\n"
@@ -230,8 +231,7 @@ def helpers(stage) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]
     driver = subprocess.Popen([sys.executable, "-c", DRIVER_WITH_HELPERS], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     started = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
-    created = psutil.Process(driver.pid).create_time()
-    stage.driver.note("process", name="driver", pid=driver.pid, created=created)
+    stage.driver.note("process", name="driver", pid=driver.pid, started_s=process_start_s(driver.pid))
     stage.enter("rollout", 1)
     yield driver, started
     for process in (*started, psutil.Process(driver.pid)):

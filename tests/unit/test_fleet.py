@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from gpu_runtime.devices import Weights
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.worker import WorkerReady
+from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
@@ -117,20 +116,93 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(method: str):
     assert "spot-0.1" in stage.holders("v2")
 
 
+class Times:
+    """The machine's clocks, played: time passes when the test says so, and the wall clock can be set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.monotonic_s, self.ahead_s = 1000.0, 1.7e9
+        monkeypatch.setattr("time.monotonic", lambda: self.monotonic_s)
+        monkeypatch.setattr("time.time", lambda: self.monotonic_s + self.ahead_s)
+        monkeypatch.setattr(clock, "_process_clock", clock.Clock())
+
+
 def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch: pytest.MonkeyPatch):
+    times = Times(monkeypatch)
     stage = Stage("none")
-    clock = itertools.count(1000)
-    monkeypatch.setattr("gpu_runtime.fleet.time.time", lambda: float(next(clock)))
-    stage.cluster.stillborn.add("spot-0.1")
+    stage.cluster.slow.add("spot-0.1")
     stage.cluster.workers[ONE].dead = True
-    for _ in range(3):
-        stage.fleet.prepare(SECOND)
-    assert stage.fleet.lost == [ONE, "spot-0.1"]
-    (paid,) = [part for part in stage.fleet.take_intervals() if part.worker == "spot-0.1"]
+    stage.fleet.prepare(SECOND)
+    stage.fleet.prepare(SECOND)
+    times.monotonic_s += 7
+    stage.cluster.workers["spot-0.1"].unanswered["ready"].set_exception(WorkerLostError("no memory"))
+    times.monotonic_s += 2
+    stage.fleet.prepare(SECOND)
+    assert stage.fleet.lost == [ONE]
+    [failed] = stage.fleet.failed_starts
+    assert failed.in_words == "spot-0 did not start: no memory; it is tried again with the next phase"
+    (part,) = [part for part in stage.fleet.take_intervals() if part.worker == "spot-0.1"]
+    (paid,) = [paid for paid in stage.fleet.take_paid_time() if paid.worker == "spot-0.1"]
     (event,) = [event for event in stage.fleet.take_device_events() if event.worker == "spot-0.1"]
-    assert paid.state == "load" and paid.ended_at - paid.started_at == 1
-    assert event.kind == "lost" and event.at == paid.ended_at and "while loading" in event.detail
+    assert part.state == "load" and part.ended_at - part.started_at == 7 == paid.paid_s
+    assert (event.kind, event.at, event.detail) == ("failed", part.ended_at, "no memory")
+    stage.fleet.prepare(SECOND)
     assert "spot-0.2" in stage.cluster.workers
+
+
+def test_what_cannot_start_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch):
+    """Each time with a word, and no other place waits for it."""
+    stage = Stage("none")
+    stage.cluster.stillborn |= {f"spot-0.{number}" for number in range(1, 50)}
+    stage.cluster.workers[ONE].dead = True
+    for _ in range(40):
+        stage.fleet.prepare(SECOND)
+    tried = len(stage.fleet.failed_starts)
+    assert 6 <= tried <= 8, "1, 1, 2, 4, 8, 16 phases apart"
+    assert [start.in_a_row for start in stage.fleet.failed_starts] == list(range(1, tried + 1))
+    assert "4 times in a row" in stage.fleet.failed_starts[3].in_words
+    assert "it is tried again in 4 phases" in stage.fleet.failed_starts[3].in_words
+    assert [kind for worker, kind in stage.events() if worker.startswith("spot-0.")] == ["failed"] * tried
+    assert stage.holders("v2") == [TRAINER, TWO]
+
+
+Seconds = dict[tuple[str, str], float]
+
+
+def course(monkeypatch: pytest.MonkeyPatch, by_s: float) -> tuple[Seconds, Seconds, list[float]]:
+    """A run whose wall clock is set in its midst: device-seconds by state and by meter, and the jumps."""
+    times = Times(monkeypatch)
+    stage = Stage("none")
+    times.monotonic_s += 3
+    stage.fleet.enter(TRAINER, "train")
+    times.monotonic_s += 10
+    times.ahead_s += by_s
+    times.monotonic_s += 2
+    lose(stage, ONE)
+    stage.cluster.slow.add("spot-0.1")
+    stage.fleet.welcome()  # its replacement starts after the jump
+    times.monotonic_s += 5
+    stage.cluster.workers["spot-0.1"].unanswered["ready"].set_result(WorkerReady(4.0))
+    times.monotonic_s += 1
+    stage.fleet.prepare(FIRST)
+    times.monotonic_s += 4
+    states: Seconds = {}
+    meters: Seconds = {}
+    for part in stage.fleet.take_intervals():
+        key = (part.worker, part.state)
+        states[key] = states.get(key, 0.0) + part.ended_at - part.started_at
+    for paid in stage.fleet.take_paid_time():
+        meters[paid.worker, "paid"] = meters.get((paid.worker, "paid"), 0.0) + paid.paid_s
+    return states, meters, [jump.by_s for jump in clock.process_clock().take_jumps()]
+
+
+@pytest.mark.parametrize("by_s", [3600.0, -3600.0, 86_400.0, -86_400.0])
+def test_a_jump_of_the_wall_clock_changes_no_bill(monkeypatch: pytest.MonkeyPatch, by_s: float):
+    states, meters, jumps = course(monkeypatch, by_s)
+    assert (states, meters, []) == course(monkeypatch, 0.0)
+    assert jumps == [by_s]
+    # 25 s pass; one dies after 15 s; its replacement's process begins at 16 s.
+    assert meters == {(TRAINER, "paid"): 25, (TWO, "paid"): 25, (ONE, "paid"): 15, ("spot-0.1", "paid"): 9}
+    assert states[TRAINER, "train"] == 22 and states["spot-0.1", "load"] == 9
 
 
 def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
@@ -224,7 +296,7 @@ def test_what_dies_while_it_loads_is_started_again_with_the_next_phase_only():
     stage.fleet.prepare(FIRST)
     stage.fleet.prepare(FIRST)
     assert stage.holders("v1") == [TRAINER, TWO, "spot-0.2"]
-    assert [kind for worker, kind in stage.events() if worker == "spot-0.1"] == ["lost"]
+    assert [kind for worker, kind in stage.events() if worker == "spot-0.1"] == ["failed"]
 
 
 @pytest.mark.parametrize("comes_and_goes", [True, False])

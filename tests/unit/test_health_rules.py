@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 
 from storage.config import RunConfig
+from storage.device_starts import UnjoinedDevice
 from storage.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
 from storage.run_store import RunRow
 from ui import device_health, learning_health
@@ -123,6 +125,30 @@ def test_a_bill_that_does_not_add_up():
     book = Ledger((entry,), (worker,), (), (), has_device_events=True, samples=0, useful_samples=0)
     assert found(device_health.accounts, view(), book).level == "act"
     assert found(device_health.accounts, view(), ledger(("spot", "idle", 1.0))).level == "fine"
+
+
+def test_devices_that_never_joined_and_those_that_came_late():
+    def joined(**figures) -> Ledger:
+        return dataclasses.replace(ledger(("spot", "idle", 1.0)), has_device_events=True, **figures)
+
+    assert found(device_health.starts, view(), joined()).level == "fine"
+    late = found(device_health.starts, view(), joined(failed_starts=3))
+    assert late.level == "look" and "3 workers ended while they loaded" in late.text
+    absent = UnjoinedDevice("spot-0", 0, "no spot instance had room for it")
+    assert found(device_health.starts, view(), joined(unjoined=(absent,))).level == "look"
+    broken = UnjoinedDevice("spot-1", 4, "no model folder /x")
+    finding = found(device_health.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
+    assert finding.level == "act"
+    assert finding.text == "spot-0, spot-1 never joined. spot-1: no model folder /x."
+
+
+def test_jumps_of_the_clock():
+    calm = ledger(("spot", "idle", 1.0))
+    assert found(device_health.clock, view(), calm).level == "fine"
+    finding = found(
+        device_health.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x"))
+    )
+    assert (finding.level, finding.text) == ("look", "2 jumps, the latest: moved by +60 s.")
 
 
 CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = Change(0.3, 0.05, 96), Change(-0.2, 0.05, 96), Change(0.01, 0.05, 96)

@@ -162,3 +162,17 @@ def test_a_notice_to_one_of_several_is_a_notice_for_what_they_share():
     report = story.report()
     assert [(loss.worker, loss.most, loss.with_notice) for loss in report.redone] == [("w", 2, True)]
     assert "the loss of w with a notice cost a sample 2" in report.broken()[0]
+
+
+def test_a_worker_of_another_machine_whose_history_is_not_here_is_named():
+    """That nobody seems to have done its steps is no broken promise."""
+    where = {"host": "far", "history": "/home/history/r/0001/w.7.jsonl"}
+    story = Story().driver("joined", worker="w", **where).lease(0, "w").deliver(0).driver("generated")
+    [said] = story.report().broken()
+    assert "history of w (life 1) is on far at /home/history/r/0001/w.7.jsonl" in said
+    [said] = (
+        Story().driver("joined", worker="v").lease(0, "w").deliver(0).driver("generated").report().broken()
+    )
+    assert "without all their denoising steps" in said
+    copied = Story().driver("joined", worker="w", **where).lease(0, "w").steps(0, "w", 0, 4)
+    assert copied.deliver(0).driver("generated").report().broken() == []

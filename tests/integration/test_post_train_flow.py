@@ -47,8 +47,9 @@ JUMPS_S = {"start": 86_400.0, "rollout 1": -3600.0, "train 2": 3600.0, "rollout 
 """By how much the wall clock is set in the midst of the run, and when: the workers start after the first."""
 
 SHIM = """
-import time
+import os, time
 _real, _file = time.time, open({path!r}, "rb")
+open({path!r} + str(os.getpid()), "w").close()
 def _shifted():
     _file.seek(0)
     return _real() + float(_file.read() or b"0")
@@ -63,9 +64,15 @@ def took_s():
 
 
 @pytest.fixture(scope="module")
-def finished(home, config, took_s, tmp_path_factory):
+def folder(tmp_path_factory):
+    """Where the workers' processes are told what the wall clock says, and leave a file `offsetPID` each."""
+    return tmp_path_factory.mktemp("shim")
+
+
+@pytest.fixture(scope="module")
+def finished(home, config, took_s, folder):
     """A run, undisturbed but for the wall clock, which is set four times, for the driver and the workers."""
-    folder, ahead_s, entered = tmp_path_factory.mktemp("shim"), 0.0, Counter()
+    ahead_s, entered = 0.0, Counter()
     offset, real, phase = folder / "offset", time.time, Reporter.phase
 
     def jump(when: str) -> None:
@@ -116,10 +123,12 @@ def test_jumps_of_the_wall_clock_change_no_bill_and_are_events(home, config, fin
     assert row.ended_at is not None and 0 < row.ended_at - row.created_at < took_s[0]
 
 
-def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s):
+def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s, folder):
     """Whatever its process's wall clock said when it started."""
     lines = [line for line in read_history(home.history("run-a")) if line.life == 1]
     assert {line.by.split("-")[0] for line in lines} == {"driver", "reserved", "spot", "scorer"}
+    processes = [line for line in lines if line.event == "process" and line.by != "driver"]
+    assert all((folder / f"offset{line.facts['pid']}").exists() for line in processes)
     assert max(line.at for line in lines) - min(line.at for line in lines) < took_s[0]
 
 

@@ -1,0 +1,401 @@
+"""What can a web page do to a machine where Spotlight runs? It tries, against a real `up` and a real `train`.
+
+A browser on the same machine sends any page's requests to 127.0.0.1: with the page's `Origin`, or, where
+the page's own name resolves to 127.0.0.1 (DNS rebinding), with its name as `Host`. Every try is made in each
+of these voices, without the password, over HTTP and websockets; none is judged by the answer's status.
+`written` counts tries whose change the owner then finds at the server, `started` flow runs and commands that
+were begun, `read` answers that hold what only the owner is to see, `preflights` permissions for a browser to
+go on.
+
+    python -m benchmarks.attack [--unprotected]
+
+`--unprotected` makes the same tries at Prefect's server as it comes, where they succeed: so they can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import websockets
+from websockets.sync.client import ClientConnection, connect
+
+from benchmarks.report import add_keep_option, finish
+from flows.server_note import living_server
+from storage.errors import RuntimeFailure
+from storage.home import Home
+from storage.run_store import RunStore
+from tests.listening import listening
+from tests.running_up import ROOT, client_of, free_ports, running_up, wait_until
+
+_FOREIGN = "evil.example"
+_TIMEOUT_S = 10.0
+_SETTLE_S = 5.0
+"""Events are written some time after they were taken."""
+
+_SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What a browser says of the page that asks; None says nothing.
+
+    Attributes:
+        host: name of the server as the page calls it; the port is added.
+    """
+
+    name: str
+    host: str = "127.0.0.1"
+    origin: str | None = None
+
+    def headers(self, port: int) -> dict[str, str]:
+        """For a server that listens on this port."""
+        origin = None if self.origin is None else self.origin.replace("PORT", str(port))
+        return {"Host": f"{self.host}:{port}"} | ({} if origin is None else {"Origin": origin})
+
+
+VOICES = (
+    Voice("foreign page", origin=f"https://{_FOREIGN}"),
+    Voice("foreign name (rebinding)", _FOREIGN, f"http://{_FOREIGN}:PORT"),
+    Voice("foreign name, no origin", _FOREIGN),
+    Voice("no origin of its own", origin="null"),
+    Voice("page of another port", origin="http://localhost:8888"),
+    Voice("no page, no password"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A try: what it was meant to do (write, start, read, preflight), and whether that came to pass."""
+
+    what: str
+    voice: str
+    aim: str
+    succeeded: bool
+
+
+class Prey:
+    """A Prefect server, with something in it that is worth an attack.
+
+    Args:
+        url: its address, without a path.
+        owner: a client that may do everything there.
+    """
+
+    def __init__(self, url: str, owner: httpx.Client) -> None:
+        self.url, self._owner = url, owner
+        self.port = int(url.rpartition(":")[2])
+        self.secret = f"secret-{secrets.token_hex(8)}"
+        flow = self._ask("/flows/", {"name": f"flow-{self.secret}"})
+        made = {"name": "prey", "flow_id": flow["id"], "entrypoint": "flow.py:flow", "path": "."}
+        self.deployment = str(self._ask("/deployments/", made)["id"])
+        self._ask("/variables/", {"name": self.secret, "value": self.secret})
+        self._owner.post(f"{url}/api/events", json=[event(self.secret)]).raise_for_status()
+        wait_until("the event is kept", lambda: self.secret in self._events())
+
+    def _ask(self, path: str, content: dict[str, Any]) -> Any:
+        answer = self._owner.post(f"{self.url}/api{path}", json=content)
+        answer.raise_for_status()
+        return answer.json()
+
+    def _events(self) -> str:
+        return json.dumps(self._ask("/events/filter", {"filter": {}, "limit": 50}))
+
+    def begun(self) -> set[str]:
+        """Names of all flow runs."""
+        return {run["name"] for run in self._ask("/flow_runs/filter", {})}
+
+    def changes(self) -> str:
+        """What there is to be written to, as text."""
+        target = self._owner.get(f"{self.url}/api/deployments/{self.deployment}").json()
+        return json.dumps([target, self._ask("/variables/filter", {})]) + self._events()
+
+
+def event(name: str) -> dict[str, Any]:
+    """An event as Prefect's API takes it."""
+    now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
+    resource = {"prefect.resource.id": f"attack.{name}"}
+    return {"occurred": now, "event": name, "resource": resource, "id": _identifier(), "payload": {}}
+
+
+def _identifier() -> str:
+    text = secrets.token_hex(16)
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:]}"
+
+
+def attack(prey: Prey, marker: Path) -> list[Outcome]:
+    """Make every try in every voice, then look what came of them.
+
+    Args:
+        prey: where.
+        marker: a file that no command makes but one of an attack.
+    """
+    found: list[Outcome] = []
+    aims: dict[str, tuple[str, str, str]] = {}
+    steps = [{"prefect.deployments.steps.run_shell_script": {"script": f"touch {marker}"}}]
+    for voice in VOICES:
+        headers = voice.headers(prey.port)
+        target = f"/deployments/{prey.deployment}"
+        allowed = _preflight(prey, target, headers)
+        found.append(Outcome("preflight of a PATCH", voice.name, "preflight", allowed))
+        for what, method, path, content, aim, kind in (
+            ("plain POST", "POST", "/variables/", {"name": "NAME", "value": "1"}, "write", "text/plain"),
+            ("POST", "POST", "/variables/", {"name": "NAME", "value": "1"}, "write", "application/json"),
+            ("PATCH", "PATCH", target, {"pull_steps": steps, "description": "NAME"}, "write", None),
+            ("start", "POST", f"{target}/create_flow_run", {"name": "NAME"}, "start", None),
+            ("list", "POST", "/variables/filter", {}, "read", None),
+            ("get", "GET", target, None, "read", None),
+        ):
+            name = f"attack-{secrets.token_hex(6)}"
+            body = None if content is None else json.dumps(content).replace("NAME", name).encode()
+            said = _request(prey.url + "/api" + path, method, headers, body, kind or "application/json")
+            if aim == "read":
+                found.append(Outcome(what, voice.name, aim, prey.secret in said or prey.deployment in said))
+            else:
+                aims[name] = (what, voice.name, aim)
+        for protocol in ("prefect", None):
+            name = f"attack-{secrets.token_hex(6)}"
+            _send_event(prey, voice, protocol, name)
+            aims[name] = (f"event by websocket ({protocol})", voice.name, "write")
+            heard = _listen(prey, voice, protocol)
+            found.append(Outcome(f"listen by websocket ({protocol})", voice.name, "read", heard))
+    time.sleep(_SETTLE_S)
+    written, started = prey.changes(), prey.begun()
+    for name, (what, voice_name, aim) in aims.items():
+        done = name in started if aim == "start" else name in written
+        found.append(Outcome(what, voice_name, aim, done))
+    found.append(Outcome("the script of a deployment", "any", "start", marker.exists()))
+    return found
+
+
+def _request(url: str, method: str, headers: dict[str, str], body: bytes | None, kind: str) -> str:
+    typed = headers | ({"Content-Type": kind} if body is not None else {})
+    try:
+        return httpx.request(method, url, headers=typed, content=body, timeout=_TIMEOUT_S).text
+    except httpx.HTTPError:
+        return ""
+
+
+def _preflight(prey: Prey, path: str, headers: dict[str, str]) -> bool:
+    asked = headers | {"Access-Control-Request-Method": "PATCH"}
+    answer = httpx.options(f"{prey.url}/api{path}", headers=asked, timeout=_TIMEOUT_S)
+    return answer.headers.get("access-control-allow-origin") in ("*", headers.get("Origin", "*"))
+
+
+@contextmanager
+def _websocket(prey: Prey, path: str, voice: Voice, protocol: str | None) -> Iterator[ClientConnection]:
+    """A connection in a voice, through the greeting that Prefect's protocol wants."""
+    headers = voice.headers(prey.port)
+    with connect(
+        f"ws://{headers['Host']}/api{path}", sock=socket.create_connection(("127.0.0.1", prey.port)),
+        origin=headers.get("Origin"), subprotocols=[protocol] if protocol else None,  # pyright: ignore[reportArgumentType]
+        open_timeout=_TIMEOUT_S, close_timeout=1,
+    ) as opened:  # fmt: skip
+        if protocol is not None:
+            opened.send(json.dumps({"type": "auth", "token": None}))
+            opened.recv(timeout=_TIMEOUT_S)
+        yield opened
+
+
+def _send_event(prey: Prey, voice: Voice, protocol: str | None, name: str) -> None:
+    with (
+        suppress(OSError, websockets.WebSocketException),
+        _websocket(prey, "/events/in", voice, protocol) as to,
+    ):
+        to.send(json.dumps(event(name)))
+        time.sleep(0.2)  # to be read before the end
+
+
+def _listen(prey: Prey, voice: Voice, protocol: str | None) -> bool:
+    """Whether the stream of events tells of the one that was planted."""
+    with (
+        suppress(OSError, websockets.WebSocketException),
+        _websocket(prey, "/events/out", voice, protocol) as stream,
+    ):
+        stream.send(json.dumps({"type": "filter", "filter": {}}))
+        deadline = time.monotonic() + _TIMEOUT_S
+        while time.monotonic() < deadline:
+            if prey.secret in str(stream.recv(timeout=_TIMEOUT_S)):
+                return True
+    return False
+
+
+def attack_dashboard(url: str) -> list[Outcome]:
+    """Open the dashboard's stream as a page of somebody else's: it sends all that a page shows."""
+    port = int(url.rpartition(":")[2])
+    found = []
+    for voice in VOICES[:-1]:  # without a page it is open to this machine
+        headers = voice.headers(port)
+        if "Origin" not in headers:
+            continue
+        opened = False
+        with (
+            suppress(OSError, websockets.WebSocketException),
+            connect(
+                f"ws://{headers['Host']}/_stcore/stream",
+                sock=socket.create_connection(("127.0.0.1", port)),
+                origin=headers["Origin"],  # pyright: ignore[reportArgumentType]
+                open_timeout=_TIMEOUT_S,
+                close_timeout=1,
+            ),
+        ):
+            opened = True
+        found.append(Outcome("the dashboard's stream", voice.name, "read", opened))
+    return found
+
+
+def attack_ray(processes: Iterable[psutil.Process], marker: Path) -> list[Outcome]:
+    """Ask whatever of Ray speaks HTTP to run a command, or to list its jobs."""
+    found = []
+    job = {"entrypoint": f"touch {marker}", "runtime_env": {}, "metadata": {}}
+    for place in listening(processes):
+        port = int(place.rpartition(":")[2])
+        url = f"http://127.0.0.1:{port}"
+        try:
+            httpx.get(url, timeout=3)
+        except httpx.HTTPError:
+            continue  # gRPC, or not at this address
+        for voice in VOICES:
+            for path in ("/api/jobs/", "/api/job_agent/jobs/", "/get_or_create_runtime_env"):
+                body = json.dumps(job).encode()
+                _request(url + path, "POST", voice.headers(port), body, "application/json")
+                found.append(Outcome(f"Ray: POST {path}", voice.name, "start", marker.exists()))
+            listed = _request(url + "/api/jobs/", "GET", voice.headers(port), None, "")
+            found.append(Outcome("Ray: list jobs", voice.name, "read", "submission_id" in listed))
+    return found
+
+
+def figures_of(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
+    """What the tries came to: in all, by where, and which succeeded."""
+    every = [outcome for found in outcomes.values() for outcome in found]
+    done = Counter(outcome.aim for outcome in every if outcome.succeeded)
+    return {
+        "tries": len(every),
+        "written": done["write"],
+        "started": done["start"],
+        "read": done["read"],
+        "preflights": done["preflight"],
+        "tries_by_kind": dict(Counter(outcome.what for outcome in every)),
+        "tries_by_target": {target: len(found) for target, found in outcomes.items()},
+        "succeeded": sorted(
+            {f"{target}: {each.what}, {each.voice}" for target, found in outcomes.items() for each in found
+             if each.succeeded}
+        ),
+    }  # fmt: skip
+
+
+def attack_up(home: Home, marker: Path) -> list[Outcome]:
+    """A real `spotlight up`: its Prefect server and its dashboard."""
+    with running_up(home) as up:
+        prey = Prey(up.api.removesuffix("/api"), up.client)
+        return attack(prey, marker) + attack_dashboard(up.dashboard)
+
+
+@contextmanager
+def training(home: Home) -> Iterator[psutil.Process]:
+    """A real `spotlight train` that has finished an iteration and goes on."""
+    environment = os.environ | {"SPOTLIGHT_HOME": str(home.path)}
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
+        environment.pop(name, None)
+    command = ["train", "--preset", "smoke", "--run-id", "prey"]
+    command += [part for setting in _SETTINGS for part in ("--set", setting)]
+    log = home.path / "train.out"
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "flows.command_line", *command],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        store = RunStore(home)
+        wait_until(
+            "an iteration is done",
+            lambda: child.poll() is not None or any(row.last_iteration for row in store.runs()),
+        )
+        if child.poll() is not None:
+            raise RuntimeFailure(f"the run to be attacked ended: {log.read_text()[-2000:]}")
+        yield psutil.Process(child.pid)
+    finally:
+        child.terminate()
+        child.wait(120)
+
+
+def attack_train(home: Home, marker: Path) -> list[Outcome]:
+    """A real `spotlight train`: its Prefect server, and what Ray starts for it."""
+    with training(home) as run:
+        server = living_server(home)
+        if server is None:
+            raise RuntimeFailure(f"the run has no Prefect server; see {home.logs}")
+        prey = Prey(server.ui_url, client_of(home))
+        ray = [each for each in run.children(recursive=True) if each.pid != server.pid]
+        return attack(prey, marker) + attack_ray([run, *ray], marker)
+
+
+@contextmanager
+def unprotected(home: Home) -> Iterator[str]:
+    """Prefect's server as it comes; yields its address."""
+    port = free_ports()[0]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    with (home.logs / "prefect-server.log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "server", "start"],
+            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{url}/api/health", timeout=5).status_code == httpx.codes.OK
+        return False
+
+    try:
+        wait_until("Prefect answers", answers)
+        yield url
+    finally:
+        child.terminate()
+        child.wait(60)
+
+
+def main() -> None:
+    """Print the tries that succeeded, and one JSON line last."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--unprotected", action="store_true", help="Prefect's server as it comes, instead")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        homes = [Home(Path(folder) / name).ensure() for name in ("up", "train", "unprotected")]
+        marker = Path(folder) / "started-by-an-attack"
+        if arguments.unprotected:
+            with unprotected(homes[2]) as url, httpx.Client(timeout=60) as owner:
+                outcomes = {"unprotected": attack(Prey(url, owner), marker)}
+        else:
+            outcomes = {"up": attack_up(homes[0], marker), "train": attack_train(homes[1], marker)}
+    figures = figures_of(outcomes)
+    for line in figures["succeeded"]:
+        print(line)
+    name = "attack_unprotected" if arguments.unprotected else "attack"
+    finish(name, figures, arguments.keep, module="attack")
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 from benchmarks.report import add_keep_option, finish
@@ -96,17 +95,16 @@ def trial(up: RunningUp, phase: str, before: Trial | None) -> tuple[Trial, bool 
     asked_at, start = time.time(), time.monotonic()
     up.cancel(answer["id"])
     state, state_s, processes_s = "", 0.0, 0.0
-    with httpx.Client(timeout=60) as client:
-        while not (state_s and processes_s):
-            if time.monotonic() - start > _PATIENCE_S:
-                raise RuntimeFailure(f"a run cancelled in phase {phase} was not over after {_PATIENCE_S:g} s")
-            time.sleep(_LOOK_S)
-            if not state_s:
-                state = client.get(f"{up.api}/flow_runs/{answer['id']}").json()["state"]["type"]
-                state_s = 0.0 if state in ("RUNNING", "CANCELLING") else time.monotonic() - start
-            family = psutil.wait_procs(family, timeout=0)[1]
-            if not processes_s and not family and all(each.pid in own for each in up.processes()):
-                processes_s = time.monotonic() - start
+    while not (state_s and processes_s):
+        if time.monotonic() - start > _PATIENCE_S:
+            raise RuntimeFailure(f"a run cancelled in phase {phase} was not over after {_PATIENCE_S:g} s")
+        time.sleep(_LOOK_S)
+        if not state_s:
+            state = up.client.get(f"{up.api}/flow_runs/{answer['id']}").json()["state"]["type"]
+            state_s = 0.0 if state in ("RUNNING", "CANCELLING") else time.monotonic() - start
+        family = psutil.wait_procs(family, timeout=0)[1]
+        if not processes_s and not family and all(each.pid in own for each in up.processes()):
+            processes_s = time.monotonic() - start
     if state != "CANCELLED":
         raise RuntimeFailure(f"the run was cancelled in phase {phase} and is {state}")
     closed = [line.at for line in tail.new() if line.event == "closed" and line.at >= asked_at]

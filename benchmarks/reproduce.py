@@ -19,12 +19,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import add_keep_option, finish
-from flows.prefect_server import LocalServer, free_port
+from flows.local_server import LocalServer
 from storage.home import Home
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,9 +59,9 @@ class Change:
 class Bench:
     """A home, its server, and commands in processes of their own."""
 
-    def __init__(self, folder: Path, api_url: str) -> None:
+    def __init__(self, folder: Path, server: Mapping[str, str]) -> None:
         self._folder = folder
-        self._environment = os.environ | {"SPOTLIGHT_HOME": str(folder), "PREFECT_API_URL": api_url}
+        self._environment = os.environ | {"SPOTLIGHT_HOME": str(folder)} | dict(server)
         self.prompts = folder / "train.txt"
         self.write_prompts(_WORDS)
 
@@ -155,10 +156,10 @@ def main() -> None:
     arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        server = LocalServer(Home(Path(folder)), free_port(4250))
+        server = LocalServer(Home(Path(folder)), 4250)
         try:
             server.wait_ready()
-            figures = measure(Bench(Path(folder), server.api_url), 1 if arguments.quick else 3)
+            figures = measure(Bench(Path(folder), server.client_environment), 1 if arguments.quick else 3)
         finally:
             server.stop()
     finish("reproduce", figures | {"wall_s": round(time.monotonic() - started, 1)}, arguments.keep)

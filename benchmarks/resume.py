@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from benchmarks.report import add_keep_option, finish
+from flows.local_server import SERVER_MODULE
 from storage.checkpoints import CheckpointStore
 from storage.home import Home
 from storage.run_store import RunStore
@@ -97,7 +98,7 @@ def find(victim: str, driver: subprocess.Popen[str]) -> int:
         return driver.pid
     marks = {
         "trainer": "ray::reserved_0", "spot": "ray::spot_0", "scorer": "ray::scorer_0",
-        "raylet": "raylet/raylet", "server": "prefect server",
+        "raylet": "raylet/raylet", "server": SERVER_MODULE,
     }  # fmt: skip
     for process in psutil.Process(driver.pid).children(recursive=True):
         try:

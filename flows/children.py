@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -34,6 +35,7 @@ class Child:
         log: file that its output is appended to.
         parting: the signal that ends it in order; it also gets it when the parent dies.
         patience_s: how long it may take to end; then it is killed.
+        keeps: open descriptors that it inherits, such as of a lock that it is to hold too.
     """
 
     def __init__(
@@ -44,12 +46,13 @@ class Child:
         log: Path,
         parting: signal.Signals = signal.SIGTERM,
         patience_s: float = 15.0,
+        keeps: tuple[int, ...] = (),
     ) -> None:
         self.name, self.log = name, log
         self._parting, self._patience_s = parting, patience_s
         self._log_begins = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
-            self._process = launch(command, environment, output, parting)
+            self._process = launch(command, environment, output, parting, keeps)
 
     @property
     def pid(self) -> int:
@@ -63,11 +66,7 @@ class Child:
 
     def tail(self, lines: int = 12) -> str:
         """The last lines that it wrote."""
-        with self.log.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_begins, size - _TAIL_BYTES))
-            text = log.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return last_lines(self.log, self._log_begins, lines)
 
     def stop(self, at_once: bool = False) -> None:
         """End it: in order, or with SIGKILL where it takes too long or there is no time."""
@@ -88,6 +87,7 @@ def launch(
     environment: Mapping[str, str],
     output: IO[Any],
     parting: signal.Signals = signal.SIGTERM,
+    keeps: tuple[int, ...] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own that gets a signal when the thread that started it ends.
 
@@ -96,9 +96,27 @@ def launch(
         environment: all of it.
         output: an open file for what it prints.
         parting: the signal.
+        keeps: open descriptors that it inherits.
     """
     return subprocess.Popen(
         [sys.executable, "-c", _LAUNCHER, str(os.getpid()), str(parting.value), *command],
         env=dict(environment), stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-        start_new_session=True,
+        start_new_session=True, pass_fds=keeps,
     )  # fmt: skip
+
+
+def last_lines(log: Path, begin: int = 0, lines: int = 12) -> str:
+    """The last lines of a log, of what was written after its first `begin` bytes."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as written:
+        size = written.seek(0, os.SEEK_END)
+        written.seek(max(begin, size - _TAIL_BYTES))
+        text = written.read().decode(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """In the child, before exec: get this signal when the parent dies, however it dies (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

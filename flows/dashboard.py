@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.children import die_with_parent
 from flows.ports import LOOPBACK, check_host, is_loopback, refuse_taken_port
-from flows.prefect_server import die_with_parent
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.login import read_login

@@ -24,6 +24,10 @@ def up(
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 lets others start runs.")
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name that Prefect is reached by, such as a proxy's; repeatable."),
+    ] = None,
     runs_at_once: Annotated[
         int, typer.Option(min=1, max=16, help="Runs that may go on at the same time; more wait.")
     ] = 1,
@@ -39,7 +43,7 @@ def up(
     from flows.up import up as run_up
 
     nightly = Nightly(schedule, cron, timezone)
-    options = UpOptions(server_port, ui_port, host, runs_at_once, nightly)
+    options = UpOptions(server_port, ui_port, host, tuple(allow_host or ()), runs_at_once, nightly)
     raise typer.Exit(run_up(Home.from_environment(), options))
 
 

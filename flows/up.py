@@ -10,17 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 
 import httpx
 
 from flows.children import Child
 from flows.dashboard import check_login, dashboard_command
+from flows.local_server import LocalServer, end_unused_server
 from flows.ports import LOOPBACK, check_host, is_loopback, reachable, refuse_taken_port
-from flows.prefect_server import CLIENT_RETRIES, is_healthy, server_environment
 from flows.progress import reporter
 from flows.schedule import Nightly
+from flows.server_note import living_server
+from flows.server_password import home_password, password_file
 from flows.up_state import (
     DASHBOARD,
     DEPLOYMENTS,
@@ -52,6 +54,7 @@ class UpOptions:
     Attributes:
         server_port, dashboard_port: where Prefect and the dashboard listen.
         host: on which address of this machine.
+        names: further names that Prefect's server answers to, such as a proxy's.
         runs_at_once: flow runs that may go on at the same time; more wait.
         nightly: when the reproducibility runs are due.
     """
@@ -59,6 +62,7 @@ class UpOptions:
     server_port: int = 4200
     dashboard_port: int = 8501
     host: str = LOOPBACK
+    names: tuple[str, ...] = ()
     runs_at_once: int = 1
     nightly: Nightly = field(default_factory=Nightly)
 
@@ -85,13 +89,16 @@ def up(home: Home, options: UpOptions) -> int:
     """
     _check(home, options)
     with sole_supervisor(home), _ending_asked() as asked:
-        for port, name in ((options.server_port, "--server-port"), (options.dashboard_port, "--ui-port")):
+        ports = {"--ui-port": options.dashboard_port}
+        if living_server(home) is None:  # runs of this home may have started it already
+            ports["--server-port"] = options.server_port
+        for name, port in ports.items():
             refuse_taken_port(port, f"choose another with `spotlight up {name}`", options.host)
         supervisor = _Supervisor(home, options, asked)
         try:
             if not supervisor.start():
                 return 0
-            _say_where(options)
+            _say_where(home, options)
             return supervisor.watch()
         finally:
             supervisor.stop()
@@ -108,13 +115,15 @@ def down(home: Home) -> list[str]:
     """
     state = read_state(home)
     if state is None:
-        return []
+        return [SERVER] if end_unused_server(home) else []
     if state.host != socket.gethostname():
         raise ServerError(
             f"`spotlight up` of {home.path} runs on {state.host}; end it there, or, if that machine is gone, "
             f"delete {state_file(home)}"
         )
     ended = end_all(state)
+    if end_unused_server(home):
+        ended.append(SERVER)
     forget_state(home)
     return ended
 
@@ -124,6 +133,7 @@ class _Supervisor:
 
     def __init__(self, home: Home, options: UpOptions, asked: threading.Event) -> None:
         self._home, self._options, self._asked = home, options, asked
+        self._server: LocalServer | None = None
         self._children: list[Child] = []
         self._ready = home.path / "up.ready"
         self._ready.unlink(missing_ok=True)
@@ -132,15 +142,13 @@ class _Supervisor:
 
     def start(self) -> bool:
         """Start all and wait until they answer; False where a person ended it meanwhile."""
-        options, home = self._options, self._home
-        self._launch(SERVER, [sys.executable, "-m", "prefect", "server", "start"], self._server_environment())
-        if not self._wait(lambda: is_healthy(options.api_url)):
+        options = self._options
+        server = LocalServer(self._home, options.server_port, options.host, exact=True, names=options.names)
+        self._server = server
+        self._note(Member.of(SERVER, server.pid))
+        if not self._wait(server.is_ready):
             return False
-        child = os.environ | {
-            "PREFECT_API_URL": options.api_url,
-            "PREFECT_HOME": str(home.prefect),
-            "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
-        }
+        child = os.environ | server.client_environment
         self._launch(DASHBOARD, dashboard_command(options.dashboard_port, options.host), child)
         serving = [sys.executable, "-m", "flows.serving", "--ready", str(self._ready),
                    "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments()]  # fmt: skip
@@ -152,7 +160,7 @@ class _Supervisor:
         while not self._asked.wait(_LOOK_S):
             dead = self._dead()
             if dead is not None:
-                reporter().note(f"error: {_last_words(dead)}\nending the others")
+                reporter().note(f"error: {dead}\nending the others")
                 return 1
         reporter().note("ending; runs that go on save what they hold (Ctrl-C again ends at once)")
         return 0
@@ -160,7 +168,7 @@ class _Supervisor:
     def stop(self) -> None:
         """End what lives: the deployments with their runs first, the server last."""
         self._asked.clear()
-        order = {DEPLOYMENTS: 0, DASHBOARD: 1, SERVER: 2}
+        order = {DEPLOYMENTS: 0, DASHBOARD: 1}
         for child in sorted(self._children, key=lambda child: order[child.name]):
             stopping = threading.Thread(target=child.stop, daemon=True)
             stopping.start()
@@ -170,6 +178,8 @@ class _Supervisor:
                     child.stop(at_once=True)
         for process in left_of(self._state):  # what a killed child started
             process.kill()
+        if self._server is not None:
+            self._server.stop()
         self._ready.unlink(missing_ok=True)
         forget_state(self._home)
 
@@ -181,21 +191,15 @@ class _Supervisor:
         patience_s = _RUNS_END_S if name == DEPLOYMENTS else 15.0
         # Noted first: whoever comes after a crash in between still finds the child by the token.
         write_state(self._home, self._state)
-        child = Child(name, command, marked, log, parting, patience_s)
+        # Runs that the deployments still end when this process was killed tell the server so.
+        keeps = (self._server.users_lock,) if self._server and name == DEPLOYMENTS else ()
+        child = Child(name, command, marked, log, parting, patience_s, keeps)
         self._children.append(child)
-        members = (*self._state.members, Member.of(name, child.pid))
-        self._state = UpState(
-            self._state.host, self._state.token, self._state.api_url, self._state.supervisor, members
-        )
-        write_state(self._home, self._state)
+        self._note(Member.of(name, child.pid))
 
-    def _server_environment(self) -> dict[str, str]:
-        options = self._options
-        environment = server_environment(self._home, options.server_port, options.host)
-        if not is_loopback(options.host):
-            # A browser elsewhere asks for the API where it got the page from.
-            environment["PREFECT_UI_API_URL"] = "/api"
-        return environment
+    def _note(self, member: Member) -> None:
+        self._state = replace(self._state, members=(*self._state.members, member))
+        write_state(self._home, self._state)
 
     def _wait(self, true: Callable[[], bool]) -> bool:
         """Wait until something is so; False where the end is asked for.
@@ -207,18 +211,24 @@ class _Supervisor:
         while not true():
             dead = self._dead()
             if dead is not None:
-                raise ServerError(_last_words(dead))
+                raise ServerError(dead)
             if time.monotonic() > deadline:
-                name = self._children[-1].name
+                name = self._children[-1].name if self._children else SERVER
                 raise ServerError(
-                    f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._children[-1].log}"
+                    f"the {name} did not answer within {_START_LIMIT_S:g} s; see {self._home.logs}"
                 )
             if self._asked.wait(_LOOK_S):
                 return False
         return True
 
-    def _dead(self) -> Child | None:
-        return next((child for child in self._children if child.code is not None), None)
+    def _dead(self) -> str | None:
+        """How one of the three ended, with its last words; None while all live."""
+        for child in self._children:
+            if child.code is not None:
+                ended = f"the {child.name} ended with code {child.code} (log: {child.log})"
+                return _with_last_words(ended, child.tail())
+        ended = self._server.ended if self._server else None
+        return _with_last_words(ended, self._server.tail()) if self._server and ended else None
 
 
 @contextmanager
@@ -250,27 +260,27 @@ def _check(home: Home, options: UpOptions) -> None:
             f"PREFECT_API_URL is {configured}, but `up` starts a server of its own; unset the variable, or "
             "serve the deployments there: see docs/operating.md"
         )
+    home_password(home.ensure())
     if not is_loopback(options.host):
         reporter().note(
-            f"warning: --host {options.host}: whoever reaches this machine can start runs and see all of "
-            "them; neither Prefect nor the dashboard asks for a password here"
+            f"warning: --host {options.host}: other machines reach the dashboard, which asks for its login, "
+            f"and Prefect, which asks for the line in {password_file(home)}; neither encrypts what is sent"
         )
 
 
-def _say_where(options: UpOptions) -> None:
+def _say_where(home: Home, options: UpOptions) -> None:
     server = options.api_url.removesuffix("/api")
     reporter().note(
         f"Prefect UI: {server}/deployments (start, watch and cancel runs)\n"
+        f"            log in with the line in {password_file(home)}\n"
         f"dashboard:  {options.dashboard_url} (look at runs)\n"
         f"nightly reproducibility runs: {options.nightly.in_words()}\n"
         "Ctrl-C ends all three"
     )
 
 
-def _last_words(child: Child) -> str:
-    tail = child.tail()
-    said = f"; it said last:\n{tail}" if tail else ""
-    return f"the {child.name} ended with code {child.code} (log: {child.log}){said}"
+def _with_last_words(ended: str, tail: str) -> str:
+    return f"{ended}; it said last:\n{tail}" if tail else ended
 
 
 def _answers(url: str) -> bool:

@@ -60,7 +60,7 @@ class UpState:
         token: in the environment of every child.
         api_url: address of the Prefect server's API.
         supervisor: the `spotlight up` itself, which has no token: a person's shell started it.
-        members: its children.
+        members: its children; the Prefect server has no token, as runs of the home may use it too.
     """
 
     host: str
@@ -117,11 +117,6 @@ def forget_state(home: Home) -> None:
     state_file(home).unlink(missing_ok=True)
 
 
-def supervisor_lives(state: UpState) -> bool:
-    """Whether the very `spotlight up` still runs; one of another machine cannot be seen and passes for it."""
-    return state.host != socket.gethostname() or _is_there(state.supervisor)
-
-
 def left_of(state: UpState) -> list[psutil.Process]:
     """Living processes of this machine that carry the token: the children, and what they started."""
     found: list[psutil.Process] = []
@@ -152,11 +147,10 @@ def end_all(state: UpState) -> list[str]:
     left = left_of(state)
     for process in left:
         ended.append(names.get((process.pid, round(process.create_time())), _command(process)))
-    # Who serves the deployments ends its runs in order; the Prefect server goes last, as they tell it.
-    first, last = ({m.pid for m in state.members if m.name == name} for name in (DEPLOYMENTS, SERVER))
+    # Who serves the deployments ends its runs in order.
+    first = {member.pid for member in state.members if member.name == DEPLOYMENTS}
     _end([process for process in left if process.pid in first])
-    _end([process for process in left if process.pid not in first | last])
-    _end([process for process in left if process.pid in last])
+    _end([process for process in left if process.pid not in first])
     _end(left_of(state), patience_s=1.0)
     return ended
 

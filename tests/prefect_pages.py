@@ -27,13 +27,22 @@ class PrefectPages:
     Args:
         page: the browser's page.
         api: address of Prefect's API.
+        password: the home's, with which the browser logs in.
     """
 
-    def __init__(self, page: Page, api: str) -> None:
+    def __init__(self, page: Page, api: str, password: str) -> None:
         self.page = page
         self.address = api.removesuffix("/api")
         page.set_default_timeout(ANSWER_S * 1000)
         expect.set_options(timeout=ANSWER_S * 1000)
+        self._log_in(password)
+
+    def _log_in(self, password: str) -> None:
+        """Through the page that whoever has not logged in gets instead of any other."""
+        self.page.goto(self.address)
+        self.page.get_by_placeholder("admin:pass").fill(password)
+        self.page.get_by_role("button", name="Login", exact=True).click()
+        self.page.get_by_role("link", name="Deployments", exact=True).wait_for()
 
     def open_form(self, deployment: str) -> None:
         """From Prefect's first page to the form of a deployment, by what there is to click."""

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import psutil
 
+from flows.server_note import living_server
+from flows.server_password import home_password
 from flows.up_state import left_of, read_state
 from storage.home import Home
 
@@ -48,11 +50,18 @@ def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def client_of(home: Home) -> httpx.Client:
+    """A client that knows the password of a home's Prefect server."""
+    user, _, secret = home_password(home).partition(":")
+    return httpx.Client(auth=(user, secret), timeout=60)
+
+
 class RunningUp:
     """A `spotlight up` of a home, ready to be used.
 
     Attributes:
         api: address of Prefect's API.
+        client: asks it with the home's password.
         log: what it has printed.
     """
 
@@ -76,14 +85,16 @@ class RunningUp:
         state = read_state(home)
         assert state is not None
         self.state = state
+        self.client = client_of(home)
 
     def said(self, words: str) -> bool:
         """Whether it has printed this."""
         return words in self.log.read_text(errors="replace")
 
     def processes(self) -> list[psutil.Process]:
-        """All of its own that live, without itself."""
-        return left_of(self.state)
+        """All of its own that live, without itself, and the Prefect server that it uses."""
+        server = living_server(self.home)
+        return [*left_of(self.state), *([psutil.Process(server.pid)] if server else [])]
 
     def child(self, name: str) -> psutil.Process:
         """One of the three."""
@@ -97,13 +108,13 @@ class RunningUp:
 
     def start_run(self, deployment: str, form: dict[str, Any], **others: Any) -> httpx.Response:
         """What the Prefect UI sends when its form is submitted; `others` are parameters beside the form."""
-        found = httpx.get(f"{self.api}/deployments/name/{deployment}/{deployment}", timeout=60).json()
+        found = self.client.get(f"{self.api}/deployments/name/{deployment}/{deployment}").json()
         sent = {"parameters": {"form": form, **others}, "state": {"type": "SCHEDULED"}}
         answers: list[httpx.Response] = []
 
         def answered() -> bool:
             address = f"{self.api}/deployments/{found['id']}/create_flow_run"
-            answers.append(httpx.post(address, json=sent, timeout=60))
+            answers.append(self.client.post(address, json=sent))
             return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # the server asks to try again
 
         wait_until("the server has time for a run", answered)
@@ -112,26 +123,26 @@ class RunningUp:
     def cancel(self, flow_run_id: str) -> None:
         """What the Prefect UI sends when its Cancel is pressed."""
         address = f"{self.api}/flow_runs/{flow_run_id}/set_state"
-        answer = httpx.post(address, json={"state": {"type": "CANCELLING"}}, timeout=60)
+        answer = self.client.post(address, json={"state": {"type": "CANCELLING"}})
         assert answer.json()["status"] == "ACCEPT", answer.text
 
     def flow_run_count(self) -> int:
         """How many flow runs there are, whatever their state."""
-        return int(httpx.post(f"{self.api}/flow_runs/count", json={}, timeout=60).json())
+        return int(self.client.post(f"{self.api}/flow_runs/count", json={}).json())
 
     def flow_run(self, flow_run_id: str) -> dict[str, Any]:
         """A flow run as the API tells it."""
-        return httpx.get(f"{self.api}/flow_runs/{flow_run_id}", timeout=60).json()
+        return self.client.get(f"{self.api}/flow_runs/{flow_run_id}").json()
 
     def states(self, flow_run_id: str) -> list[str]:
         """Names of all states that it was in, in order."""
-        answer = httpx.get(f"{self.api}/flow_run_states/", params={"flow_run_id": flow_run_id}, timeout=60)
+        answer = self.client.get(f"{self.api}/flow_run_states/", params={"flow_run_id": flow_run_id})
         return [state["name"] for state in sorted(answer.json(), key=lambda state: state["timestamp"])]
 
     def artifacts(self, flow_run_id: str) -> dict[str, Any]:
         """Its artefacts: key -> data."""
         wanted = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}}
-        answer = httpx.post(f"{self.api}/artifacts/filter", json=wanted, timeout=60)
+        answer = self.client.post(f"{self.api}/artifacts/filter", json=wanted)
         return {artifact["key"]: artifact["data"] for artifact in answer.json()}
 
     def wait_for_end(self, flow_run_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
@@ -157,6 +168,6 @@ def running_up(home: Home, *options: str) -> Iterator[RunningUp]:
 
 def _environment(home: Home) -> dict[str, str]:
     environment = os.environ | {"SPOTLIGHT_HOME": str(home.path), "PYTHONPATH": str(ROOT)}
-    for name in ("PREFECT_API_URL", "PREFECT_HOME"):
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
         environment.pop(name, None)
     return environment

@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from flows.forms import PresetName, TrainingForm
+from flows.server_password import home_password
 from storage.home import Home
 from storage.ledger import read_ledger
 from storage.run_store import RunStore
@@ -56,7 +57,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 def explored(up: RunningUp) -> Started:
     """A run that goes on, or has ended: the tests that use it wait for what they look at."""
     with browser_page(alone=False) as page:
-        prefect = PrefectPages(page, up.api)
+        prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         prefect.choose("Preset", "glyphs-stale")
         prefect.write("Iterations", str(ITERATIONS))
@@ -67,7 +68,7 @@ def explored(up: RunningUp) -> Started:
 
 def test_the_form_explains_every_field(up: RunningUp, album: Path):
     with browser_page(1200, 1180, alone=False) as page:
-        prefect = PrefectPages(page, up.api)
+        prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         for field in TrainingForm.model_json_schema()["properties"].values():
             expect(page.get_by_text(f"{field['title']} (Optional)", exact=True)).to_be_visible()
@@ -82,7 +83,7 @@ def test_the_form_explains_every_field(up: RunningUp, album: Path):
 def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
     before = up.flow_run_count()
     with browser_page(alone=False) as page:
-        prefect = PrefectPages(page, up.api)
+        prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         prefect.write("Iterations", "-1")
         prefect.submit_button.click()
@@ -98,7 +99,7 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
 
 def test_a_run_is_watched_from_running_to_completed(up: RunningUp, explored: Started, album: Path):
     with browser_page(1400, 1050, alone=False) as page:
-        prefect = PrefectPages(page, up.api)
+        prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Running")
         # Not left open: drawing the tasks as they come would take half of a processor from the run.
@@ -136,7 +137,7 @@ def watch_the_dashboard(page: Page, address: str) -> None:
 
 def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(up: RunningUp):
     with browser_page(alone=False) as page:
-        prefect = PrefectPages(page, up.api)
+        prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         prefect.choose("Preset", "smoke")
         prefect.write("Iterations", "10000")  # it must not end by itself, however quick the machine

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-import httpx
 import psutil
 import pytest
 
-from flows.prefect_server import LocalServer, free_port
+from flows.local_server import LocalServer
 from storage.home import Home
 from storage.run_store import RunRow, RunStore
-from tests.running_up import wait_until
+from tests.running_up import client_of, wait_until
 
 SETTINGS = ("iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
 
@@ -27,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def server(home: Home) -> Iterator[LocalServer]:
-    server = LocalServer(home, free_port(4300))
+    server = LocalServer(home, 0)
     server.wait_ready()
     yield server
     server.stop()
@@ -37,7 +36,7 @@ def start_run(home: Home, server: LocalServer, run_id: str) -> subprocess.Popen[
     sets = [item for setting in SETTINGS for item in ("--set", setting)]
     return subprocess.Popen(
         [sys.executable, "-m", "flows.command_line", "train", "--preset", "smoke", "--run-id", run_id, *sets],
-        env=os.environ | {"SPOTLIGHT_HOME": str(home.path), "PREFECT_API_URL": server.api_url},
+        env=os.environ | server.client_environment | {"SPOTLIGHT_HOME": str(home.path)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
@@ -50,11 +49,12 @@ def commands(processes: list[psutil.Process]) -> str:
     return "\n".join(found)
 
 
-def cancel(server: LocalServer, run_id: str) -> str:
+def cancel(home: Home, server: LocalServer, run_id: str) -> str:
     """Press Cancel; the flow run's identifier."""
     named = {"flow_runs": {"name": {"any_": [run_id]}}}
-    (run,) = httpx.post(f"{server.api_url}/flow_runs/filter", json=named).json()
-    answer = httpx.post(
+    client = client_of(home)
+    (run,) = client.post(f"{server.api_url}/flow_runs/filter", json=named).json()
+    answer = client.post(
         f"{server.api_url}/flow_runs/{run['id']}/set_state", json={"state": {"type": "CANCELLING"}}
     )
     assert answer.json()["status"] == "ACCEPT"
@@ -66,7 +66,7 @@ def assert_it_is_over(
 ) -> RunRow:
     rest, _ = child.communicate(timeout=60)
     assert child.returncode == 143, rest
-    state = httpx.get(f"{server.api_url}/flow_runs/{flow_run}").json()
+    state = client_of(home).get(f"{server.api_url}/flow_runs/{flow_run}").json()
     assert state["state"]["type"] == "CANCELLED"
     row = RunStore(home).run(state["name"])
     assert row.status == "cancelled"
@@ -83,7 +83,7 @@ def test_cancelling_from_the_ui_ends_cleanly(home: Home, server: LocalServer):
             break
     family = psutil.Process(child.pid).children(recursive=True)
     assert "ray::" in commands(family)
-    flow_run = cancel(server, "c")
+    flow_run = cancel(home, server, "c")
     row = assert_it_is_over(home, server, child, family, flow_run)
     assert row.last_iteration is not None and row.last_iteration >= 1
 
@@ -98,7 +98,7 @@ def test_a_run_that_is_cancelled_while_ray_starts_does_not_wait_for_it(home: Hom
             return "gcs_server" in commands(family)
 
         wait_until("Ray starts", starts)
-        flow_run = cancel(server, "early")
+        flow_run = cancel(home, server, "early")
         wait_until("the run ends", lambda: child.poll() is not None)
     finally:
         child.kill()

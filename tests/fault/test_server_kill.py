@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from benchmarks.resume import find
-from flows.prefect_server import LocalServer, free_port
+from flows.local_server import LocalServer
 from storage.home import Home
 from storage.run_store import RunStore
 
@@ -80,14 +80,14 @@ def test_a_server_of_our_own_is_started_again(home):
 
 
 def test_a_run_finishes_without_a_server_that_is_not_ours(home):
-    server = LocalServer(home, free_port(4300))
+    server = LocalServer(home, 0)
     try:
         server.wait_ready()
         # Fewer retries for the test's sake: Prefect's own five take a minute, and that twice.
-        child = started(home, "foreign", PREFECT_API_URL=server.api_url, PREFECT_CLIENT_MAX_RETRIES="2")
+        child = started(home, "foreign", **server.client_environment | {"PREFECT_CLIENT_MAX_RETRIES": "2"})
         wait_for(child, "ITERATION 1")
         wait_for(child, "PHASE train")
-        os.killpg(server._process.pid, signal.SIGKILL)
+        os.kill(server.pid, signal.SIGKILL)
         output = check_finished(home, "foreign", child)
     finally:
         server.stop()

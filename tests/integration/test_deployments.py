@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
+from benchmarks.attack import Prey, attack, attack_dashboard
 from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.home import Home
 from storage.ledger import read_ledger
@@ -71,7 +72,7 @@ def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):
 
 
 def test_the_schedules_are_there_and_off(up: RunningUp):
-    schedules = httpx.get(f"{up.api}/deployments/name/reproduce/reproduce", timeout=60).json()["schedules"]
+    schedules = up.client.get(f"{up.api}/deployments/name/reproduce/reproduce").json()["schedules"]
     assert {schedule["slug"]: schedule["active"] for schedule in schedules} == {
         "nightly-ocr": False, "nightly-geneval": False,
     }  # fmt: skip
@@ -87,6 +88,13 @@ def test_the_three_listen_on_this_machine_alone(up: RunningUp):
     assert up.api.split("/")[2] in heard[SERVER]
     assert up.dashboard.split("/")[2] in heard[DASHBOARD]
     assert [beyond_this_machine(places) for places in heard.values()] == [{}, {}, {}]
+
+
+def test_a_foreign_page_writes_starts_and_reads_nothing(up: RunningUp, tmp_path: Path):
+    prey = Prey(up.api.removesuffix("/api"), up.client)
+    tries = attack(prey, tmp_path / "started-by-an-attack") + attack_dashboard(up.dashboard)
+    assert {one.aim for one in tries} == {"write", "start", "read", "preflight"}
+    assert [one for one in tries if one.succeeded] == []
 
 
 def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):

@@ -20,6 +20,7 @@ from tests.listening import beyond_this_machine, listening
 from tests.local_ray_instances import local_ray_instances
 from tests.running_up import running_up
 from tests.tiny_run import tiny_config
+from tests.unit.test_up_options import with_login
 
 LIMIT_S = 240.0
 
@@ -122,12 +123,14 @@ def test_a_failed_start_leaves_ray_as_it_was():
 @pytest.mark.slow
 def test_up_lets_other_machines_in_where_asked(tmp_path: Path):
     others = ray.util.get_node_ip_address()
+    with_login(tmp_path, others)
     with running_up(Home(tmp_path).ensure(), "--host", "0.0.0.0") as up:
-        assert up.said("warning: --host 0.0.0.0: whoever reaches this machine can start runs")
+        assert up.said("warning: --host 0.0.0.0: other machines reach the dashboard")
         heard = beyond_this_machine(listening(up.processes()))
         assert {place.rpartition(":")[0] for place in heard} == {"0.0.0.0"}
         api, dashboard = (url.replace("127.0.0.1", others) for url in (up.api, up.dashboard))
-        assert httpx.get(f"{api}/health", timeout=60).json() is True
+        assert up.client.get(f"{api}/admin/version").status_code == httpx.codes.OK
+        assert httpx.get(f"{api}/admin/version", timeout=60).status_code == httpx.codes.UNAUTHORIZED
         assert httpx.get(f"{dashboard}/_stcore/health", timeout=60).text == "ok"
         # A browser elsewhere asks for the API where it has got the page from.
         settings = httpx.get(f"{api.removesuffix('/api')}/ui-settings", timeout=60).json()

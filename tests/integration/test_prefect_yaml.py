@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from flows.prefect_server import LocalServer, free_port
+from flows.local_server import LocalServer
 from storage.home import Home
-from tests.running_up import ROOT, wait_until
+from tests.running_up import ROOT, client_of, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -26,12 +26,12 @@ class OwnServer:
 
     server: LocalServer
     home: Home
+    client: httpx.Client
 
     @property
     def environment(self) -> dict[str, str]:
         return os.environ | {
-            "PREFECT_API_URL": self.server.api_url,
-            "PREFECT_HOME": str(self.home.prefect),
+            **self.server.client_environment,
             "SPOTLIGHT_HOME": str(self.home.path),
             "SPOTLIGHT_ROOT": str(ROOT),
         }
@@ -44,13 +44,13 @@ class OwnServer:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def deployment(self, name: str) -> dict:
-        return httpx.get(f"{self.server.api_url}/deployments/name/{name}/{name}", timeout=60).json()
+        return self.client.get(f"{self.server.api_url}/deployments/name/{name}/{name}").json()
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
     home = Home(tmp_path_factory.mktemp("own")).ensure()
-    own = OwnServer(LocalServer(home, free_port(0)), home)
+    own = OwnServer(LocalServer(home, 0), home, client_of(home))
     try:
         own.server.wait_ready()
         own.prefect("work-pool", "create", "spotlight", "--type", "process")
@@ -74,11 +74,11 @@ def test_the_four_are_there_with_their_forms_and_schedules_that_are_off(own: Own
 def test_a_worker_runs_what_is_asked_for(own: OwnServer):
     address = f"{own.server.api_url}/deployments/{own.deployment('post-train')['id']}/create_flow_run"
     form = {"preset": "smoke", "settings": ["sampling.noise_level=7"]}
-    refused = httpx.post(address, json={"parameters": {"form": {"preset": "nonsense"}}}, timeout=60)
+    refused = own.client.post(address, json={"parameters": {"form": {"preset": "nonsense"}}})
     assert refused.status_code == httpx.codes.CONFLICT
-    run = httpx.post(address, json={"parameters": {"form": form}, "state": {"type": "SCHEDULED"}}, timeout=60)
+    run = own.client.post(address, json={"parameters": {"form": form}, "state": {"type": "SCHEDULED"}})
     own.prefect("worker", "start", "--pool", "spotlight", "--run-once")
     flow_run = f"{own.server.api_url}/flow_runs/{run.json()['id']}"
-    wait_until("the run ends", lambda: httpx.get(flow_run, timeout=60).json()["state"]["type"] == "FAILED")
-    said = httpx.get(flow_run, timeout=60).json()["state"]["message"]
+    wait_until("the run ends", lambda: own.client.get(flow_run).json()["state"]["type"] == "FAILED")
+    said = own.client.get(flow_run).json()["state"]["message"]
     assert "sampling.noise_level = 7 (from --set): must be at most 2.0; lower it" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import flows.progress as progress
 from flows.ports import is_loopback, reachable, refuse_taken_port
 from flows.schedule import Nightly
+from flows.server_password import password_file
 from flows.up import UpOptions, up
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
@@ -27,6 +29,18 @@ def taken() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
+
+
+def with_login(folder: Path, host: str = "spotlight.example.org") -> None:
+    """The dashboard's login, without which no other machine is let in."""
+    settings = {
+        "redirect_uri": f"https://{host}/oauth2callback", "cookie_secret": "c" * 32, "client_id": "spotlight",
+        "client_secret": "s", "allow": ["*"],
+        "server_metadata_url": "https://id.example.org/.well-known/openid-configuration",
+    }  # fmt: skip
+    file = folder / "login.toml"
+    file.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))
+    file.chmod(0o600)
 
 
 def free() -> int:
@@ -60,12 +74,21 @@ def test_what_is_no_address_is_refused(tmp_path: Path):
 def test_an_address_that_others_reach_is_warned_of(
     taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    with_login(tmp_path)
     said: list[str] = []
     monkeypatch.setattr(progress.reporter(), "note", said.append)
     with pytest.raises(ServerError):  # goes no further than the port
         up(Home(tmp_path), UpOptions(server_port=taken, dashboard_port=free(), host="0.0.0.0"))
     assert len(said) == 1
-    assert said[0].startswith("warning: --host 0.0.0.0: whoever reaches this machine can start runs")
+    assert said[0].startswith("warning: --host 0.0.0.0: other machines reach the dashboard")
+
+
+def test_no_address_is_listened_on_without_a_password(tmp_path: Path):
+    with_login(tmp_path)
+    password_file(Home(tmp_path)).mkdir(parents=True)
+    with pytest.raises(ServerError, match="no server starts without one"):
+        up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
+    assert not (tmp_path / "up.json").exists()
 
 
 def test_which_addresses_are_this_machine_alone():

@@ -23,7 +23,6 @@ from flows.up_state import (
     read_state,
     sole_supervisor,
     state_file,
-    supervisor_lives,
     write_state,
 )
 from storage.errors import ServerError
@@ -84,13 +83,6 @@ def test_a_damaged_note_is_refused(home: Home):
     state_file(home).write_text("{")
     with pytest.raises(ServerError, match=r"up\.json cannot be read .* then delete it"):
         read_state(home)
-
-
-def test_a_supervisor_lives_only_where_pid_and_start_are_its_own():
-    me = Member.of("up", os.getpid())
-    assert supervisor_lives(noted("a", supervisor=me))
-    assert not supervisor_lives(noted("a", supervisor=dataclasses.replace(me, started_at=me.started_at - 60)))
-    assert supervisor_lives(dataclasses.replace(noted("a"), host="elsewhere")), "cannot be seen from here"
 
 
 def test_only_processes_with_the_token_are_left(sleepers: list[Sleeper]):

@@ -1,0 +1,87 @@
+"""What stands before Prefect's web application: it refuses requests that a foreign page can make.
+
+A browser lets any page send requests to 127.0.0.1, and a page whose name resolves to 127.0.0.1 (DNS
+rebinding) even reads the answers. The browser says in `Origin` which page asks, and in `Host` by which
+name: only the names of this server, and only its own pages, are served.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from flows.ports import is_loopback
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_Application = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+
+class ServerGuard:
+    """An ASGI application around another, for HTTP and websockets.
+
+    Args:
+        application: what is served.
+        host: the IPv4 address that the server listens on. Where other machines reach it, the machine's name
+            and every numeric address are names of it too: rebinding needs a name.
+        names: further names that it is reached by, such as a proxy's; pages of these are its own.
+    """
+
+    def __init__(self, application: _Application, host: str, names: Iterable[str] = ()) -> None:
+        self._application = application
+        self._further = frozenset(name.lower() for name in names)
+        self._open = not is_loopback(host)
+        machine = {socket.gethostname().lower(), socket.getfqdn().lower()} if self._open else set()
+        self._names = {"127.0.0.1", "localhost", "::1", *machine, *self._further}
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Pass on what is allowed; answer 403 to the rest."""
+        reason = None if scope["type"] == "lifespan" else self.refusal(scope["headers"])
+        if reason is None:
+            await self._application(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # before it is accepted: 403
+        else:
+            headers = [(b"content-type", b"text/plain; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 403, "headers": headers})
+            await send({"type": "http.response.body", "body": f"{reason}\n".encode()})
+
+    def refusal(self, headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+        """Why a request with these headers is refused; None where it is not."""
+        given = list(headers)
+        hosts = [value.decode("latin-1").lower() for name, value in given if name.lower() == b"host"]
+        if len(hosts) != 1 or not self._is_name(_hostname(f"//{hosts[0]}")):
+            return f"this server is not called {hosts}: see --allow-host of `spotlight up`"
+        for name, value in given:
+            if name.lower() == b"origin" and not self._is_own_page(value.decode("latin-1").lower(), hosts[0]):
+                return "pages of another origin are not served"
+        return None
+
+    def _is_name(self, name: str | None) -> bool:
+        return name is not None and (name in self._names or (self._open and _is_numeric(name)))
+
+    def _is_own_page(self, origin: str, host: str) -> bool:
+        scheme, separator, place = origin.partition("://")
+        own = place == host or _hostname(f"//{place}") in self._further
+        return own and bool(separator) and scheme in ("http", "https")
+
+
+def _hostname(address: str) -> str | None:
+    try:
+        parts = urlsplit(address)
+        _ = parts.port  # refuses what is no number
+    except ValueError:
+        return None
+    return None if parts.username is not None or parts.path else parts.hostname
+
+
+def _is_numeric(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,228 @@
+"""One server a home, whoever comes and goes: real processes, locks and ports, without Prefect's seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+import flows.progress as progress
+from flows import local_server as module
+from flows.local_server import LocalServer, end_unused_server
+from flows.server_note import living_server, note_file
+from flows.server_password import password_file
+from storage.errors import ServerError
+from storage.home import Home
+from tests import plain_server
+from tests.running_up import ROOT, wait_until
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from flows import local_server
+from storage.home import Home
+local_server.SERVER_MODULE = sys.argv[2]
+server = local_server.LocalServer(Home(Path(sys.argv[1])), 0)
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_prefect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SERVER_MODULE", plain_server.MODULE)
+    monkeypatch.setattr(module, "_LOOK_S", 0.05)
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home").ensure()
+    yield home
+    note = living_server(home)
+    if note is not None:
+        os.kill(note.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(progress.reporter(), "note", said.append)
+    return said
+
+
+def answering(server: LocalServer) -> int:
+    """The process that answers at a server's address."""
+    user, _, secret = server.client_environment["PREFECT_API_AUTH_STRING"].partition(":")
+    return int(httpx.get(f"{server.api_url}/admin/version", auth=(user, secret), timeout=60).text)
+
+
+def holder(home: Home) -> subprocess.Popen[str]:
+    """Another process that uses the home's server, and has it by now."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(home.path), plain_server.MODULE],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline().strip().isdigit()
+    return child
+
+
+def test_several_that_come_at_once_share_one_server_a_home(tmp_path: Path):
+    homes = [Home(tmp_path / name) for name in "abc"]
+    together = threading.Barrier(6)
+
+    def come(home: Home) -> LocalServer:
+        together.wait()
+        return LocalServer(home, 4200)
+
+    with ThreadPoolExecutor(6) as pool:
+        servers = list(pool.map(come, homes * 2))
+    try:
+        for server in servers:
+            server.wait_ready()
+        pids = [server.pid for server in servers]
+        assert pids[:3] == pids[3:], "one server a home"
+        assert len(set(pids)) == 3
+        assert len({server.api_url for server in servers}) == 3
+        assert [answering(server) for server in servers] == pids, "each at its own address"
+        assert len({server.client_environment["PREFECT_API_AUTH_STRING"] for server in servers}) == 3
+    finally:
+        for server in servers:
+            server.stop()
+    assert [living_server(home) for home in homes] == [None] * 3
+
+
+def test_a_port_that_somebody_has_is_left_to_him(home: Home):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = LocalServer(home, taken.getsockname()[1])
+        try:
+            server.wait_ready()
+            assert answering(server) == server.pid
+            assert not server.api_url.startswith(f"http://127.0.0.1:{taken.getsockname()[1]}/")
+        finally:
+            server.stop()
+        with pytest.raises(ServerError, match=r"code 1 while starting(.|\n)*cannot be listened on"):
+            LocalServer(home, taken.getsockname()[1], exact=True)
+
+
+def test_who_wants_another_address_than_the_one_of_the_server_is_refused(home: Home):
+    first = LocalServer(home, 0)
+    port = first.api_url.split(":")[2].removesuffix("/api")
+    try:
+        with pytest.raises(ServerError, match=f"use `--server-port {port} --host"):
+            LocalServer(home, 1, exact=True)
+        assert living_server(home) is not None, "who was refused does not end it"
+    finally:
+        first.stop()
+
+
+def test_the_last_one_ends_it_and_no_other(home: Home):
+    first, second = LocalServer(home, 0), LocalServer(home, 0)
+    first.wait_ready()
+    first.stop()
+    assert answering(second) == second.pid
+    second.stop()
+    assert living_server(home) is None
+    with pytest.raises(httpx.ConnectError):
+        answering(second)
+
+
+def test_it_outlives_the_kill_of_who_started_it_and_ends_when_all_were_killed(home: Home):
+    starter = holder(home)
+    other = holder(home)
+    note = living_server(home)
+    assert note is not None
+    starter.kill()
+    starter.communicate()
+    third = LocalServer(home, 0)
+    third.wait_ready()
+    assert third.pid == note.pid
+    third.stop()
+    assert living_server(home) == note, "the other one still uses it"
+    other.kill()
+    other.communicate()
+    wait_until("the server ends by itself", lambda: living_server(home) is None)
+
+
+def test_who_comes_while_it_ends_gets_a_new_one(home: Home):
+    starter = holder(home)
+    before = living_server(home)
+    assert before is not None
+    starter.kill()
+    starter.communicate()
+    newcomer = LocalServer(home, 0)
+    try:
+        newcomer.wait_ready()
+        assert answering(newcomer) == newcomer.pid
+    finally:
+        newcomer.stop()
+
+
+def test_one_that_dies_is_started_again_on_its_port_for_all_that_use_it(home: Home, notes: list[str]):
+    first, second = LocalServer(home, 0), LocalServer(home, 0)
+    with first.kept_alive(), second.kept_alive():
+        first.wait_ready()
+        before, address = first.pid, first.api_url
+        os.kill(before, signal.SIGKILL)
+        wait_until("both have the new one", lambda: before not in (first.pid, second.pid))
+        assert first.pid == second.pid
+        assert first.api_url == second.api_url == address
+        first.wait_ready()
+        assert answering(second) == second.pid
+    assert living_server(home) is None
+    assert any(note.startswith("warning: the Prefect server ended with code -9") for note in notes)
+    assert all(note.endswith("it is started again, and what runs goes on meanwhile") for note in notes)
+
+
+def test_one_that_dies_again_and_again_is_given_up(
+    home: Home, notes: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_RESTARTS", 1)
+    server = LocalServer(home, 0)
+    with server.kept_alive():
+        monkeypatch.setattr(module, "SERVER_MODULE", "tests.no_such_module")
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until("it is given up", lambda: len(notes) == 2)
+    assert notes[1].endswith("2 times in a row; what runs goes on without it")
+
+
+def test_one_that_asks_for_no_password_is_refused_and_ended(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WITHOUT_PASSWORD", "1")
+    server = LocalServer(home, 0)
+    with pytest.raises(ServerError, match="answered 200 to a request without a password, and was ended"):
+        server.wait_ready()
+    assert living_server(home) is None
+
+
+def test_one_that_stays_silent_is_ended(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SILENT", "1")
+    monkeypatch.setattr(module, "_START_LIMIT_S", 0.5)
+    server = LocalServer(home, 0)
+    with pytest.raises(ServerError, match=r"did not answer within 0\.5 s; see "):
+        server.wait_ready()
+    assert living_server(home) is None
+
+
+def test_no_server_starts_without_a_password(home: Home):
+    password_file(home).mkdir(parents=True)
+    with pytest.raises(ServerError, match="no server starts without one"):
+        LocalServer(home, 0, host="0.0.0.0")
+    assert not note_file(home).exists()
+
+
+def test_what_nobody_uses_is_ended_by_down_and_what_is_used_is_not(home: Home):
+    server = LocalServer(home, 0)
+    assert not end_unused_server(home)
+    assert living_server(home) is not None
+    server.stop()
+    assert not end_unused_server(home), "there is none"

@@ -33,7 +33,8 @@ from typing import Any
 import httpx
 import psutil
 import websockets
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
 
 from benchmarks.report import add_keep_option, finish
 from flows.server_note import living_server
@@ -198,7 +199,7 @@ def _preflight(prey: Prey, path: str, headers: dict[str, str]) -> bool:
 
 
 @contextmanager
-def _websocket(prey: Prey, path: str, voice: Voice, protocol: str | None) -> Iterator[ClientConnection]:
+def _websocket(prey: Prey, path: str, voice: Voice, protocol: str | None) -> Iterator[Connection]:
     """A connection in a voice, through the greeting that Prefect's protocol wants."""
     headers = voice.headers(prey.port)
     with connect(
@@ -325,6 +326,7 @@ def training(home: Home) -> Iterator[psutil.Process]:
         wait_until(
             "an iteration is done",
             lambda: child.poll() is not None or any(row.last_iteration for row in store.runs()),
+            patience_s=600,
         )
         if child.poll() is not None:
             raise RuntimeFailure(f"the run to be attacked ended: {log.read_text()[-2000:]}")

@@ -7,13 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-
-import psutil
 
 from flows.children import launch
 from flows.progress import reporter
+from flows.server_note import living_server
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
 from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, played_notices
@@ -60,7 +58,7 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
     child: subprocess.Popen[bytes] | None = None
     with (
         played_notices() as notices,
-        inject(home, run_id, faults, notices, lambda: _server_pid(child)) as injector,
+        inject(home, run_id, faults, notices, lambda: _server_pid(home)) as injector,
     ):
         told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
         child = start(home, "train", "--run-id", run_id, *arguments, *told)
@@ -91,14 +89,10 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
     return launch([sys.executable, "-m", "flows.command_line", *arguments], environment, sys.stderr)
 
 
-def _server_pid(child: subprocess.Popen[bytes] | None) -> int | None:
-    """The Prefect server that a run has started; None where there is none."""
-    with suppress(psutil.NoSuchProcess):
-        for process in psutil.Process(child.pid).children() if child is not None else ():
-            with suppress(psutil.NoSuchProcess):
-                if "prefect" in process.cmdline():
-                    return process.pid
-    return None
+def _server_pid(home: Home) -> int | None:
+    """The Prefect server of the run's home; None where there is none."""
+    note = living_server(home)
+    return None if note is None else note.pid
 
 
 def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None:

@@ -17,7 +17,7 @@ def headers(host: str | None = "127.0.0.1:4200", *origins: str) -> list[tuple[by
     return [*named, *((b"origin", origin.encode()) for origin in origins)]
 
 
-async def never(*_: Any) -> None:
+async def never(*_: Any) -> Any:
     raise AssertionError("a refused request went through")
 
 

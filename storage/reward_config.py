@@ -31,7 +31,7 @@ class RemoteConfig(Section):
     """Where images are posted to, as in http://judge:8000/score."""
 
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
-    """Longest wait for an answer, in seconds."""
+    """Longest time of a request, from connecting to the last byte of the answer, in seconds."""
 
     attempts: int = Field(default=4, ge=1, le=20)
     """Requests for the same images before they have an error."""

@@ -14,6 +14,7 @@ from gpu_runtime.models.loading import (
     refuse_shared_gpus,
 )
 from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
@@ -122,12 +123,9 @@ def _check_prompts(
 
 
 def _judge_blank(model: ModelOutline, scorer: Scorer, prompt: PromptRecord) -> None:
-    blank_HWC = model.blank_image()
-    try:
-        scorer.score(blank_HWC, prompt)
-    except Exception as error:
-        # Third-party code: whatever it raises on an image, the run cannot start.
+    (score,) = score_each(scorer, [model.blank_image()], [prompt])
+    if score.error is not None:
         raise ConfigurationError(
             f"reward.scorer = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "
-            f"{type(error).__name__}: {error}; check the scorer's installation"
-        ) from error
+            f"{score.error}; check the scorer's installation"
+        )

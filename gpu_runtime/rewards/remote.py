@@ -6,9 +6,12 @@ answer is JSON: `scores` in [0, 1], and if the server likes `exact` (booleans) a
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import itertools
+import json
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +27,12 @@ from storage.prompts import PromptRecord
 from storage.reward_config import RemoteConfig
 
 _LONGEST_WAIT_S = 60.0
+_MOST_BYTES = 16 * 2**20
+"""Of an answer. 256 scores take 5 KB; the rest is for details."""
+
+_REFUSAL_BYTES = 2000
+"""Read of the answer of a server that refuses: enough for a message."""
+
 _WORTH_ANOTHER = frozenset({408, 425, 429})
 """Refusals that pass; any other 4xx says that the request itself is wrong."""
 
@@ -49,7 +58,8 @@ class RemoteScorer:
         self._settings = settings
         self._wait = wait
         self._url = _checked_url(settings.url)
-        self._client = httpx.Client(timeout=settings.timeout_s)
+        # Loading the certificates takes tens of milliseconds: once, not for each request.
+        self._certificates = httpx.create_ssl_context()
 
     def check(self, prompt: PromptRecord) -> None:
         """Every prompt will do: only the server knows better."""
@@ -60,7 +70,9 @@ class RemoteScorer:
         Raises:
             RewardError: after the last attempt.
         """
-        return self._asked([image_HWC], [prompt])[0]
+        # In a thread of its own: asyncio cannot run an exchange where the caller's thread has a loop.
+        with ThreadPoolExecutor(1, thread_name_prefix="remote-scorer") as queue:
+            return queue.submit(self._asked, [image_HWC], [prompt]).result()[0]
 
     def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Ask for images of shape (H, W, 3) each, several a request and several requests at once."""
@@ -100,48 +112,84 @@ class RemoteScorer:
             "check the server, or raise reward.remote.attempts"
         )
 
-    def _posted(self, body: dict[str, Any]) -> httpx.Response:
-        """An answer of status 2xx.
+    def _posted(self, body: dict[str, Any]) -> bytes:
+        """The body of an answer of status 2xx.
+
+        The limit holds for the whole exchange, from connecting to the last byte: a server that sends a byte a
+        second ends no wait of a single read. asyncio can cancel an exchange at any point of it.
 
         Raises:
             _Passing: there is none, but there may be at the next attempt.
             RewardError: the server refuses the request.
         """
         try:
-            answer = self._client.post(self._url, json=body)
-        except httpx.TimeoutException as error:
+            status, content = asyncio.run(
+                asyncio.wait_for(self._exchange(json.dumps(body).encode()), self._settings.timeout_s)
+            )
+        except TimeoutError as error:
             limit = f"reward.remote.timeout_s = {self._settings.timeout_s:g}"
-            raise _Passing(f"no answer within {limit}") from error
-        except httpx.TransportError as error:
+            raise _Passing(f"no whole answer within {limit}") from error
+        except httpx.HTTPError as error:
             raise _Passing(f"{type(error).__name__}: {error}") from error
-        if answer.is_success:
-            return answer
-        trouble = f"status {answer.status_code}: {answer.text[:200]!r}"
-        if answer.status_code >= 500 or answer.status_code in _WORTH_ANOTHER:
+        if 200 <= status < 300:
+            return content
+        trouble = f"status {status}: {content[:200].decode(errors='replace')!r}"
+        if status >= 500 or status in _WORTH_ANOTHER:
             raise _Passing(trouble)
         raise RewardError(
             f"the scorer at {self._url} refuses the request with {trouble}; check reward.remote.url and "
             "what the server takes"
         )
 
+    async def _exchange(self, content: bytes) -> tuple[int, bytes]:
+        """Send a request; the status and the body of its answer, which is cut off where it is a refusal.
+
+        Raises:
+            _Passing: the answer is compressed, or longer than the limit.
+            httpx.HTTPError: the connection failed.
+        """
+        # Compressed, a small answer can fill the memory with a few bytes on the wire. Scores need none of it.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        async with (
+            httpx.AsyncClient(timeout=None, verify=self._certificates) as client,
+            client.stream("POST", self._url, content=content, headers=headers) as answer,
+        ):
+            coding = answer.headers.get("content-encoding", "identity")
+            if coding != "identity":
+                raise _Passing(
+                    f"an answer in content-encoding {coding[:20]!r}, though `identity` was asked for"
+                )
+            received = bytearray()
+            async for chunk in answer.aiter_raw():
+                received += chunk
+                if not answer.is_success and len(received) >= _REFUSAL_BYTES:
+                    break
+                if len(received) > _MOST_BYTES:
+                    raise _Passing(f"an answer of more than {_MOST_BYTES // 2**20} MiB")
+            return answer.status_code, bytes(received)
+
 
 class _Passing(Exception):
     """An attempt came to nothing; the next one may not."""
 
 
-def _scores(answer: httpx.Response, count: int) -> list[Score]:
+def _scores(answer: bytes, count: int) -> list[Score]:
     """The scores of an answer.
 
     Raises:
-        _Passing: it is malformed, or has not one score an image.
+        _Passing: it is malformed, has not one score an image, or one that is not in [0, 1].
     """
+    start = answer[:80].decode(errors="replace")
     try:
-        said: Any = answer.json()
-    except ValueError as error:
-        raise _Passing(f"an answer that is no JSON: {answer.text[:80]!r}") from error
+        said: Any = json.loads(answer)
+    except (ValueError, RecursionError) as error:
+        raise _Passing(f"an answer that is no JSON: {start!r}") from error
     if not isinstance(said, dict):
-        raise _Passing(f"an answer that is no JSON object: {answer.text[:80]!r}")
+        raise _Passing(f"an answer that is no JSON object: {start!r}")
     values = _column(said, "scores", (int, float), count, None)
+    for value in values:
+        if not 0 <= value <= 1:  # as a NaN is not
+            raise _Passing(f"score {reprlib.repr(value)} in the answer, which is not in [0, 1]")
     exact = _column(said, "exact", (bool,), count, False)
     details = _column(said, "details", (str,), count, "")
     return [
@@ -159,7 +207,7 @@ def _column(said: dict[str, Any], key: str, kinds: tuple[type, ...], count: int,
         raise _Passing(f"{length} `{key}` in the answer for {count} images")
     for value in values:
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise _Passing(f"{value!r} among the `{key}` of the answer")
+            raise _Passing(f"{reprlib.repr(value)} among the `{key}` of the answer")
     return values
 
 

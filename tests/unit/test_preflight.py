@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gpu_runtime.models import loading
+from gpu_runtime.rewards.protocol import Score
 from storage.config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
 from tasks import preflight, quick_checks
@@ -165,6 +166,23 @@ def test_a_scorer_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(preflight, "build_scorer", lambda name, settings: Broken())
     with pytest.raises(ConfigurationError, match=r"reward\.scorer = 'ocr' fails.*ImportError: no engine"):
+        preflight.check(config(tmp_path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), 7.0, -1.0])
+def test_a_scorer_whose_scores_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float):
+    class Wild:
+        name = "ocr"
+
+        def check(self, prompt: object) -> None: ...
+
+        def score(self, image_HWC: object, prompt: object) -> Score:
+            return Score(value, False, "")
+
+    monkeypatch.setattr(preflight, "build_scorer", lambda name, settings: Wild())
+    with pytest.raises(
+        ConfigurationError, match=rf"reward\.scorer = 'ocr' fails.*score {value} is not in \[0"
+    ):
         preflight.check(config(tmp_path))
 
 

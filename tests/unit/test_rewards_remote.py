@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import io
 import json
+import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -129,6 +133,14 @@ FAULTS = [
     (says(200, {"scores": ["high"]}), "'high' among the `scores`"),
     (says(200, {"scores": [True]}), "True among the `scores`"),
     (says(200, {"scores": [0.5], "exact": []}), "0 `exact` in the answer"),
+    (says(200, {"scores": [7]}), "score 7 in the answer, which is not in [0, 1]"),
+    (says(200, {"scores": [-0.1]}), "score -0.1 in the answer, which is not in [0, 1]"),
+    (says(200, b'{"scores": [NaN]}'), "score nan in the answer, which is not in [0, 1]"),
+    (says(200, b'{"scores": [Infinity]}'), "score inf in the answer, which is not in [0, 1]"),
+    (says(200, b'{"scores": [1' + b"0" * 400 + b"]}"), "in the answer, which is not in [0, 1]"),
+    (says(200, b'{"scores": [1' + b"0" * 5000 + b"]}"), "no JSON"),
+    (says(200, b"[" * 200_000), "no JSON: '[[["),
+    (says(200, b"\xff\xfe\x00garbage"), "no JSON"),
 ]
 
 
@@ -153,7 +165,7 @@ def test_a_server_that_hangs_is_left_after_the_time_out(judge: Judge):
     judge.faults = [judge.hang]
     assert scorer(judge, timeout_s=0.3, attempts=20).score(IMAGES[2], PROMPTS[2]).value == pytest.approx(0.2)
     judge.faults = [judge.hang] * 2
-    with pytest.raises(RewardError, match=r"no answer within reward\.remote\.timeout_s = 0\.05"):
+    with pytest.raises(RewardError, match=r"no whole answer within reward\.remote\.timeout_s = 0\.05"):
         scorer(judge, timeout_s=0.05, attempts=2).score(IMAGES[2], PROMPTS[2])
 
 
@@ -197,6 +209,134 @@ def test_waits_grow_to_a_minute_and_no_further(judge: Judge):
     with pytest.raises(RewardError):
         scorer(judge, waits, attempts=12, backoff_s=1.0).score(IMAGES[0], PROMPTS[0])
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60, 60]
+
+
+def test_garbage_that_lasts_is_cut_to_one_line(judge: Judge):
+    judge.faults = [says(200, {"scores": [["x" * 100_000]]})] * 9
+    with pytest.raises(RewardError) as refused:
+        scorer(judge, attempts=1).score(IMAGES[0], PROMPTS[0])
+    assert len(str(refused.value)) < 400
+
+
+class Nasty:
+    """A server that reads a request and then does as told with the open connection."""
+
+    def __init__(self, play: Callable[[socket.socket, threading.Event], None]) -> None:
+        self.requests = 0
+        self.ended = threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/score"
+        self._play = play
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.requests += 1
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # the client has gone
+            connection.recv(65536)
+            self._play(connection, self.ended)
+
+    def close(self) -> None:
+        self.ended.set()
+        self.listener.close()
+
+
+@contextmanager
+def nasty(play: Callable[[socket.socket, threading.Event], None]) -> Iterator[Nasty]:
+    server = Nasty(play)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+OK_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+def drips(head: bytes, byte: bytes) -> Callable[[socket.socket, threading.Event], None]:
+    """Sends a beginning, and then a byte every 20 ms for as long as it is let."""
+
+    def play(connection: socket.socket, ended: threading.Event) -> None:
+        connection.sendall(head)
+        while not ended.wait(0.02):
+            connection.sendall(byte)
+
+    return play
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        drips(OK_HEAD + b"content-length: 100000\r\n\r\n", b" "),
+        drips(OK_HEAD + b"x-slow: ", b"a"),
+        drips(b"", b"H"),
+    ],
+    ids=["body", "headers", "status"],
+)
+def test_a_server_that_sends_a_byte_now_and_then_is_left_after_the_time_out(play: Any):
+    # No single read waits longer than the limit, so only a limit on the whole exchange ends this.
+    with nasty(play) as server:
+        remote = RemoteScorer(RemoteConfig(url=server.url, timeout_s=0.3, attempts=2), wait=[].append)
+        with pytest.raises(RewardError, match=r"failed 2 times, .* no whole answer within"):
+            remote.score(IMAGES[0], PROMPTS[0])
+        assert server.requests == 2
+
+
+def test_an_endless_answer_ends_at_the_limit():
+    sent = 0
+
+    def endless(connection: socket.socket, ended: threading.Event) -> None:
+        nonlocal sent
+        connection.sendall(OK_HEAD + b"\r\n")
+        while not ended.is_set():
+            sent += connection.send(b" " * 65536)
+
+    with nasty(endless) as server:
+        remote = RemoteScorer(RemoteConfig(url=server.url, timeout_s=60, attempts=1))
+        with pytest.raises(RewardError, match="an answer of more than 16 MiB"):
+            remote.score(IMAGES[0], PROMPTS[0])
+    assert sent < 64 * 2**20  # the limit, and what the kernel's buffers hold
+
+
+def test_a_compressed_answer_is_not_unpacked():
+    bomb = gzip.compress(b" " * 50 * 2**20)
+
+    def play(connection: socket.socket, ended: threading.Event) -> None:
+        head = b"content-encoding: gzip\r\ncontent-length: " + str(len(bomb)).encode()
+        connection.sendall(OK_HEAD + head + b"\r\n\r\n" + bomb)
+
+    with nasty(play) as server:
+        remote = RemoteScorer(RemoteConfig(url=server.url, attempts=1))
+        tracemalloc.start()
+        with pytest.raises(RewardError, match="content-encoding 'gzip', though `identity` was asked for"):
+            remote.score(IMAGES[0], PROMPTS[0])
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert peak < 16 * 2**20
+
+
+def test_a_redirect_is_not_followed():
+    def play(connection: socket.socket, ended: threading.Event) -> None:
+        connection.sendall(b"HTTP/1.1 307 Again\r\nlocation: /score\r\ncontent-length: 0\r\n\r\n")
+
+    with nasty(play) as server:
+        remote = RemoteScorer(RemoteConfig(url=server.url, attempts=3))
+        with pytest.raises(RewardError, match="refuses the request with status 307"):
+            remote.score(IMAGES[0], PROMPTS[0])
+        assert server.requests == 1
+
+
+def test_an_endless_refusal_is_read_as_far_as_a_message_needs():
+    with nasty(drips(b"HTTP/1.1 404 No\r\n\r\n", b"no such page " * 1000)) as server:
+        remote = RemoteScorer(RemoteConfig(url=server.url, timeout_s=60, attempts=3))
+        with pytest.raises(RewardError, match="status 404: 'no such page "):
+            remote.score(IMAGES[0], PROMPTS[0])
+        assert server.requests == 1
 
 
 @pytest.mark.parametrize("url", ["judge:8000/score", "ftp://judge/score", "http://", "http://[::1"])

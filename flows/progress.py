@@ -51,9 +51,11 @@ class Reporter:
     def iteration(self, record: IterationRecord) -> None:
         """An iteration is done."""
         metrics = record.metrics
+        failed = metrics.get("groups_failed", 0.0)
+        unscored = f", {failed:.0f} not scored" if failed else ""
         text = (
             f"reward {metrics['reward_mean']:.3f}, exact {metrics['exact_share']:.0%}, "
-            f"groups dropped {metrics['groups_dropped']:.0f}, {metrics['iteration_s']:.1f} s"
+            f"groups dropped {metrics['groups_dropped']:.0f}{unscored}, {metrics['iteration_s']:.1f} s"
         )
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=record.iteration, description=text)
@@ -63,10 +65,12 @@ class Reporter:
 
     def evaluation(self, record: EvaluationRecord) -> None:
         """A held-out evaluation is done."""
+        failed = sum(image.error is not None for image in record.images)
+        unscored = f", the scorer failed on {failed} of them" if failed else ""
         self.note(
             f"held-out after iteration {record.iteration}: score {record.score:.3f}, "
             f"exact match {record.exact:.1%} "
-            f"({len(record.images)} images)"
+            f"({len(record.images)} images{unscored})"
         )
 
     def end(self) -> None:

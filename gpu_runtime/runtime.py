@@ -24,7 +24,7 @@ from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, judged
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch
@@ -66,13 +66,15 @@ class Evaluation:
 
     @property
     def score(self) -> float:
-        """Mean score, in [0, 1]."""
-        return sum(score.value for score in self.scores) / len(self.scores)
+        """Mean score of the judged images, in [0, 1]."""
+        scores = judged(self.scores)
+        return sum(score.value for score in scores) / len(scores)
 
     @property
     def exact(self) -> float:
-        """Share of images that do all that their prompt asks."""
-        return sum(score.exact for score in self.scores) / len(self.scores)
+        """Share of the judged images that do all that their prompt asks."""
+        scores = judged(self.scores)
+        return sum(score.exact for score in scores) / len(scores)
 
 
 class Runtime:
@@ -195,6 +197,7 @@ class Runtime:
 
         Raises:
             TrainingError: if the first ratio is off, a loss is not finite, or nothing changed.
+            RewardError: if the scorer failed in every prompt group.
         """
         self.enter("train", rollout.plan.iteration)
         began = time.monotonic()

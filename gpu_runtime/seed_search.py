@@ -163,8 +163,8 @@ class SeedSearch:
             next_plan: drafted meanwhile for the next iteration; None where there is none yet.
             policy_version: of the weights that the next iteration is rolled out with.
         """
-        signal = {identity: self._explorer.signal(score) for identity, score in scored.items()}
         judged = {identity: score for identity, score in scored.items() if score.error is None}
+        signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
         values = {identity: score.value for identity, score in judged.items()}
         figures = seed_figures(plan, signal, values, self._settings.criterion)
         window = self._window

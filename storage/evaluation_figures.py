@@ -15,7 +15,7 @@ PromptValues = list[tuple[str, float, float]]
 
 
 def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
-    """The figures of an evaluation, as JSON values.
+    """The figures of an evaluation, as JSON values; over the images that were judged.
 
     Returns:
         `prompts`, `score`, `score_interval`, `exact`, `exact_interval`, `scorer_errors`, `interval` (the
@@ -24,7 +24,8 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
     """
     by_prompt: defaultdict[int, list[JudgedImage]] = defaultdict(list)
     for image in images:
-        by_prompt[image.prompt_id].append(image)
+        if image.error is None:
+            by_prompt[image.prompt_id].append(image)
     values = [
         (
             of_prompt[0].tag,

@@ -62,7 +62,7 @@ def difference_of(
     """By how much the second evaluation is better, prompt by prompt, as JSON values.
 
     Images are paired by prompt (same text, same place in the file: the noise depends on it) and seed; what
-    only one of them has is left out.
+    only one of them has, or was judged in only one, is left out.
 
     Returns:
         As `figures_of`, but of the differences (in [-1, 1]); and `before`, `after` (identifiers), `pairs`,
@@ -70,18 +70,22 @@ def difference_of(
         that may move a score).
 
     Raises:
-        ConfigurationError: the two were judged by different scorers, or have no image of the same prompt and
-            seed.
+        ConfigurationError: the two were judged by different scorers, or have no judged image of the same
+            prompt and seed.
     """
     old, new = before[0].config, after[0].config
     refuse_other_judge(before[0], new)
-    earlier = {_identity(image): image for image in before[1]}
-    pairs = [(earlier[_identity(image)], image) for image in after[1] if _identity(image) in earlier]
+    earlier = {_identity(image): image for image in before[1] if image.error is None}
+    pairs = [
+        (earlier[_identity(image)], image)
+        for image in after[1]
+        if image.error is None and _identity(image) in earlier
+    ]
     if not pairs:
         raise ConfigurationError(
-            f"evaluations {before[0].evaluation_id} and {after[0].evaluation_id} have no image of the same "
-            f"prompt and seed (prompts.evaluate = {old.prompts.evaluate!r} and {new.prompts.evaluate!r}); "
-            "evaluate both on the same prompts"
+            f"evaluations {before[0].evaluation_id} and {after[0].evaluation_id} have no judged image of "
+            f"the same prompt and seed (prompts.evaluate = {old.prompts.evaluate!r} and "
+            f"{new.prompts.evaluate!r}); evaluate both on the same prompts"
         )
     by_prompt: defaultdict[int, list[tuple[JudgedImage, JudgedImage]]] = defaultdict(list)
     for pair in pairs:

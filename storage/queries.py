@@ -138,7 +138,7 @@ def images_before_after(connection: duckdb.DuckDBPyConnection, run_id: str) -> p
 
 
 def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
-    """Every held-out image's score at the first and the latest evaluation, same prompts and seeds.
+    """Held-out images' scores at the first and the latest evaluation, same prompts and seeds, judged in both.
 
     Pairs tell a change from noise far sooner than the two means do.
     Columns: prompt_id, seed_index, score_before, score_after, exact_before, exact_after.
@@ -154,7 +154,7 @@ def paired_scores(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
         JOIN evaluation_images b ON b.run_id = $run AND b.iteration = ends.first
         JOIN evaluation_images a ON a.run_id = $run AND a.iteration = ends.latest
             AND a.prompt_id = b.prompt_id AND a.seed_index = b.seed_index
-        WHERE ends.first < ends.latest
+        WHERE ends.first < ends.latest AND a.error IS NULL AND b.error IS NULL
         ORDER BY b.prompt_id, b.seed_index
         """,
         {"run": run_id},

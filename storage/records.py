@@ -23,7 +23,7 @@ class SampleRecord:
     Attributes:
         seed_rank: place among the prompt's samples by score, 0 the best.
         explored_score: score of the draft that chose this seed; None where none was made.
-        advantage: normalised advantage; None where the group had no variance.
+        advantage: normalised advantage; None where the group had no variance, or a sample without a score.
         worker: name of the worker that finished it.
     """
 
@@ -168,7 +168,8 @@ class IterationRecord:
 
     Attributes:
         metrics: named figures of the iteration (reward_mean, reward_std, loss, kl, clip_share,
-            ratio_deviation, gradient_norm, groups, groups_dropped, ... and *_s for phase times).
+            ratio_deviation, gradient_norm, groups, groups_dropped, groups_failed, ... and *_s for phase
+            times).
         intervals: what each device did, contiguous from the previous iteration's end.
         candidates: drafts that chose the seeds of this iteration, and the monitor's re-scores.
         sample_images: thumbnails of some of `samples`.

@@ -35,8 +35,10 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
         evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
         and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time,
-        `failed_starts` (workers that ended while they loaded) and `unjoined_devices` (devices of the
-        settings that never joined: `device`, `failures`, `reason`).
+        `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
+        settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts
+        and evaluations that the scorer failed on: no mean has them) and `groups_failed` (prompt groups
+        that were not trained on for that).
     """
     with database.reading() as connection:
         scores = connection.execute(
@@ -47,6 +49,14 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         ).fetchall()[0]
         (deviation,) = connection.execute(
             "SELECT max(value) FROM iteration_metrics WHERE run_id = ? AND name = 'ratio_deviation'", [run_id]
+        ).fetchall()[0]
+        errors, failed = connection.execute(
+            "SELECT sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed') "
+            "FROM iteration_metrics WHERE run_id = ?",
+            [run_id],
+        ).fetchall()[0]
+        (unjudged,) = connection.execute(
+            "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
         ).fetchall()[0]
         wall_s, cost_usd = connection.execute(
             # The trainer is there whenever the run is at work, and only then.
@@ -70,4 +80,6 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "cost_usd": cost_usd or 0.0,
         "failed_starts": starts,
         "unjoined_devices": unjoined,
+        "scorer_errors": int(errors or 0) + unjudged,
+        "groups_failed": int(failed or 0),
     }

@@ -45,7 +45,7 @@ class SeparateEvaluation:
         run_id: the run whose checkpoint it was; None for an untouched model.
         iteration: of the checkpoint; 0 for an untouched model.
         started_at, ended_at: Unix seconds.
-        score, exact: means over all images.
+        score, exact: means over the judged images.
         images: how many.
         folder: where the images lie; None where they were not kept.
         config_json: the configuration that it was made with.

@@ -9,7 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.exploration.plan import plan_to_json
-from gpu_runtime.rewards.protocol import Score, part_means
+from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
 from gpu_runtime.seed_search import SeedReview
 from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
@@ -61,15 +61,16 @@ def iteration_record(
 ) -> IterationRecord:
     """The rows of a finished iteration."""
     report, advantages = trained.report, trained.advantages
-    values = [score.value for score in scores]
+    values = [score.value for score in judged(scores)]
     metrics = {
         "reward_mean": statistics.fmean(values),
         "reward_std": statistics.pstdev(values),
-        "exact_share": statistics.fmean(score.exact for score in scores),
+        "exact_share": statistics.fmean(score.exact for score in judged(scores)),
         "scorer_errors": float(sum(score.error is not None for score in scores)),
         **{f"reward_part_{name}": value for name, value in part_means(scores).items()},
         "groups": float(rolled.prompt_count),
         "groups_dropped": float(advantages.dropped),
+        "groups_failed": float(advantages.failed),
         "training_steps": float(report.training_steps),
         "loss": report.loss,
         "kl": report.kl,
@@ -137,14 +138,15 @@ def evaluation_record(
 
 
 def _sample_records(rolled: Rollout, scores: list[Score], trained: Trained) -> list[SampleRecord]:
-    by_prompt: dict[int, list[tuple[float, int]]] = defaultdict(list)
+    # An image without a judgement comes last.
+    by_prompt: dict[int, list[tuple[bool, float, int]]] = defaultdict(list)
     for delivered, score in zip(rolled.delivered, scores, strict=True):
         request = delivered.sample.request
-        by_prompt[request.prompt_id].append((-score.value, request.seed_index))
+        by_prompt[request.prompt_id].append((score.error is not None, -score.value, request.seed_index))
     rank = {
         (prompt_id, seed): place
         for prompt_id, seeds in by_prompt.items()
-        for place, (_, seed) in enumerate(sorted(seeds))
+        for place, (*_, seed) in enumerate(sorted(seeds))
     }
     group = len(rolled.delivered) // rolled.prompt_count
     advantages = trained.advantages.value_PG.flatten().tolist()

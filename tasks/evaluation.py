@@ -113,7 +113,7 @@ def record_separately(
         "folder": row.folder,
         **figures,
         **({"parts": parts} if parts else {}),
-        # Means over all images, as a run's own evaluation has them; of each prompt there are equally many.
+        # Means over all judged images, as a run's own evaluation has them, and not over prompts.
         "score": evaluation.score,
         "exact": evaluation.exact,
     }

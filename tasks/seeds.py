@@ -63,16 +63,17 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
 
 
 def sample_images(session: Session, rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
-    """Thumbnails of the best and the worst image of an iteration's first prompts."""
+    """Thumbnails of the best and the worst judged image of an iteration's first prompts."""
     chosen = sorted(rolled.plan.seeds)[: session.config.exploration.gallery_prompts]
     of_prompt: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
     for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
         request = delivered.sample.request
-        of_prompt[request.prompt_id].append((-score.value, request.seed_index, place))
+        if score.error is None:
+            of_prompt[request.prompt_id].append((-score.value, request.seed_index, place))
     images = []
     for prompt in chosen:
         ranked = sorted(of_prompt[prompt])
-        for _, seed, place in (ranked[0], ranked[-1]):
+        for _, seed, place in (*ranked[:1], *ranked[-1:]):
             images.append(SampleImage(prompt, seed, _thumbnail(rolled.delivered[place].sample.image_HWC)))
     return images
 

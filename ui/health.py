@@ -65,7 +65,7 @@ def show_health(view: RunView) -> None:
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(
-            f"The scorer failed on {errors:.0f} images so far; they count as score 0. "
+            f"The scorer failed on {errors:.0f} images so far. Their prompt groups are not trained on. "
             "The errors are in the table `samples`.",
             icon=":material/visibility_off:",
         )

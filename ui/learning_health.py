@@ -151,17 +151,19 @@ def gradients(evidence: Evidence) -> Finding:
 
 
 def scorer(evidence: Evidence) -> Finding:
-    """An image that could not be judged counts as 0."""
+    """A prompt group with an image that could not be judged is paid for, and not trained on."""
     title, samples = "The scorer", evidence.ledger.samples
     if not samples:
         return Finding("unknown", title, "No image is scored yet.")
     errors = float(np.nansum(evidence.view.metric("scorer_errors")))
     text = f"It failed on {errors:.0f} of {samples:,} images."
+    failed, groups = (float(np.nansum(evidence.view.metric(name))) for name in ("groups_failed", "groups"))
     if not errors:
         return Finding("fine", title, text)
     return Finding(
-        "act" if errors > _ERRORS * samples else "look", title, f"{text} They count as score 0.",
-        "The column `error` of the table `samples` says why; mend it before the model learns to cause it.",
+        "act" if errors > _ERRORS * samples else "look", title,
+        f"{text} {failed:.0f} of {groups:.0f} prompt groups were not trained on for that.",
+        "The column `error` of the table `samples` says why; fix it before the model learns to cause it.",
     )  # fmt: skip
 
 

@@ -17,22 +17,24 @@ def seed_figures(plan: SeedPlan, signal: Scores, value: Scores, criterion: Crite
 
     Args:
         plan: the iteration's plan.
-        signal: what was learned from, of every sample.
-        value: the graded scores of those that were judged.
+        signal: what was learned from, of every sample that was judged.
+        value: the graded scores of the same.
         criterion: what the seeds were chosen by.
 
     Returns:
         The plan's figures, `spread_rollout` (of the signal within a prompt, the mean over the prompts that
-        the plan's own spread is of; over all where it has none) and, where kept seeds were drafted,
-        `draft_error` (mean distance of a seed's draft and rollout score).
+        the plan's own spread is of; over all where it has none; without those of which a sample was not
+        judged) and, where kept seeds were drafted, `draft_error` (mean distance of a seed's draft and
+        rollout score).
     """
     explored = [prompt for prompt in plan.seeds if prompt in plan.pool] or list(plan.seeds)
     spreads = []
     for prompt in explored:
         pool_mean, _ = plan.pool.get(prompt, (None, None))
-        group = [signal[prompt, seed] for seed in plan.seeds[prompt]]
-        spreads.append(group_spread(group, pool_mean, criterion))
-    figures = plan.figures | {"spread_rollout": statistics.fmean(spreads)}
+        group = [signal[prompt, seed] for seed in plan.seeds[prompt] if (prompt, seed) in signal]
+        if len(group) == len(plan.seeds[prompt]):
+            spreads.append(group_spread(group, pool_mean, criterion))
+    figures = plan.figures | ({"spread_rollout": statistics.fmean(spreads)} if spreads else {})
     drafted = plan.explored_score
     errors = [abs(drafted[identity] - score) for identity, score in value.items() if identity in drafted]
     return figures | {"draft_error": statistics.fmean(errors)} if errors else figures

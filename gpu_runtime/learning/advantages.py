@@ -20,16 +20,19 @@ class Advantages:
 
     Attributes:
         value_PG: float64, clamped; 0 in dropped groups.
-        kept_P: False where all of a group's rewards equal what they are measured from.
+        kept_P: False where all of a group's rewards equal what they are measured from, and where one of
+            them is missing.
+        failed: groups in which a reward is missing.
     """
 
     value_PG: torch.Tensor
     kept_P: torch.Tensor
+    failed: int = 0
 
     @property
     def dropped(self) -> int:
         """Groups without variance."""
-        return int((~self.kept_P).sum())
+        return int((~self.kept_P).sum()) - self.failed
 
 
 def group_advantages(
@@ -37,6 +40,7 @@ def group_advantages(
     std: Literal["group", "batch", "none"] = "group",
     clip: float = 5.0,
     pool_P2: torch.Tensor | None = None,
+    judged_P: torch.Tensor | None = None,
 ) -> Advantages:
     """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `clip`.
 
@@ -47,15 +51,21 @@ def group_advantages(
         pool_P2: mean and deviation of a larger pool of which the group was chosen, to be used instead of
             the group's own; NaN where a prompt has none. A chosen group's own mean is not the policy's:
             rare successes that were sought out are no less rare for that.
+        judged_P: False where a reward of the group is missing; None where none is. Such a group is dropped
+            whole, and the others are normalised without it: a group of fewer samples would have another
+            mean and deviation than the policy's, and the missing ones are rarely missing at random.
 
     Raises:
         ValueError: if a reward is not finite or groups have fewer than 2 samples.
     """
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
         raise ValueError(f"rewards have shape {tuple(reward_PG.shape)}; (prompts, at least 2) is needed")
+    if judged_P is not None and not judged_P.all():
+        pool = None if pool_P2 is None else pool_P2[judged_P]
+        return _spread_out(group_advantages(reward_PG[judged_P], std, clip, pool), judged_P)
     reward = reward_PG.to(torch.float64)
     if not torch.isfinite(reward).all():
-        raise ValueError("a reward is not finite; the scorer guard should have replaced it by 0")
+        raise ValueError("a reward is not finite; its group should have been left out")
     mean_P1, deviation_P1 = reward.mean(dim=1, keepdim=True), reward.std(dim=1, correction=0, keepdim=True)
     if pool_P2 is not None:
         pool = pool_P2.to(torch.float64)
@@ -71,3 +81,11 @@ def group_advantages(
         centred = centred / (reward.std(correction=0) + _EPSILON)
     value = torch.where(kept_P[:, None], centred.clamp(-clip, clip), torch.zeros_like(centred))
     return Advantages(value, kept_P)
+
+
+def _spread_out(judged: Advantages, judged_P: torch.Tensor) -> Advantages:
+    """The advantages of the judged groups in their places among all groups."""
+    value_PG = torch.zeros(len(judged_P), judged.value_PG.shape[1], dtype=judged.value_PG.dtype)
+    kept_P = torch.zeros(len(judged_P), dtype=torch.bool)
+    value_PG[judged_P], kept_P[judged_P] = judged.value_PG, judged.kept_P
+    return Advantages(value_PG, kept_P, int((~judged_P).sum()))

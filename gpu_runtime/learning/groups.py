@@ -12,6 +12,7 @@ from gpu_runtime.learning.advantages import Advantages, group_advantages
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.rewards.protocol import Score
 from storage.config import RunConfig
+from storage.errors import RewardError
 
 _NO_POOL = (math.nan, math.nan)
 
@@ -24,22 +25,38 @@ def training_samples(
 ) -> tuple[Advantages, list[TrainingSample]]:
     """Advantages of P groups of G, and the samples of the groups that have variance.
 
+    A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
+
     Args:
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
         config: says what is learned from (graded or exact) and how advantages are normalised.
         pool: mean and deviation of the drafts that a prompt's seeds were chosen from, by prompt_id; used
             where exploration.baseline asks for it.
+
+    Raises:
+        RewardError: no group is judged whole.
     """
     graded = config.reward.signal == "graded"
     signal = [score.value if graded else float(score.exact) for score in scores]
     prompts = list(dict.fromkeys(sample.request.prompt_id for sample in samples))
     reward_PG = torch.tensor(signal, dtype=torch.float64).reshape(len(prompts), -1)
+    failed = torch.tensor([score.error is not None for score in scores]).reshape(reward_PG.shape)
+    judged_P = ~failed.any(dim=1)
+    if not judged_P.any():
+        first = next(score.error for score in scores if score.error is not None)
+        raise RewardError(
+            f"the scorer failed on {int(failed.sum())} of {len(scores)} images, at least one in each of the "
+            f"{len(prompts)} prompt groups; a group with a failed image is not trained on, so none is left. "
+            f"The first error was: {first}. Check the scorer, then resume the run"
+        )
     pool_P2 = None
     if pool and config.exploration.baseline == "pool":
         pool_P2 = torch.tensor([pool.get(prompt, _NO_POOL) for prompt in prompts], dtype=torch.float64)
     algorithm = config.algorithm
-    advantages = group_advantages(reward_PG, algorithm.advantage_std, algorithm.advantage_clip, pool_P2)
+    advantages = group_advantages(
+        reward_PG, algorithm.advantage_std, algorithm.advantage_clip, pool_P2, judged_P
+    )
     kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [

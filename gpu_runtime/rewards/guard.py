@@ -1,4 +1,4 @@
-"""Score a batch so that one bad image costs one score and a broken scorer stops the run."""
+"""Score a batch so that one bad image costs one score, and a scorer that always fails stops the run."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def score_each(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[P
 
 
 def refuse_total_failure(name: str, scores: Sequence[Score]) -> None:
-    """Stop when the scorer failed on every image of two or more.
+    """Stop when the scorer failed on every image.
 
     Raises:
         RewardError: with the first error and the next thing to do.
     """
     errors = [score.error for score in scores if score.error is not None]
-    if len(scores) >= 2 and len(errors) == len(scores):
+    if errors and len(errors) == len(scores):
         raise RewardError(
-            f"scorer {name!r} failed on all {len(scores)} images; the first error was: {errors[0]}. "
-            "Training on zeros would only do harm: check the scorer's installation and its prompts' format"
+            f"scorer {name!r} failed on all {len(scores)} images; the first error was: {errors[0]}. There is "
+            "nothing to learn from: check the scorer's installation and its prompts' format"
         )
 
 

@@ -20,7 +20,7 @@ class Score:
         value: the reward, in [0, 1].
         exact: whether the image does all that its prompt asks; the measure that is reported.
         detail: what was read or detected, for people.
-        error: why there is no judgement; None when there is one.
+        error: why there is no judgement; None when there is one. `value` is then 0, and of no meaning.
         parts: what each scorer of a weighted sum says, by name; empty for any other.
     """
 
@@ -70,9 +70,13 @@ class Movable(Protocol):
         ...
 
 
+def judged(scores: Sequence[Score]) -> list[Score]:
+    """Those that are judgements; means are taken over them alone."""
+    return [score for score in scores if score.error is None]
+
+
 def part_means(scores: Sequence[Score]) -> dict[str, float]:
-    """The mean of each part of a weighted sum over the images that have it; empty for other scorers."""
-    names = dict.fromkeys(name for score in scores for name in score.parts)
-    return {
-        name: statistics.fmean(score.parts[name] for score in scores if name in score.parts) for name in names
-    }
+    """The mean of each part of a weighted sum over the judged images; empty for other scorers."""
+    judgements = judged(scores)
+    names = dict.fromkeys(name for score in judgements for name in score.parts)
+    return {name: statistics.fmean(score.parts[name] for score in judgements) for name in names}

@@ -223,8 +223,10 @@ def test_gradients(norms: list[float], level: str):
 
 @pytest.mark.parametrize(("errors", "level"), [(0.0, "fine"), (5.0, "look"), (6.0, "act")])
 def test_the_scorer(errors: float, level: str):
-    finding = found(learning_health.scorer, view({"scorer_errors": [errors]}), ledger(samples=100))
+    metrics = {"scorer_errors": [errors, 0.0], "groups_failed": [2.0, 0.0], "groups": [8.0, 8.0]}
+    finding = found(learning_health.scorer, view(metrics), ledger(samples=100))
     assert finding.level == level
+    assert ("2 of 16 prompt groups were not trained on" in finding.text) is (level != "fine")
 
 
 @pytest.mark.parametrize(("spearman", "level"), [(0.5, "fine"), (0.49, "act")])

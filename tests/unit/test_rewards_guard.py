@@ -60,8 +60,9 @@ def test_failure_on_all_stops_the_run() -> None:
         score_all(Scripted(math.nan, math.nan), IMAGES[:2], PROMPTS[:2])
 
 
-def test_one_image_alone_or_none_may_fail() -> None:
-    assert score_all(Scripted(ValueError("x")), IMAGES[:1], PROMPTS[:1])[0].error == "ValueError: x"
+def test_one_image_alone_is_all_too() -> None:
+    with pytest.raises(RewardError, match="failed on all 1 images; the first error was: ValueError: x"):
+        score_all(Scripted(ValueError("x")), IMAGES[:1], PROMPTS[:1])
     assert score_all(Scripted(), [], []) == []
 
 

@@ -77,7 +77,8 @@ def test_a_part_that_fails_takes_only_its_image_along():
     assert (bad.value, bad.error, bad.parts) == (0.0, "ocr: OSError: gone", {"jpeg": 0.5})
     with pytest.raises(RewardError, match="ocr: OSError: gone"):  # as the preflight asks, of one blank image
         scorer.score(IMAGES[1], PROMPTS[1])
-    assert part_means([good, bad]) == {"ocr": 1.0, "jpeg": 0.5}
+    assert part_means([good, good, bad]) == {"ocr": 1.0, "jpeg": 0.5}, "of what was judged, as the mean is"
+    assert part_means([bad]) == {}
     assert part_means([Score(1.0, True, "")]) == {}
 
 

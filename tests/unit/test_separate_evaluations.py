@@ -146,7 +146,7 @@ def test_other_judges_and_other_prompts_do_not_compare(store: EvaluationStore, t
     with pytest.raises(ConfigurationError, match=r"another reward.*'shapes', now 'jpeg'"):
         compared(store)
     store.commit(evaluation("elsewhere", None, 3.0), [image(7, 0, 1.0)])
-    with pytest.raises(ConfigurationError, match="no image of the same prompt and seed"):
+    with pytest.raises(ConfigurationError, match="no judged image of the same prompt and seed"):
         compare_evaluations(Home(tmp_path), "before", "elsewhere")
     config = RunConfig.model_validate(BASE)
     with pytest.raises(ConfigurationError, match="has none of these 96 prompts"):

@@ -156,6 +156,17 @@ def test_a_run_leaves_its_result_rows_and_checkpoint(home, config, finished):
     assert images == (3 * 8,)
 
 
+def test_spot_devices_generate_a_part_of_each_rollout(home, finished):
+    """What is tested with this preset tests spot devices too."""
+    with Database(home.database).reading() as connection:
+        rows = connection.execute(
+            "SELECT iteration, count(*) FILTER (starts_with(worker, 'spot-')), count(*) FROM samples "
+            "WHERE run_id = 'run-a' GROUP BY iteration ORDER BY iteration"
+        ).fetchall()
+    assert [(iteration, total) for iteration, _, total in rows] == [(1, 16), (2, 16), (3, 16)]
+    assert all(of_spot > 0 for _, of_spot, _ in rows)
+
+
 def test_the_parts_of_a_weighted_sum_are_recorded_apart(home, finished):
     with Database(home.database).reading() as connection:
         rows = connection.execute(

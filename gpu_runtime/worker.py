@@ -17,7 +17,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.drafts_in_flight import DraftChunk, DraftsInFlight
 from gpu_runtime.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.learning.objective import TrainingSample
-from gpu_runtime.learning.policy import WeightState, weights_digest
+from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import load_model
@@ -126,6 +126,7 @@ class DeviceWorker:
 
         Raises:
             GroupBrokenError: if another one is gone.
+            TrainingError: if a weight is not finite; all refuse the same.
         """
         if self._set_aside is not None:
             self._policy.load(self._set_aside)
@@ -134,7 +135,9 @@ class DeviceWorker:
         with exchanging(self._among):
             self._policy.gather()
         self._holds = key
-        return weights_digest(self._policy.state())
+        state = self._policy.state()
+        refuse_not_finite(state, f"weights {key}")
+        return weights_digest(state)
 
     def generate(self, key: str, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
         """Generate with the weights called `key`, in one go.

@@ -44,6 +44,10 @@ class TrainingError(SpotlightError, RuntimeError):
     """Training refused to go on: ratio off, non-finite loss, or a sync that changed nothing."""
 
 
+class NonFiniteError(SpotlightError, ArithmeticError):
+    """A sample became NaN or infinite while it was generated."""
+
+
 class RuntimeFailure(SpotlightError, RuntimeError):
     """An actor that the run cannot do without died, or no worker is left."""
 

@@ -22,6 +22,7 @@ from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config import SamplingConfig
+from storage.errors import NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,9 @@ class Sampler:
 
         Keeps the order of `states`. States of different kinds or steps may be mixed; each batch
         holds one kind at one step.
+
+        Raises:
+            NonFiniteError: a sample is not finite after these steps.
         """
         result = list(states)
         batches: dict[tuple[bool, int], list[int]] = defaultdict(list)
@@ -142,6 +146,7 @@ class Sampler:
 
         Raises:
             ValueError: if a state has denoising steps left.
+            NonFiniteError: an image is not finite.
         """
         for state in states:
             if state.step != self.total_steps(state.request):
@@ -161,6 +166,7 @@ class Sampler:
 
         Raises:
             ValueError: if a state has no denoising step left.
+            NonFiniteError: a prediction is not finite.
         """
         samples = []
         for batch in self._batches(states):
@@ -199,8 +205,13 @@ class Sampler:
 
     def _decoded(self, batch: list[SampleState], latents: torch.Tensor) -> list[GeneratedSample]:
         """The images of a padded batch's real rows."""
-        images = self._model.decode(latents).cpu().numpy()
         decoded = latents.cpu().numpy()
+        _refuse_not_finite(decoded, batch, batch[0].step)
+        try:
+            images = self._model.decode(latents).cpu().numpy()
+        except NonFiniteError as error:
+            samples = ", ".join(_named(state.request) for state in batch)
+            raise NonFiniteError(f"of {samples}: {error}{_ADVICE}") from error
         return [
             GeneratedSample(state.request, images[row].copy(), state.trajectory, decoded[row].copy())
             for row, state in enumerate(batch)
@@ -249,6 +260,7 @@ class Sampler:
                         )
             latents = after
         final = latents.cpu().numpy()
+        _refuse_not_finite(final, states, stop)
         return [
             replace(
                 state,
@@ -263,6 +275,35 @@ class Sampler:
         if state.request.kind is RequestKind.EVALUATE:
             return False
         return state.window_start <= step < state.window_start + self._sampling.window_size
+
+
+_ADVICE = (
+    ". A weight or the encoding of the prompt is not finite, or the model overflows in its precision: "
+    "`spotlight doctor` reads the model's weights; set model.dtype=float32, or resume from a checkpoint"
+)
+
+
+def _refuse_not_finite(rows: np.ndarray, states: Sequence[SampleState], step: int) -> None:
+    """Refuse latents that are not finite; they are on the CPU already, so that a device need not wait.
+
+    Raises:
+        NonFiniteError: naming the first such sample.
+    """
+    if np.isfinite(rows[: len(states)]).all():
+        return
+    row = next(row for row in range(len(states)) if not np.isfinite(rows[row]).all())
+    since = f" (they were after {states[row].step})" if states[row].step < step else ""
+    raise NonFiniteError(
+        f"the latents of {_named(states[row].request)} are not finite after denoising step {step}{since}"
+        f"{_ADVICE}"
+    )
+
+
+def _named(request: SampleRequest) -> str:
+    return (
+        f"{request.kind.value} sample prompt {request.prompt_id} ({request.prompt[:80]!r}), seed "
+        f"{request.seed_index}, iteration {request.iteration}, weights v{request.policy_version}"
+    )
 
 
 def _empty_trajectory(shape: tuple[int, int]) -> Trajectory:

@@ -161,6 +161,26 @@ def weights_digest(state: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
+def refuse_not_finite(state: Mapping[str, np.ndarray], what: str) -> None:
+    """Refuse weights, or what belongs to them, that are not finite, before they go anywhere.
+
+    Args:
+        state: arrays by name.
+        what: they are, in words.
+
+    Raises:
+        TrainingError: naming the first.
+    """
+    for name in sorted(state):
+        bad = state[name].size - int(np.count_nonzero(np.isfinite(state[name])))
+        if bad:
+            raise TrainingError(
+                f"{bad:,} of the {state[name].size:,} numbers of {name} are not finite in {what}; nothing of "
+                "it was published or saved. Resume from the last checkpoint, with a lower "
+                "optimizer.learning_rate if it comes again"
+            )
+
+
 def check_sync(published: str, before: str) -> None:
     """Refuse a weight sync that changes nothing.
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objective import BatchTerms, TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
-from gpu_runtime.learning.sharding import gathered
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from storage.config import RunConfig
 
@@ -72,10 +71,3 @@ class ShardedTrainer(Trainer):
         terms_N4 = torch.stack(everyone).cpu()
         loss, kl, clipped = terms_N4[:, :3].sum(dim=0).tolist()
         return BatchTerms(loss, kl, clipped, float(terms_N4[:, 3].max()))
-
-    def _clip(self, limit: float) -> float:
-        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
-        # The norm of all parts; what one process would make of a norm that is still divided is its own part.
-        norm = gathered(torch.nn.utils.get_total_norm(gradients))
-        torch.nn.utils.clip_grads_with_norm_(self._weights, limit, norm)
-        return float(norm)

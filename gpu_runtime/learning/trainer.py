@@ -20,6 +20,7 @@ from gpu_runtime.learning.grpo_objective import GrpoObjective
 from gpu_runtime.learning.nft_objective import NftObjective
 from gpu_runtime.learning.objective import BatchTerms, Objective, TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.sharding import gathered, held_part
 from storage.config import RunConfig
 from storage.errors import TrainingError
 
@@ -80,7 +81,7 @@ class Trainer:
 
         Raises:
             TrainingError: if an advantage is not finite or the first update's ratio is off by more
-                than the tolerance (no weight has changed then), or if a gradient is not finite (the
+                than the tolerance (no weight has changed then), or if a loss or a gradient is not finite (the
                 updates before it stay; a run goes back to its checkpoint).
         """
         ordered = sorted(samples, key=lambda sample: sample.request)
@@ -95,7 +96,9 @@ class Trainer:
             if index == 0:
                 deviation = terms.deviation
                 self._check_ratio(deviation)
-            norm = self._apply()
+            place = f"training step {index + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
+            self._check_loss(terms, place)
+            norm = self._apply(place)
             sums += (terms.loss, terms.kl, terms.clipped, norm)
         self._objective.end()
         loss, kl, clipped, norm = sums / max(len(updates), 1)
@@ -111,6 +114,15 @@ class Trainer:
                 "policy (other weights, precision or batch shape); fix that, or raise the tolerance"
             )
 
+    def _check_loss(self, terms: BatchTerms, place: str) -> None:
+        if not (math.isfinite(terms.loss) and math.isfinite(terms.kl)):
+            self.optimizer.zero_grad()
+            raise TrainingError(
+                f"the loss of {place} is {terms.loss}, its KL {terms.kl}: no weight was changed by it; lower "
+                f"optimizer.learning_rate={self._config.optimizer.learning_rate}, or resume from the last "
+                "checkpoint"
+            )
+
     def _accumulate(self, samples: Sequence[TrainingSample]) -> BatchTerms:
         """Gradients of one update's mean loss."""
         rows = self._objective.rows(samples)
@@ -123,20 +135,28 @@ class Trainer:
             off = terms.deviation if math.isnan(terms.deviation) else max(off, terms.deviation)
         return BatchTerms(loss, kl, clipped, off)
 
-    def _apply(self) -> float:
+    def _apply(self, place: str) -> float:
         """Clip, step, average; returns the gradient's norm before clipping.
+
+        Args:
+            place: which training step it is, in words.
 
         Raises:
             TrainingError: if the norm is not finite; no weight has changed then.
         """
         settings = self._config.optimizer
-        norm = self._clip(settings.max_grad_norm)
+        gradients = [weight.grad for weight in self._weights if weight.grad is not None]
+        total = gathered(torch.nn.utils.get_total_norm(gradients))
+        norm = float(total)
         if not math.isfinite(norm):
+            cause = self._not_finite()
             self.optimizer.zero_grad()
             raise TrainingError(
-                f"the gradient's norm is {norm}: the loss or a weight is not finite; lower "
-                f"optimizer.learning_rate={settings.learning_rate} or resume from an earlier checkpoint"
+                f"the gradient's norm in {place} is {norm}: {cause}. No weight was changed by it; lower "
+                f"optimizer.learning_rate={settings.learning_rate}, or resume from the last checkpoint"
             )
+        # Only now: a norm that is not finite would spread over all gradients.
+        torch.nn.utils.clip_grads_with_norm_(self._weights, settings.max_grad_norm, total)
         # The average's count is in every checkpoint, so a resumed run goes on at the same place.
         warm = min(1.0, (self.average.training_steps + 1) / max(settings.warmup_steps, 1))
         for group in self.optimizer.param_groups:
@@ -146,9 +166,12 @@ class Trainer:
         self.average.update(self.policy.held)
         return norm
 
-    def _clip(self, limit: float) -> float:
-        """Scale the gradients down to a norm of `limit`; returns their norm before."""
-        return float(torch.nn.utils.clip_grad_norm_(self._weights, limit))
+    def _not_finite(self) -> str:
+        """In words, the first gradient that is not finite, of those that this process holds."""
+        for name, weight in self.policy.trained.items():
+            if weight.grad is not None and not torch.isfinite(held_part(weight.grad)).all():
+                return f"the gradient of {name} is not finite"
+        return "it overflows, or a part of it that another device holds is not finite"
 
 
 def _split_by_prompt(samples: Sequence[TrainingSample], updates: int) -> list[list[TrainingSample]]:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load, save
 
+from gpu_runtime.learning.policy import refuse_not_finite
 from gpu_runtime.learning.sharding import gathered, sharded_like
 from gpu_runtime.learning.trainer import Trainer
 from storage.errors import CheckpointError
@@ -19,6 +20,9 @@ def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
     """Weights, moving average and optimiser moments, one safetensors file each.
 
     Where the weights are divided over processes it is a collective, and each gets all.
+
+    Raises:
+        TrainingError: a number of it is not finite; a checkpoint of it would be of no use.
     """
     names = list(trainer.policy.trained)
     moments: dict[str, np.ndarray] = {}
@@ -29,11 +33,16 @@ def trainer_blobs(trainer: Trainer) -> dict[str, bytes]:
             moments[f"{moment}/{name}"] = gathered(value.detach()).cpu().numpy()
     counts = {"training_steps": np.array([trainer.average.training_steps], np.int64)}
     assert all("/" not in name for name in names)
-    return {
-        "weights.safetensors": save(trainer.policy.state()),
-        "average.safetensors": save(trainer.average_state()),
-        "optimizer.safetensors": save(moments | counts),
+    parts = {
+        "weights": trainer.policy.state(),
+        "average": trainer.average_state(),
+        "optimizer": moments | counts,
     }
+    for part, state in parts.items():
+        refuse_not_finite(
+            state, f"the checkpoint's {part}, after training step {trainer.average.training_steps}"
+        )
+    return {f"{part}.safetensors": save(state) for part, state in parts.items()}
 
 
 def restore_trainer(trainer: Trainer, blobs: Mapping[str, bytes]) -> None:

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from gpu_runtime.models.finite_numbers import checked_pixels
 from storage.errors import ModelError
 
 PATCH = 8
@@ -91,10 +92,14 @@ class PatchCodec:
         return patches_BSD @ self.basis_CD.T / self.scale_C
 
     def decode(self, latents_BSC: torch.Tensor, height: int, width: int) -> torch.Tensor:
-        """Decode latents (B, S, C) to uint8 RGB images (B, height, width, 3) on the same device."""
+        """Decode latents (B, S, C) to uint8 RGB images (B, height, width, 3) on the same device.
+
+        Raises:
+            NonFiniteError: a pixel is not finite.
+        """
         patches_BSD = (latents_BSC.float() * self.scale_C) @ self.basis_CD + self.mean_D
         pixels = unpatchify(patches_BSD, height, width)
-        return (pixels * 255).round().clamp(0, 255).to(torch.uint8)
+        return (checked_pixels(pixels) * 255).round().clamp(0, 255).to(torch.uint8)
 
     def to(self, device: torch.device) -> PatchCodec:
         """Return the codec with its tensors on `device`."""
@@ -109,7 +114,8 @@ class PatchCodec:
         """Read what `save` wrote.
 
         Raises:
-            ModelError: the file is missing, unreadable, or lacks a tensor.
+            ModelError: the file is missing, unreadable or lacks a tensor, or one is of another shape or not
+                finite.
         """
         try:
             tensors = load_file(path)
@@ -118,4 +124,14 @@ class PatchCodec:
         missing = [name for name in _TENSORS if name not in tensors]
         if missing:
             raise ModelError(f"{path}: no tensor {', '.join(missing)} in it; restore the file")
+        size, channels = PATCH * PATCH * 3, len(tensors["scale_C"].flatten())
+        for name, shape in zip(_TENSORS, ((size,), (channels, size), (channels,)), strict=True):
+            tensor = tensors[name]
+            if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+                raise ModelError(
+                    f"{path}: {name} is {tensor.dtype} of shape {tuple(tensor.shape)}, not float32 of "
+                    f"{shape}; restore the file"
+                )
+            if not torch.isfinite(tensor).all():
+                raise ModelError(f"{path}: a number of {name} is not finite; restore the file")
         return cls(*(tensors[name] for name in _TENSORS))

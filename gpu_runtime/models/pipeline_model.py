@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from gpu_runtime.models.compiled_blocks import compile_blocks
+from gpu_runtime.models.finite_numbers import checked_pixels
 from gpu_runtime.models.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
 from gpu_runtime.models.protocol import Conditioning
@@ -134,9 +135,13 @@ class PipelineModel(ABC):
 
     @torch.no_grad()
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU, one by one."""
+        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU, one by one.
+
+        Raises:
+            NonFiniteError: a pixel is not finite.
+        """
         images = [self._decode(latents_BSC[row : row + 1].float()) for row in range(len(latents_BSC))]
-        pixels = (torch.cat(images) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+        pixels = (checked_pixels(torch.cat(images)) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
         return (pixels * 255).round().to(torch.uint8).cpu()
 
     def sequence_lengths(self) -> tuple[int, int]:

@@ -71,7 +71,11 @@ class DiffusionModel(Protocol):
         ...
 
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
-        """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU."""
+        """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU.
+
+        Raises:
+            NonFiniteError: a pixel is not finite.
+        """
         ...
 
     def sequence_lengths(self) -> tuple[int, int]:

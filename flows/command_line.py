@@ -241,12 +241,12 @@ app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
 
 
-@app.command(epilog="Example: spotlight doctor")
-def doctor() -> None:
-    """Check this machine: packages, cores, device, home folder, database, model and scorer, Prefect."""
+@app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --set model.path=/models/FLUX.1-dev")
+def doctor(preset: Preset = None, set_: Sets = None) -> None:
+    """Check this machine, its home and database, and a model, every number of it, with its scorer."""
     from flows.doctor import examine
 
-    raise typer.Exit(0 if examine() else 1)
+    raise typer.Exit(0 if examine(_configuration(preset, set_)) else 1)
 
 
 def _post_train(home: Home, run_id: str, config: RunConfig) -> None:

@@ -20,9 +20,14 @@ _PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow",
 _FREE_GIB = 2.0
 
 
-def examine() -> bool:
-    """Print one line a check; True when nothing keeps a run from working."""
+def examine(config: RunConfig | None = None) -> bool:
+    """Print one line a check; True when nothing keeps a run from working.
+
+    Args:
+        config: of the run whose model and scorer are looked at; None for the defaults, an embedded model.
+    """
     console = Console()
+    config = config or RunConfig()
     healthy = True
     checks: tuple[tuple[str, Callable[[], str]], ...] = (
         ("python", _python),
@@ -31,7 +36,8 @@ def examine() -> bool:
         ("device", _device),
         ("home", _home),
         ("database", _database),
-        ("model and scorer", _road),
+        ("model and scorer", lambda: _road(config)),
+        ("model's numbers", lambda: _numbers(config)),
         ("prefect", _prefect),
     )
     for name, check in checks:
@@ -81,10 +87,16 @@ def _database() -> str:
     return f"{len(RunStore(Home.from_environment()).runs())} runs"
 
 
-def _road() -> str:
+def _numbers(config: RunConfig) -> str:
+    """Every tensor of the model is read: of a large one that takes minutes, so a run does not do it."""
+    from tasks.preflight import read_weights
+
+    return f"{read_weights(config):,} in the files of {config.model.path}, all finite"
+
+
+def _road(config: RunConfig) -> str:
     from tasks.preflight import check
 
-    config = RunConfig()
     warnings = check(config)
     return f"{config.model.path} loads, {config.reward.scorer} judges" + "".join(f" ({w})" for w in warnings)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.models.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.loading import (
     ModelOutline,
     device_of,
@@ -13,6 +14,7 @@ from gpu_runtime.models.loading import (
     refuse_missing_cuda,
     refuse_shared_gpus,
 )
+from gpu_runtime.models.model_files import model_files
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
@@ -63,6 +65,20 @@ def check(config: RunConfig) -> list[str]:
             f"{min(shared)!r}; their images still differ by seed"
         )
     return warnings
+
+
+def read_weights(config: RunConfig) -> int:
+    """Read every tensor of the configured model.
+
+    Returns:
+        How many numbers they are.
+
+    Raises:
+        ModelError: one is not finite, or a file is missing or damaged.
+    """
+    return refuse_files_not_finite(
+        file for file in model_files(config.model) if file.suffix == ".safetensors"
+    )
 
 
 def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,12 +17,26 @@ from typing import Any, Self
 
 import torch
 from diffusers import QwenImageTransformer2DModel
+from safetensors import SafetensorError
 
 from gpu_runtime.models import text_encoder
-from gpu_runtime.models.embedded_folder import CODEC_FILE, SETTINGS_FILE, TRANSFORMER_FOLDER, resolve_folder
+from gpu_runtime.models.embedded_folder import (
+    CODEC_FILE,
+    SETTINGS_FILE,
+    TRANSFORMER_CONFIG,
+    TRANSFORMER_FOLDER,
+    TRANSFORMER_WEIGHTS,
+    resolve_folder,
+)
+from gpu_runtime.models.finite_numbers import refuse_weights_not_finite
+from gpu_runtime.models.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.pca_codec import PATCH, PatchCodec
+from gpu_runtime.models.pipeline_folder import read_json
 from gpu_runtime.models.protocol import Conditioning
 from storage.errors import ModelError
+
+_LARGEST = 4096
+"""Of pixels a side, text tokens and their width; the models of the project have less than a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +82,11 @@ class EmbeddedModel:
                 f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
                 f"makes {codec.channels}; the files are of two different models"
             )
+        if transformer.config["joint_attention_dim"] != settings.text_width:
+            raise ModelError(
+                f"the transformer takes text of width {transformer.config['joint_attention_dim']}, "
+                f"{SETTINGS_FILE} says {settings.text_width}; the files are of two different models"
+            )
 
     @classmethod
     def load(
@@ -81,16 +101,13 @@ class EmbeddedModel:
         A transformer that is given (built around a neighbour's weights) is taken instead of the folder's.
 
         Raises:
-            ModelError: a file is missing, or the files do not fit each other.
+            ModelError: a file is missing or damaged, the files do not fit each other, or a number in them is
+                not finite.
         """
         folder = resolve_folder(path)
         settings = _read_settings(folder / SETTINGS_FILE)
         codec = PatchCodec.load(folder / CODEC_FILE)
-        moved: Any = transformer
-        if transformer is None:
-            moved = QwenImageTransformer2DModel.from_pretrained(
-                str(folder), subfolder=TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
-            )
+        moved: Any = _load_transformer(folder, dtype) if transformer is None else transformer
         return cls(settings, codec, moved.to(device))
 
     def save(self, path: str | Path) -> None:
@@ -145,10 +162,38 @@ class EmbeddedModel:
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
 
 
+def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2DModel:
+    """The folder's transformer; what diffusers would build at random or in any size is refused first."""
+    part, file = folder / TRANSFORMER_FOLDER, folder / TRANSFORMER_WEIGHTS
+    config = read_json(folder / TRANSFORMER_CONFIG)
+    empty = empty_part(
+        lambda: QwenImageTransformer2DModel.from_config(config),
+        QwenImageTransformer2DModel.__name__, part, config, [file],
+    )  # fmt: skip
+    refuse_other_names(empty, part, [file], exactly=True)
+    try:
+        loaded: Any = QwenImageTransformer2DModel.from_pretrained(
+            str(folder), subfolder=TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{part} cannot be loaded ({error}); restore the files") from error
+    refuse_weights_not_finite(loaded, str(file))
+    return loaded
+
+
 def _read_settings(path: Path) -> EmbeddedSettings:
     try:
-        return EmbeddedSettings(**json.loads(path.read_text(encoding="utf-8")))
-    except (json.JSONDecodeError, TypeError) as error:
+        settings = EmbeddedSettings(**read_json(path))
+    except TypeError as error:
         raise ModelError(
             f"{path}: not the settings of an embedded model ({error}); restore the file"
         ) from error
+    for name in ("height", "width", "text_length", "text_width"):
+        value = getattr(settings, name)
+        unit = PATCH if name in ("height", "width") else 1
+        if type(value) is not int or not 0 < value <= _LARGEST or value % unit:
+            raise ModelError(
+                f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
+                "restore the file"
+            )
+    return settings

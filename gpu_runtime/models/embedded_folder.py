@@ -14,12 +14,8 @@ SETTINGS_FILE = "spotlight.json"
 CODEC_FILE = "codec.safetensors"
 TRANSFORMER_FOLDER = "transformer"
 TRANSFORMER_CONFIG = f"{TRANSFORMER_FOLDER}/config.json"
-FILES = (
-    SETTINGS_FILE,
-    CODEC_FILE,
-    TRANSFORMER_CONFIG,
-    f"{TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors",
-)
+TRANSFORMER_WEIGHTS = f"{TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors"
+FILES = (SETTINGS_FILE, CODEC_FILE, TRANSFORMER_CONFIG, TRANSFORMER_WEIGHTS)
 """What a model's folder holds, relative to it."""
 
 

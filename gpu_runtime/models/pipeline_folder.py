@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from safetensors import SafetensorError, safe_open
+
 from gpu_runtime.hub_folder import find_folder
 from storage.errors import ModelError
 
@@ -53,9 +55,13 @@ class PipelineFolder:
             raise ModelError(
                 f"model.path = {name!r}: {folder} lacks {', '.join(missing)}; download the model again, whole"
             )
-        for part in parts:
+        for part, kind in parts.items():
             for file in found.weights(part):
                 tensor_shapes(file)
+            if kind == "tokenizer":
+                # Of a damaged file its library raises a bare `Exception`, without the file's name.
+                for file in sorted((folder / part).glob("*.json")):
+                    read_json(file)
         return found
 
     def files(self) -> list[Path]:
@@ -71,11 +77,11 @@ class PipelineFolder:
     @property
     def index(self) -> dict[str, Any]:
         """What `model_index.json` holds: the library and the class of each part."""
-        return _json(self.path / INDEX)
+        return read_json(self.path / INDEX)
 
     def config(self, part: str) -> dict[str, Any]:
         """The configuration of a part."""
-        return _json(self.path / part / _SMALL.get(self.parts[part], "config.json"))
+        return read_json(self.path / part / _SMALL.get(self.parts[part], "config.json"))
 
     def weights(self, part: str) -> list[Path]:
         """The files of a part's weights; none where it has no weights."""
@@ -85,7 +91,9 @@ class PipelineFolder:
         index = self.path / part / f"{_WEIGHTS[kind]}.safetensors.index.json"
         if not index.is_file():
             return [self.path / part / f"{_WEIGHTS[kind]}.safetensors"]
-        named = _json(index).get("weight_map", {})
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+            raise ModelError(f"{index} names no files of weights; download the model again, whole")
         return [self.path / part / file for file in sorted(set(named.values()))]
 
     def parameters(self, part: str) -> int:
@@ -128,19 +136,39 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
         header.pop("__metadata__", None)
         shapes = {name: entry["shape"] for name, entry in header.items()}
         end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
         raise ModelError(f"{file} is no safetensors file ({error}); download the model again") from error
     size = file.stat().st_size
     if size < end:
         raise ModelError(f"{file} has {size} bytes of {end}: it is cut off; download the model again, whole")
-    return shapes
+    try:
+        with safe_open(file, framework="np"):  # which looks whether shapes, types and offsets agree
+            return shapes
+    except SafetensorError as error:
+        raise ModelError(f"{file} is no safetensors file ({error}); download the model again") from error
 
 
-def _json(file: Path) -> dict[str, Any]:
+class _Settings(dict[str, Any]):
+    """What a file of settings holds; to ask for what it lacks is an error that names the file."""
+
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._file = file
+
+    def __missing__(self, key: str) -> Any:
+        raise ModelError(f"{self._file} has no {key!r}; download the model again, whole")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; a key that it lacks is refused by name.
+
+    Raises:
+        ModelError: it holds none.
+    """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is no JSON ({error}); download the model again, whole") from error
     if not isinstance(value, dict):
         raise ModelError(f"{file} is no JSON object; download the model again, whole")
-    return value
+    return _Settings(file, value)

@@ -43,6 +43,11 @@ class PipelineOutline:
         self.folder = find_pipeline(settings)
         self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
         self._settings, self._device = settings, device
+        # First, as what follows reads sizes from the configurations.
+        self.transformer: torch.nn.Module = empty_transformer(
+            self.family.TRANSFORMER, self.family.ENCODERS, self.family.VAE, self.folder,
+            dtype_on(settings, device),
+        )  # fmt: skip
         self.family.check_size(self.folder, self.height, self.width)
         self.family.check_settings(self.folder, settings)
         if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:
@@ -54,9 +59,6 @@ class PipelineOutline:
         self._tokenizers = load_tokenizers(self.folder)
         self._text_length = settings.text_length or self.family.TEXT_LENGTH
         self.check_prompts([settings.negative_prompt])
-        self.transformer: torch.nn.Module = empty_transformer(
-            self.family.TRANSFORMER, self.folder, dtype_on(settings, device)
-        )
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Refuse a prompt that is too long.

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 import transformers
 from diffusers import FlowMatchEulerDiscreteScheduler
+from safetensors import SafetensorError
 
+from gpu_runtime.models.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.pipeline_folder import PipelineFolder
 from storage.errors import ModelError
 
@@ -50,7 +52,7 @@ def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: tor
             output_loading_info=True,
             **{named: dtype},
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, RuntimeError, SafetensorError) as error:
         raise ModelError(
             f"{folder.path / part} is no {model_class.__name__} that can be loaded: {error}"
         ) from error
@@ -94,22 +96,40 @@ def load_scheduler(folder: PipelineFolder) -> Any:
             f"{folder.path / 'scheduler'} is a {config.get('_class_name')}, not a {SCHEDULER}: sampling here "
             "is flow matching along that one's schedule; name a model that comes with it"
         )
-    return FlowMatchEulerDiscreteScheduler.from_config(config)
+    try:
+        return FlowMatchEulerDiscreteScheduler.from_config(config)
+    except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
+        raise ModelError(
+            f"{folder.path / 'scheduler'} is no {SCHEDULER} that can be made: {error}; download it again"
+        ) from error
 
 
-def empty_transformer(model_class: Any, folder: PipelineFolder, dtype: torch.dtype) -> Any:
+def empty_transformer(
+    model_class: Any, encoder_classes: Mapping[str, Any], vae_class: Any, folder: PipelineFolder,
+    dtype: torch.dtype,
+) -> Any:  # fmt: skip
     """The transformer without memory for its weights: its layers can be looked at.
 
+    The other models of the pipeline are built likewise, to be held against their files, and dropped.
+
     Raises:
-        ModelError: its configuration is of another model.
+        ModelError: a part's configuration is of another model, or asks for other weights than there are.
     """
-    try:
-        with torch.device("meta"):
-            model = model_class.from_config(folder.config("transformer"))
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        raise ModelError(
-            f"{folder.path / 'transformer'} is no {model_class.__name__}: {error}; name another model"
-        ) from error
+    for part, part_class in {"vae": vae_class, **encoder_classes}.items():
+        _empty_part(part_class, folder, part)
+    model = _empty_part(model_class, folder, "transformer")
+    refuse_other_names(model, folder.path / "transformer", folder.weights("transformer"))
     for weight in model.parameters():  # to() would warn of parts that a model keeps in float32
         weight.data = weight.data.to(dtype)
     return model
+
+
+def _empty_part(part_class: Any, folder: PipelineFolder, part: str) -> Any:
+    config = folder.config(part)
+
+    def build() -> Any:
+        if folder.parts[part] == "diffusers":
+            return part_class.from_config(config)
+        return part_class(part_class.config_class.from_dict(config))
+
+    return empty_part(build, part_class.__name__, folder.path / part, config, folder.weights(part))

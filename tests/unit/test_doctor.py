@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from flows import doctor
+from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded_folder import TRANSFORMER_WEIGHTS
+from storage.config import ModelConfig, RunConfig
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +30,7 @@ def test_a_machine_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"{tmp_path / 'home'}, " in text
     assert "torch 2." in text
     assert "embedded:glyphs loads, ocr judges" in text
+    assert re.search(r"model's numbers: 1,\d{3},\d{3} in the files of embedded:glyphs, all finite", text)
 
 
 def test_what_is_wrong_is_said_and_the_rest_is_checked(
@@ -32,7 +38,7 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
 ):
     monkeypatch.setattr(doctor, "_FREE_GIB", 1e9)
     monkeypatch.setattr(doctor, "_PACKAGES", ("a-package-that-is-not-there",))
-    monkeypatch.setattr(doctor, "_road", lambda: "not asked")
+    monkeypatch.setattr(doctor, "_road", lambda config: "not asked")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     assert not doctor.examine()
     text = capsys.readouterr().out
@@ -43,10 +49,25 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
     assert "ok    database: 0 runs" in text
 
 
+def test_a_model_with_a_number_that_is_not_finite(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    EmbeddedModel.load("embedded:glyphs").save(tmp_path / "model")
+    file = tmp_path / "model" / TRANSFORMER_WEIGHTS
+    tensors = load_file(file)
+    tensors["proj_out.weight"][3, 5] = float("nan")
+    save_file(tensors, file)
+    assert not doctor.examine(RunConfig(model=ModelConfig(path=str(tmp_path / "model"))))
+    wrong = [line for line in capsys.readouterr().out.splitlines() if line.startswith("wrong")]
+    assert [line.split(":")[0] for line in wrong] == ["wrong model and scorer", "wrong model's numbers"]
+    for line in wrong:
+        assert re.search(
+            r"diffusion_pytorch_model.safetensors: 1 of the [\d,]+ numbers of proj_out.weight", line
+        )
+
+
 def test_brackets_and_libraries_that_do_not_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    def road() -> str:
+    def road(config: RunConfig) -> str:
         raise ImportError("libGL.so.1: cannot open shared object file [bold]")
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "[red]home[/]"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 
 from storage.errors import ConfigurationError, ServerError
@@ -41,6 +42,18 @@ def check_host(host: str) -> None:
         raise ConfigurationError(
             f"--host {host} is no IPv4 address; 127.0.0.1 is this machine alone, 0.0.0.0 all its networks"
         ) from error
+
+
+def check_name(name: str) -> None:
+    """Refuse what is no name of a machine, such as an address with a scheme, a port or a path.
+
+    Raises:
+        ConfigurationError: saying what a name looks like.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", name):
+        raise ConfigurationError(
+            f"--allow-host {name!r} is no host name; give it as in spot.example.org, without scheme or port"
+        )
 
 
 def is_loopback(host: str) -> bool:

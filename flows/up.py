@@ -18,7 +18,7 @@ import httpx
 from flows.children import Child
 from flows.dashboard import check_login, dashboard_command
 from flows.local_server import LocalServer, end_unused_server
-from flows.ports import LOOPBACK, check_host, is_loopback, reachable, refuse_taken_port
+from flows.ports import LOOPBACK, check_host, check_name, is_loopback, reachable, refuse_taken_port
 from flows.progress import reporter
 from flows.schedule import Nightly
 from flows.server_note import living_server
@@ -249,6 +249,8 @@ def _ending_asked() -> Iterator[threading.Event]:
 
 def _check(home: Home, options: UpOptions) -> None:
     check_host(options.host)
+    for name in options.names:
+        check_name(name)
     check_login(home, options.host)
     if options.server_port == options.dashboard_port:
         raise ConfigurationError(

@@ -71,6 +71,14 @@ def test_what_is_no_address_is_refused(tmp_path: Path):
         up(Home(tmp_path), UpOptions(host="nowhere"))
 
 
+@pytest.mark.parametrize(
+    "name", ["https://spot.example", "spot.example:8080", "spot.example/ui", "*", "", "."]
+)
+def test_what_is_no_host_name_is_refused(name: str, tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"--allow-host '.*' is no host name; give it as in"):
+        up(Home(tmp_path), UpOptions(names=("spot.example.org", name)))
+
+
 def test_an_address_that_others_reach_is_warned_of(
     taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -214,11 +214,15 @@ def ui(
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login (docs/dashboard.md).")
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name that it is reached by, such as a proxy's; repeatable."),
+    ] = None,
 ) -> None:
     """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
     from flows.dashboard import serve
 
-    raise typer.Exit(serve(Home.from_environment(), port, host))
+    raise typer.Exit(serve(Home.from_environment(), port, host, allow_host or ()))
 
 
 @app.command(epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from flows.children import die_with_parent
@@ -16,12 +17,13 @@ from storage.login import read_login
 _SERVER = Path(__file__).resolve().parents[1] / "ui" / "server.py"
 
 
-def dashboard_command(port: int, host: str = LOOPBACK) -> list[str]:
-    """The command that serves the dashboard on an address of this machine."""
+def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
+    """The command that serves the dashboard on an address of this machine, also under further names."""
     return [
         sys.executable, "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
         "--browser.gatherUsageStats", "false", "--client.toolbarMode", "viewer",
+        "--", *(part for name in names for part in ("--name", name)),
     ]  # fmt: skip
 
 
@@ -38,7 +40,7 @@ def check_login(home: Home, host: str) -> None:
         )
 
 
-def serve(home: Home, port: int, host: str = LOOPBACK) -> int:
+def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> int:
     """Serve the dashboard until Ctrl-C; returns its exit code.
 
     Raises:
@@ -49,7 +51,7 @@ def serve(home: Home, port: int, host: str = LOOPBACK) -> int:
     check_login(home, host)
     refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
     process = subprocess.Popen(
-        dashboard_command(port, host),
+        dashboard_command(port, host, names),
         stdin=subprocess.DEVNULL,
         # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),

@@ -22,11 +22,13 @@ def up(
     server_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's UI and API.")] = 4200,
     ui_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; any but 127.0.0.1 lets others start runs.")
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login for the dashboard.")
     ] = "127.0.0.1",
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="A further name that Prefect is reached by, such as a proxy's; repeatable."),
+        typer.Option(
+            help="A further name that Prefect and the dashboard are reached by, such as a proxy's; repeatable."
+        ),
     ] = None,
     runs_at_once: Annotated[
         int, typer.Option(min=1, max=16, help="Runs that may go on at the same time; more wait.")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from flows.ports import LOOPBACK, reachable
-from flows.server_guard import ServerGuard
 from flows.server_note import FileLock, ServerNote, note_file, users_file, write_note
 from flows.server_password import home_password
 from storage.errors import ServerError
 from storage.home import Home
+from storage.server_guard import ServerGuard
 
 _POLL_S = 0.5
 _PREDECESSOR_S = 30.0
@@ -88,6 +88,9 @@ def end_when_unused(home: Home) -> None:
 
 def prefect_application(home: Home) -> Any:
     """Prefect's API and UI; it reads its settings when it is imported, and takes seconds."""
+    from flows.prefect_database import keep_in_order
+
+    keep_in_order()
     from prefect.server.api.server import create_app
 
     from flows.prefect_database import take_write_lock_first

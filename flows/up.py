@@ -54,7 +54,7 @@ class UpOptions:
     Attributes:
         server_port, dashboard_port: where Prefect and the dashboard listen.
         host: on which address of this machine.
-        names: further names that Prefect's server answers to, such as a proxy's.
+        names: further names that Prefect's server and the dashboard answer to, such as a proxy's.
         runs_at_once: flow runs that may go on at the same time; more wait.
         nightly: when the reproducibility runs are due.
     """
@@ -149,7 +149,7 @@ class _Supervisor:
         if not self._wait(server.is_ready):
             return False
         child = os.environ | server.client_environment
-        self._launch(DASHBOARD, dashboard_command(options.dashboard_port, options.host), child)
+        self._launch(DASHBOARD, dashboard_command(options.dashboard_port, options.host, options.names), child)
         serving = [sys.executable, "-m", "flows.serving", "--ready", str(self._ready),
                    "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments()]  # fmt: skip
         self._launch(DEPLOYMENTS, serving, child | {"PREFECT_LOGGING_LEVEL": "INFO"})

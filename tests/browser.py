@@ -21,6 +21,9 @@ from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 60.0
+_PATIENCE_S = 120.0
+"""For anything on a page: a busy machine draws slowly, and nothing is judged by it."""
+
 _COLOURS = 256  # of a kept picture: as good to look at, and a third as large
 _NAMED_ADDRESSES = "[...document.querySelectorAll('link[href], [src]')].map(one => one.href || one.src)"
 _FLAGS = (
@@ -88,6 +91,7 @@ def browser_page(width: int = 1400, height: int = 1000, alone: bool = True) -> I
         browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
         try:
             page = browser.new_context(viewport={"width": width, "height": height}).new_page()
+            page.set_default_timeout(_PATIENCE_S * 1000)
             asked: set[str] = set()
             page.on("request", lambda request: asked.add(request.url))
             yield page

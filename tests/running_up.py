@@ -110,15 +110,7 @@ class RunningUp:
         """What the Prefect UI sends when its form is submitted; `others` are parameters beside the form."""
         found = self.client.get(f"{self.api}/deployments/name/{deployment}/{deployment}").json()
         sent = {"parameters": {"form": form, **others}, "state": {"type": "SCHEDULED"}}
-        answers: list[httpx.Response] = []
-
-        def answered() -> bool:
-            address = f"{self.api}/deployments/{found['id']}/create_flow_run"
-            answers.append(self.client.post(address, json=sent))
-            return answers[-1].status_code != httpx.codes.SERVICE_UNAVAILABLE  # the server asks to try again
-
-        wait_until("the server has time for a run", answered)
-        return answers[-1]
+        return self.client.post(f"{self.api}/deployments/{found['id']}/create_flow_run", json=sent)
 
     def cancel(self, flow_run_id: str) -> None:
         """What the Prefect UI sends when its Cancel is pressed."""

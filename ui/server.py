@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,21 +19,25 @@ if _ROOT not in sys.path:
 
 from storage.home import Home  # noqa: E402
 from storage.login import read_login  # noqa: E402
+from storage.server_guard import ServerGuard  # noqa: E402
 from ui.login import require_login  # noqa: E402
-from ui.own_hosts import OwnHostsOnly  # noqa: E402
 
 _LOGIN = read_login(Home.from_environment())
 if _LOGIN is not None:
     require_login(_LOGIN)
 
-
-def _names() -> list[str]:
-    allowed: list[str] = st.get_option("server.allowedHosts")
-    return [*allowed, st.get_option("server.address") or "", _LOGIN.host if _LOGIN is not None else ""]
-
+_PARSER = argparse.ArgumentParser()
+_PARSER.add_argument("--name", action="append", default=[], help="a further name that it answers to")
+_NAMES: list[str] = _PARSER.parse_known_args()[0].name
 
 app = st.App(
     Path(__file__).with_name("app.py"),
     secrets=None if _LOGIN is None else _LOGIN.secrets(),
-    middleware=[Middleware(OwnHostsOnly, names=_names)],
+    middleware=[
+        Middleware(
+            ServerGuard,  # Streamlit's own check lets pages of this machine's other ports in
+            host=st.get_option("server.address") or "127.0.0.1",
+            names=_NAMES if _LOGIN is None else [*_NAMES, _LOGIN.host],
+        )
+    ],
 )

@@ -1,4 +1,4 @@
-"""Which requests are let through to Prefect: by the names of the server, from its own pages."""
+"""Which requests reach Prefect and the dashboard: by the names of the server, from its own pages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.server_guard import ServerGuard
+from storage.server_guard import ServerGuard
 
 LOOPBACK = "127.0.0.1"
 

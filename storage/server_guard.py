@@ -1,4 +1,4 @@
-"""What stands before Prefect's web application: it refuses requests that a foreign page can make.
+"""What stands before Prefect's web application and the dashboard: it refuses what a foreign page can send.
 
 A browser lets any page send requests to 127.0.0.1, and a page whose name resolves to 127.0.0.1 (DNS
 rebinding) even reads the answers. The browser says in `Origin` which page asks, and in `Host` by which
@@ -12,8 +12,6 @@ import socket
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
-
-from flows.ports import is_loopback
 
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
@@ -34,7 +32,7 @@ class ServerGuard:
     def __init__(self, application: _Application, host: str, names: Iterable[str] = ()) -> None:
         self._application = application
         self._further = frozenset(name.lower() for name in names)
-        self._open = not is_loopback(host)
+        self._open = not ipaddress.IPv4Address(host).is_loopback
         machine = {socket.gethostname().lower(), socket.getfqdn().lower()} if self._open else set()
         self._names = {"127.0.0.1", "localhost", "::1", *machine, *self._further}
 
@@ -55,7 +53,7 @@ class ServerGuard:
         given = list(headers)
         hosts = [value.decode("latin-1").lower() for name, value in given if name.lower() == b"host"]
         if len(hosts) != 1 or not self._is_name(_hostname(f"//{hosts[0]}")):
-            return f"this server is not called {hosts}: see --allow-host of `spotlight up`"
+            return f"this server is not called {hosts}: see --allow-host of `spotlight up` and `spotlight ui`"
         for name, value in given:
             if name.lower() == b"origin" and not self._is_own_page(value.decode("latin-1").lower(), hosts[0]):
                 return "pages of another origin are not served"

@@ -26,9 +26,7 @@ def up(
     ] = "127.0.0.1",
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(
-            help="A further name that Prefect and the dashboard are reached by, such as a proxy's; repeatable."
-        ),
+        typer.Option(help="A further name that both are reached by, such as a proxy's; repeatable."),
     ] = None,
     runs_at_once: Annotated[
         int, typer.Option(min=1, max=16, help="Runs that may go on at the same time; more wait.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +10,7 @@ from storage.home import Home
 from storage.run_store import RunStore
 from tests.browser import Dashboard, browser_page, dashboard, find_chromium, free_port
 from tests.identity_provider import IdentityProvider, identity_provider
+from tests.sample_login import LOGIN, write_login
 from tests.sample_run import write_sample_run
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def provider() -> Iterator[IdentityProvider]:
-    with identity_provider("spotlight", "client secret") as running:
+    with identity_provider(LOGIN["client_id"], LOGIN["client_secret"]) as running:
         yield running
 
 
@@ -31,15 +31,11 @@ def served(tmp_path_factory: pytest.TempPathFactory, provider: IdentityProvider)
     folder = tmp_path_factory.mktemp("login")
     home, port = Home(folder / "home"), free_port()
     write_sample_run(RunStore(home), "going-on", iterations=3, status="running")
-    settings = {
-        "redirect_uri": f"http://localhost:{port}/oauth2callback", "cookie_secret": "c" * 32,
-        "client_id": provider.client_id, "client_secret": provider.client_secret,
+    addresses = {
+        "redirect_uri": f"http://localhost:{port}/oauth2callback",
         "server_metadata_url": f"{provider.url}/.well-known/openid-configuration",
-        "allow": ["ada@example.org"],
-    }  # fmt: skip
-    file = home.path / "login.toml"
-    file.touch(0o600)
-    file.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))
+    }
+    write_login(home, LOGIN | addresses)
     with dashboard(home.path, folder / "log", port) as running:
         yield Dashboard(running.url.replace("127.0.0.1", "localhost"), running.process)
     assert "Traceback" not in (folder / "log").read_text()

@@ -19,8 +19,8 @@ from storage.home import Home
 from tests.listening import beyond_this_machine, listening
 from tests.local_ray_instances import local_ray_instances
 from tests.running_up import running_up
+from tests.sample_login import LOGIN, write_login
 from tests.tiny_run import tiny_config
-from tests.unit.test_up_options import with_login
 
 LIMIT_S = 240.0
 
@@ -123,7 +123,7 @@ def test_a_failed_start_leaves_ray_as_it_was():
 @pytest.mark.slow
 def test_up_lets_other_machines_in_where_asked(tmp_path: Path):
     others = ray.util.get_node_ip_address()
-    with_login(tmp_path, others)
+    write_login(Home(tmp_path), LOGIN | {"redirect_uri": f"https://{others}/oauth2callback"})
     with running_up(Home(tmp_path).ensure(), "--host", "0.0.0.0") as up:
         assert up.said("warning: --host 0.0.0.0: other machines reach the dashboard")
         heard = beyond_this_machine(listening(up.processes()))

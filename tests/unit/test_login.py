@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +11,10 @@ from flows.dashboard import check_login
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.login import read_login, refusal
+from tests.sample_login import LOGIN, write_login
 
-COMPLETE: dict[str, Any] = {
-    "redirect_uri": "https://spotlight.example.org/oauth2callback",
-    "cookie_secret": "c" * 32,
-    "client_id": "spotlight",
-    "client_secret": "s",
-    "server_metadata_url": "https://id.example.org/.well-known/openid-configuration",
-    "allow": ["ada@example.org", "*@math.example.org"],
-}
 NOW_S = 1_000_000.0
 ADA = {"is_logged_in": True, "email": "ada@example.org", "exp": NOW_S + 1}
-
-
-def _write(home: Path, values: dict[str, Any], mode: int = 0o600) -> Home:
-    lines = (f"{key} = {json.dumps(value)}" for key, value in values.items())
-    (home / "login.toml").write_text("\n".join(lines))
-    (home / "login.toml").chmod(mode)
-    return Home(home)
 
 
 def test_a_home_without_a_login_has_none(tmp_path: Path):
@@ -37,36 +22,36 @@ def test_a_home_without_a_login_has_none(tmp_path: Path):
 
 
 def test_a_complete_login(tmp_path: Path):
-    login = read_login(_write(tmp_path, COMPLETE), {})
+    login = read_login(write_login(Home(tmp_path)), {})
     assert login is not None
     assert login.host == "spotlight.example.org"
     assert login.allow == ("ada@example.org", "*@math.example.org")
-    assert login.secrets() == {"auth": {k: v for k, v in COMPLETE.items() if k != "allow"}}
+    assert login.secrets() == {"auth": {k: v for k, v in LOGIN.items() if k != "allow"}}
 
 
 def test_the_environment_comes_before_the_file_and_needs_none(tmp_path: Path):
-    variables = {f"SPOTLIGHT_LOGIN_{key.upper()}": value for key, value in COMPLETE.items() if key != "allow"}
+    variables = {f"SPOTLIGHT_LOGIN_{key.upper()}": value for key, value in LOGIN.items() if key != "allow"}
     variables["SPOTLIGHT_LOGIN_ALLOW"] = "ada@example.org, *@math.example.org"
     by_variables = read_login(Home(tmp_path), variables)
-    assert by_variables == read_login(_write(tmp_path, COMPLETE), {})
+    assert by_variables == read_login(write_login(Home(tmp_path)), {})
     other = read_login(Home(tmp_path), {"SPOTLIGHT_LOGIN_CLIENT_SECRET": "of the environment"})
     assert other is not None
     assert other.client_secret == "of the environment"
 
 
 def test_the_file_may_lie_elsewhere(tmp_path: Path):
-    _write(tmp_path, COMPLETE)
+    write_login(Home(tmp_path))
     named = {"SPOTLIGHT_LOGIN": str(tmp_path / "login.toml")}
     assert read_login(Home(tmp_path / "home"), named) is not None
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml cannot be read"):
         read_login(Home(tmp_path), {"SPOTLIGHT_LOGIN": str(tmp_path / "nowhere.toml")})
 
 
-@pytest.mark.parametrize("key", list(COMPLETE))
+@pytest.mark.parametrize("key", list(LOGIN))
 def test_half_a_login_is_refused(tmp_path: Path, key: str):
-    values = {name: value for name, value in COMPLETE.items() if name != key}
+    values = {name: value for name, value in LOGIN.items() if name != key}
     with pytest.raises(ConfigurationError, match=f"is not complete: {key} missing"):
-        check_login(_write(tmp_path, values), "127.0.0.1")
+        check_login(write_login(Home(tmp_path), values), "127.0.0.1")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +71,12 @@ def test_half_a_login_is_refused(tmp_path: Path, key: str):
 )
 def test_what_cannot_work_is_refused(tmp_path: Path, key: str, value: Any, reason: str):
     with pytest.raises(ConfigurationError, match=reason):
-        read_login(_write(tmp_path, COMPLETE | {key: value}), {})
+        read_login(write_login(Home(tmp_path), LOGIN | {key: value}), {})
 
 
 def test_a_file_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="run `chmod 600 "):
-        read_login(_write(tmp_path, COMPLETE, mode=0o640), {})
+        read_login(write_login(Home(tmp_path), LOGIN, mode=0o640), {})
     (tmp_path / "login.toml").write_text("[[[")
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_login(Home(tmp_path), {})
@@ -101,7 +86,7 @@ def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
     check_login(Home(tmp_path), "127.0.0.1")
     with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to whoever"):
         check_login(Home(tmp_path), "0.0.0.0")
-    check_login(_write(tmp_path, COMPLETE), "0.0.0.0")
+    check_login(write_login(Home(tmp_path)), "0.0.0.0")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +111,7 @@ def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
     ],
 )
 def test_who_may_look(change: dict[str, Any], reason: str | None):
-    said = refusal(ADA | change, tuple(COMPLETE["allow"]), NOW_S)
+    said = refusal(ADA | change, tuple(LOGIN["allow"]), NOW_S)
     assert said is None if reason is None else reason in (said or "")
 
 

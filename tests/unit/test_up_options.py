@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from flows.server_password import password_file
 from flows.up import UpOptions, up
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
+from tests.sample_login import write_login
 
 
 @pytest.fixture(autouse=True)
@@ -29,18 +29,6 @@ def taken() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-def with_login(folder: Path, host: str = "spotlight.example.org") -> None:
-    """The dashboard's login, without which no other machine is let in."""
-    settings = {
-        "redirect_uri": f"https://{host}/oauth2callback", "cookie_secret": "c" * 32, "client_id": "spotlight",
-        "client_secret": "s", "allow": ["*"],
-        "server_metadata_url": "https://id.example.org/.well-known/openid-configuration",
-    }  # fmt: skip
-    file = folder / "login.toml"
-    file.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))
-    file.chmod(0o600)
 
 
 def free() -> int:
@@ -82,20 +70,24 @@ def test_what_is_no_host_name_is_refused(name: str, tmp_path: Path):
 def test_an_address_that_others_reach_is_warned_of(
     taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with_login(tmp_path)
     said: list[str] = []
     monkeypatch.setattr(progress.reporter(), "note", said.append)
     with pytest.raises(ServerError):  # goes no further than the port
-        up(Home(tmp_path), UpOptions(server_port=taken, dashboard_port=free(), host="0.0.0.0"))
+        up(write_login(Home(tmp_path)), UpOptions(server_port=taken, dashboard_port=free(), host="0.0.0.0"))
     assert len(said) == 1
     assert said[0].startswith("warning: --host 0.0.0.0: other machines reach the dashboard")
 
 
+def test_an_address_that_others_reach_is_refused_without_a_login(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to whoever reaches"):
+        up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
+    assert not (tmp_path / "up.json").exists()
+
+
 def test_no_address_is_listened_on_without_a_password(tmp_path: Path):
-    with_login(tmp_path)
     password_file(Home(tmp_path)).mkdir(parents=True)
     with pytest.raises(ServerError, match="no server starts without one"):
-        up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
+        up(write_login(Home(tmp_path)), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
     assert not (tmp_path / "up.json").exists()
 
 

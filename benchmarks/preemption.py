@@ -30,6 +30,7 @@ from benchmarks.fault_parts import KINDS, Part, Parts, Reference, goodput_of
 from benchmarks.goodput import Sums, usual_waiting_s
 from benchmarks.report import add_keep_option, finish
 from storage.environment import environment
+from storage.errors import SpotlightError
 
 SETTINGS = (
     "evaluation.every=0", "evaluation.prompts=8",
@@ -64,7 +65,10 @@ def main() -> None:
         and (arguments.parts is None or added < arguments.parts)
         and (arguments.minutes is None or time.monotonic() - began < 60 * arguments.minutes)
     ):
-        part, added = parts.add(), added + 1
+        try:
+            part, added = parts.add(), added + 1
+        except SpotlightError as error:
+            parser.error(f"a part ended early and is not kept: {error}")
         measured, expected = goodput_of(part.sums, parts.reference())
         _say(
             f"part {part.number}: {sum(part.faults.values())} faults, {_done(parts.all())} so far, "

@@ -14,6 +14,7 @@ from flows.progress import reporter
 from flows.server_note import living_server
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
+from storage.run_store import RunStore
 from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, played_notices
 
 HANG_S = 300.0
@@ -52,7 +53,7 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
         faults: their times count from its start.
 
     Raises:
-        RuntimeFailure: if the faults could not be done.
+        RuntimeFailure: if the faults could not be done, or the run does not begin.
     """
     began, restarts, hung = time.monotonic(), 0, False
     child: subprocess.Popen[bytes] | None = None
@@ -61,7 +62,8 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
         inject(home, run_id, faults, notices, lambda: _server_pid(home)) as injector,
     ):
         told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
-        child = start(home, "train", "--run-id", run_id, *arguments, *told)
+        train = ("train", "--run-id", run_id, *arguments, *told)
+        child = start(home, *train)
         while True:
             code = _wait(child, injector)
             if code is None:
@@ -71,11 +73,17 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
             if code == 0 or restarts >= _MOST_OWN_FAILURES + killed:
                 break
             restarts += 1
-            reporter().note(f"run {run_id} ended with exit code {code}; resuming it")
             injector.last_line_s = time.monotonic()
-            child = start(home, "resume", run_id)
+            if _has_begun(home, run_id):
+                reporter().note(f"run {run_id} ended with exit code {code}; resuming it")
+                child = start(home, "resume", run_id)
+            else:
+                reporter().note(f"run {run_id} did not begin (exit code {code}); starting it again")
+                child = start(home, *train)
     if injector.trouble is not None:
         raise RuntimeFailure(f"the faults could not be done: {injector.trouble}") from injector.trouble
+    if not _has_begun(home, run_id):
+        raise RuntimeFailure(f"run {run_id} did not begin, {restarts + 1} times; see {home.logs}")
     wall_s = time.monotonic() - began
     return DisturbedRun(tuple(injector.done), left_of(injector, wall_s), restarts, hung, wall_s)
 
@@ -87,6 +95,10 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
     """
     environment = os.environ | {HOME_VARIABLE: str(home.path)}
     return launch([sys.executable, "-m", "flows.command_line", *arguments], environment, sys.stderr)
+
+
+def _has_begun(home: Home, run_id: str) -> bool:
+    return any(row.run_id == run_id for row in RunStore(home).runs())
 
 
 def _server_pid(home: Home) -> int | None:

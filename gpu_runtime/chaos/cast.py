@@ -68,7 +68,7 @@ class Player:
 def player_of(name: str, pid: int | None) -> Player | None:
     """The process of a number, under a name; None where there is none."""
     with suppress(psutil.NoSuchProcess):
-        return None if pid is None else Player(name, pid, psutil.Process(pid).create_time())
+        return None if pid is None else Player(name, pid, process_start_s(pid))
     return None
 
 

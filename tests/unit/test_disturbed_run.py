@@ -1,0 +1,62 @@
+"""A run under faults: resumed when it was killed, started again when it did not begin, or given up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows import disturbed_run
+from flows.disturbed_run import disturb
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure
+from storage.home import Home
+from storage.run_store import RunStore
+
+
+class Runs:
+    """Plays the processes of a run: how each ends, and whether the run is in the database by then."""
+
+    def __init__(self, home: Home, *endings: tuple[int, bool]) -> None:
+        self.home, self.endings = home, list(endings)
+        self.commands: list[str] = []
+
+    def start(self, home: Home, *arguments: str) -> subprocess.Popen[bytes]:
+        self.commands.append(arguments[0])
+        code, begins = self.endings.pop(0)
+        if begins and not RunStore(home).runs():
+            RunStore(home).create_run("r", RunConfig(), {}, 1)
+        return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"])
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path).ensure()
+
+
+def disturbed(home: Home, monkeypatch: pytest.MonkeyPatch, *endings: tuple[int, bool]):
+    runs = Runs(home, *endings)
+    monkeypatch.setattr(disturbed_run, "start", runs.start)
+    return disturb(home, "r", ["--preset", "smoke"], []), runs.commands
+
+
+def test_a_run_that_ended_early_is_resumed(home, monkeypatch):
+    ran, commands = disturbed(home, monkeypatch, (1, True), (0, True))
+    assert commands == ["train", "resume"] and ran.restarts == 1 and not ran.hung
+
+
+def test_a_run_that_did_not_begin_is_started_again(home, monkeypatch):
+    ran, commands = disturbed(home, monkeypatch, (2, False), (0, True))
+    assert commands == ["train", "train"] and ran.restarts == 1
+
+
+def test_a_run_that_fails_by_itself_is_given_up(home, monkeypatch):
+    ran, commands = disturbed(home, monkeypatch, (1, True), (1, True), (1, True))
+    assert commands == ["train", "resume", "resume"] and ran.restarts == 2
+
+
+def test_a_run_that_never_begins_is_an_error(home, monkeypatch):
+    with pytest.raises(RuntimeFailure, match="run r did not begin, 3 times"):
+        disturbed(home, monkeypatch, (2, False), (2, False), (2, False))

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from storage.clock import is_same_process, process_start_s
 from storage.errors import ServerError
 from storage.home import UP_TOKEN_VARIABLE, Home
 
@@ -25,9 +26,6 @@ SERVER = "Prefect server"
 DEPLOYMENTS = "deployments"
 DASHBOARD = "dashboard"
 """Names of the children."""
-
-_START_TOLERANCE_S = 2.0
-"""Two readings of one process's start may differ by this."""
 
 _PATIENCE_S = 45.0
 """Running flows are told to end in order, and save what they hold."""
@@ -38,7 +36,7 @@ class Member:
     """A process as it was when it was noted.
 
     Attributes:
-        started_at: when the process began, in Unix seconds.
+        started_at: when the process began, in seconds since the machine did.
     """
 
     name: str
@@ -48,7 +46,7 @@ class Member:
     @classmethod
     def of(cls, name: str, pid: int) -> Member:
         """Note a process that lives."""
-        return cls(name, pid, psutil.Process(pid).create_time())
+        return cls(name, pid, process_start_s(pid))
 
 
 @dataclass(frozen=True)
@@ -143,10 +141,10 @@ def end_all(state: UpState) -> list[str]:
         process = psutil.Process(state.supervisor.pid)
         process.terminate()
         psutil.wait_procs([process], timeout=_PATIENCE_S)
-    names = {(member.pid, round(member.started_at)): member.name for member in state.members}
+    names = {member.pid: member.name for member in state.members if _is_there(member)}
     left = left_of(state)
     for process in left:
-        ended.append(names.get((process.pid, round(process.create_time())), _command(process)))
+        ended.append(names.get(process.pid) or _command(process))
     # Who serves the deployments ends its runs in order.
     first = {member.pid for member in state.members if member.name == DEPLOYMENTS}
     _end([process for process in left if process.pid in first])
@@ -199,7 +197,7 @@ def _is_there(member: Member) -> bool:
     try:
         process = psutil.Process(member.pid)
         alive = process.status() != psutil.STATUS_ZOMBIE
-        return alive and abs(process.create_time() - member.started_at) < _START_TOLERANCE_S
+        return alive and is_same_process(member.pid, member.started_at)
     except psutil.Error:
         return False
 

@@ -25,6 +25,8 @@ LEAST_JUMP_S = 1.0
 """The wall clock must move this far from the process's own before it counts as a jump. Time services that
 slew the clock move both alike."""
 
+_LEAST_UNIX_S = 1e9  # no machine has been up for so many seconds: what is above is a Unix time
+_UNIX_TOLERANCE_S = 2.0  # two readings of one process's start in Unix seconds may differ by this
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -164,6 +166,21 @@ def process_start_s(pid: int) -> float:
     # The name, in brackets, may hold blanks and brackets; the start is the 20th field after it.
     ticks = int(stat.rpartition(")")[2].split()[19])
     return round(ticks / os.sysconf("SC_CLK_TCK"), 2)
+
+
+def is_same_process(pid: int, noted_s: float | None) -> bool:
+    """Whether the process of a number is the one that was noted, not a later one.
+
+    Args:
+        pid: its number.
+        noted_s: what `process_start_s` said of it; a Unix time where an earlier version noted it.
+
+    Raises:
+        psutil.NoSuchProcess: there is none of that number.
+    """
+    if noted_s is not None and noted_s > _LEAST_UNIX_S:
+        return abs(psutil.Process(pid).create_time() - noted_s) < _UNIX_TOLERANCE_S
+    return process_start_s(pid) == noted_s
 
 
 def process_age_s() -> float:

@@ -13,19 +13,13 @@ import duckdb
 import psutil
 from pydantic import ValidationError
 
-from storage.clock import now, process_start_s
+from storage.clock import is_same_process, now, process_start_s
 from storage.config import RunConfig
 from storage.database import LOCK_WAIT_S, Database
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.record_writing import discard_iterations, write_evaluation, write_iteration
 from storage.records import EvaluationRecord, IterationRecord, RunStatus
-
-_LEAST_UNIX_S = 1e9
-"""A process's start above this is a Unix time, as rows of earlier versions have it; below, since the boot."""
-
-_UNIX_TOLERANCE_S = 2.0
-"""Two readings of a start in Unix seconds may differ by this; a reused pid is older or younger."""
 
 _RUN_COLUMNS = (
     "run_id, name, status, created_at, ended_at, host, pid, process_started_at, config AS config_json, "
@@ -280,15 +274,11 @@ def process_is_alive(row: RunRow) -> bool:
         process = psutil.Process(row.pid)
         if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
             return False
-        started_s, started_at = process_start_s(row.pid), process.create_time()
+        return is_same_process(row.pid, row.process_started_at)
     except psutil.NoSuchProcess:
         return False
     except psutil.AccessDenied:  # there is such a process, but not ours to look into
         return True
-    noted = row.process_started_at
-    if noted is not None and noted > _LEAST_UNIX_S:
-        return abs(started_at - noted) < _UNIX_TOLERANCE_S
-    return noted == started_s
 
 
 def _interrupt(connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -> bool:

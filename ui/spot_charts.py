@@ -27,6 +27,7 @@ _EVENT_MARKS = {  # kind of event -> symbol, colour
     "joined": ("triangle-right", "#27ae7a"),
     "notice": ("triangle-down", "#e0793a"),
     "withdrawn": ("triangle-up", "#e0793a"),
+    "failed": ("x-thin-open", "#d64550"),
     "left": ("square", "#9aa5b1"),
     "lost": ("x", "#d64550"),
 }

@@ -13,7 +13,7 @@ import pytest
 
 from gpu_runtime.history_log import HistoryLog, HistoryPlace, new_life
 from gpu_runtime.history_tail import read_history
-from storage.clock import Anchor, Clock, machine_id, process_age_s, process_start_s
+from storage.clock import Anchor, Clock, is_same_process, machine_id, process_age_s, process_start_s
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -96,6 +96,15 @@ def test_when_a_process_began_does_not_depend_on_the_wall_clock(monkeypatch: pyt
     assert 0 <= process_age_s() - age_s < 60
     with pytest.raises(psutil.NoSuchProcess):
         process_start_s(2**22 + 1)
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number():
+    pid = os.getpid()
+    assert is_same_process(pid, process_start_s(pid))
+    assert not is_same_process(pid, process_start_s(pid) - 0.01)
+    assert is_same_process(pid, psutil.Process(pid).create_time()), "as an earlier version noted it"
+    assert not is_same_process(pid, psutil.Process(pid).create_time() - 100)
+    assert not is_same_process(pid, None)
 
 
 def test_the_history_of_a_process_on_the_driver_s_machine_has_the_driver_s_times(tmp_path: Path):

@@ -1,0 +1,43 @@
+"""What a run says of workers that cannot start and of jumps of the clock: as events and on the terminal."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+import flows.progress
+from flows.post_train import _note_troubles
+from flows.progress import Reporter
+from gpu_runtime.devices import FailedStart
+from storage import clock
+
+
+def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    said = io.StringIO()
+    monkeypatch.setattr(flows.progress, "_reporter", Reporter(Console(file=said, width=300)))
+    ahead_s = 0.0
+    monkeypatch.setattr(clock, "_process_clock", clock.Clock(lambda: 1.7e9 + ahead_s, lambda: 5.0))
+    events: list[tuple[str, str]] = []
+    runtime = SimpleNamespace(lost_workers=["spot-1"], failed_starts=[])
+    store = SimpleNamespace(add_event=lambda run_id, kind, message: events.append((kind, message)))
+    session = cast(
+        Any,
+        SimpleNamespace(run_id="r", runtime=runtime, store=store, losses_noted=0, failed_starts_noted=0),
+    )
+    runtime.failed_starts.append(FailedStart("spot-0.2", "no model folder /x", 3, 2))
+    ahead_s = -3600.0
+    _note_troubles(session)
+    assert [kind for kind, _ in events] == ["worker_lost", "failed_start", "clock_jump"]
+    start = "spot-0 did not start, 3 times in a row: no model folder /x; it is tried again in 2 phases"
+    assert events[1][1] == start
+    assert "moved by -3600 s" in events[2][1]
+    assert said.getvalue().splitlines() == [f"worker {start}", events[2][1]]
+    _note_troubles(session)
+    assert len(events) == 3
+    runtime.failed_starts.append(FailedStart("spot-0.3", "no model folder /x", 4, 4))
+    _note_troubles(session)
+    assert [kind for kind, _ in events[3:]] == ["failed_start"]

@@ -66,12 +66,15 @@ KILLS = (
     Kill("spot", "rollout", 3, 0.05),
     Kill("scorer", "reward", 2, 0.02),
     Kill("raylet", "rollout", 2, 0.05),
+    Kill("agent", "rollout", 2, 0.05),
     Kill("server", "train", 2),
 )
 
 
-def start(home: Path, run_id: str, command: str, every: int = 1) -> subprocess.Popen[str]:
-    """Start or resume a run that announces its phases on standard output."""
+def start(
+    home: Path, run_id: str, command: str, every: int = 1, errors: int = subprocess.DEVNULL
+) -> subprocess.Popen[str]:
+    """Start or resume a run that announces its phases on standard output; `errors` as of `Popen`."""
     arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id]
     if command == "train":
         arguments += [
@@ -80,7 +83,7 @@ def start(home: Path, run_id: str, command: str, every: int = 1) -> subprocess.P
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.announced_run", command, *arguments],
         env=os.environ | {"SPOTLIGHT_HOME": str(home)},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        stdout=subprocess.PIPE, stderr=errors, text=True,
     )  # fmt: skip
 
 
@@ -98,7 +101,7 @@ def find(victim: str, driver: subprocess.Popen[str]) -> int:
         return driver.pid
     marks = {
         "trainer": "ray::reserved_0", "spot": "ray::spot_0", "scorer": "ray::scorer_0",
-        "raylet": "raylet/raylet", "server": SERVER_MODULE,
+        "raylet": "raylet/raylet", "server": SERVER_MODULE, "agent": "ray::DashboardAgent",
     }  # fmt: skip
     for process in psutil.Process(driver.pid).children(recursive=True):
         try:

@@ -18,6 +18,7 @@ from flows.evaluation_commands import evaluate_and_show, evaluations, look_at_ou
 from flows.listing_commands import presets, runs
 from flows.operating import down, reproduce, up
 from flows.progress import reporter
+from flows.recovery import rebuild, run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from flows.server_loss import leave, result_without_server
 from storage.checkpoints import CheckpointStore
@@ -93,10 +94,9 @@ def resume(
 ) -> None:
     """Go on with a run that was killed, cancelled or failed, from its last committed iteration."""
     home = Home.from_environment().ensure()
-    store = RunStore(home)
-    store.reconcile()
-    row = store.run(run_id)
+    row = run_to_resume(home, run_id, take_over)
     if take_over and row.status == "running":
+        store = RunStore(home)
         store.take_over(row)
         row = store.run(run_id)
     check_resumable(row)
@@ -241,6 +241,7 @@ app.command(epilog="Example: spotlight down")(down)
 app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)
 
 
+app.command(epilog="Example: spotlight rebuild")(rebuild)
 app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
 

@@ -18,6 +18,7 @@ from flows.cancellation import gone_soon_when_cancelled
 from flows.configuration import given_configuration, look_before
 from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
 from flows.prefect_server import close_orphaned_flow_runs
+from flows.recovery import run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
@@ -34,8 +35,11 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     """
     with gone_soon_when_cancelled(), shown_in_prefect():
         store = RunStore(Home.from_environment().ensure())
+        if form.resume:
+            run_id, config = _run_to_resume(store, form)
+        else:
+            run_id, config = _new_run(store, form)
         interrupted = store.reconcile()
-        run_id, config = _run_to_resume(store, form) if form.resume else _new_run(store, form)
         look_before(config)
         close_orphaned_flow_runs([*interrupted, run_id])
         name_flow_run(run_id)
@@ -107,7 +111,7 @@ def _run_to_resume(store: RunStore, form: TrainingForm) -> tuple[str, RunConfig]
         raise ConfigurationError(
             f"run {form.resume!r} goes on with its own configuration; leave the other fields empty"
         )
-    row = store.run(form.resume)
+    row = run_to_resume(store.home, form.resume)
     check_resumable(row)
     refuse_changed_inputs(row.environment, row.config)
     return row.run_id, row.config

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
+from flows.recovery import backups_in_words
 from storage.config import RunConfig
-from storage.errors import SpotlightError
+from storage.errors import SpotlightError, StorageError
 from storage.home import Home
 from storage.run_store import RunStore
 
@@ -84,7 +85,17 @@ def _home() -> str:
 
 
 def _database() -> str:
-    return f"{len(RunStore(Home.from_environment()).runs())} runs"
+    home = Home.from_environment()
+    store = RunStore(home)
+    store.database.check()
+    known = {row.run_id for row in store.runs()}
+    unknown = [run_id for run_id in home.run_folders() if run_id not in known]
+    if unknown:
+        raise StorageError(
+            f"{home.database} does not know {', '.join(unknown[:5])}, whose checkpoints are there; "
+            "`spotlight rebuild` makes the rows again"
+        )
+    return f"{len(known)} runs; {backups_in_words(home.backups)}"
 
 
 def _numbers(config: RunConfig) -> str:

@@ -9,10 +9,12 @@ from typing import Any
 from prefect import flow
 
 from flows.progress import reporter
+from flows.recovery import back_up
 from flows.run_identity import new_run_id
 from storage.config import RunConfig
 from storage.evaluation_pairs import comparable, compare_evaluations
 from storage.home import Home
+from storage.run_store import RunStore
 from tasks.evaluation import evaluate_weights, record_separately
 
 
@@ -43,6 +45,7 @@ def evaluate_model(
     evaluated = evaluate_weights(home, config, run_id)
     evaluation_id = new_run_id(f"evaluate-{config.name}")
     result = record_separately(home, config, evaluation_id, evaluated, images)
+    back_up(RunStore(home))
     if earlier is not None:
         result |= {"difference": compare_evaluations(home, earlier, evaluation_id)}
     return result | {"wall_s": time.monotonic() - started}

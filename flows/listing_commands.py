@@ -17,9 +17,17 @@ from storage.run_store import RunRow, RunStore
 
 def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
     """List all runs, newest first."""
-    store = RunStore(Home.from_environment())
+    home = Home.from_environment()
+    store = RunStore(home)
     store.reconcile()
     rows = store.runs()
+    unknown = set(home.run_folders()) - {row.run_id for row in rows}
+    if unknown:
+        typer.echo(
+            f"warning: the database does not know {len(unknown)} runs whose checkpoints are there "
+            f"({', '.join(sorted(unknown)[:3])}); `spotlight rebuild` makes their rows again",
+            err=True,
+        )
     if as_json:
         for row in rows:
             typer.echo(json.dumps(_facts(row)))

@@ -19,6 +19,8 @@ from prefect import flow
 from prefect.futures import PrefectFuture
 
 from flows.progress import reporter
+from flows.recovery import back_up
+from flows.run_guard import RunGuard
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config import RunConfig
@@ -58,17 +60,22 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
+    guard = RunGuard(home.path, run_id)
     try:
         with open_session(home, store, run_id, config) as session:
+            guard.follow(session.runtime.needed_processes())
             summary = _train(session)
+        store.set_summary(run_id, summary)
+        store.set_status(run_id, "finished")
     except BaseException as error:
         # What ended the run matters more than that the database cannot be told.
         with suppress(StorageError):
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
             store.set_status(run_id, status_after(type(error)), reason)
         raise
-    store.set_summary(run_id, summary)
-    store.set_status(run_id, "finished")
+    finally:
+        guard.close()
+        back_up(store)
     return summary
 
 

@@ -12,6 +12,7 @@ from flows.configuration import look_before
 from flows.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
+from flows.recovery import back_up
 from flows.reproduction_inputs import config_again, find_reference
 from flows.run_identity import new_run_id
 from storage import clock
@@ -80,6 +81,7 @@ def do_again(
         )
         raise
     write_reproduction(store.database, done)
+    back_up(store)
     reporter().note(f"{done.verdict}: {done.message}")
     return done
 

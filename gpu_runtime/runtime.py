@@ -295,6 +295,10 @@ class Runtime:
         """What denoising steps took by degree since the last call, where measured times choose the degree."""
         return self._fleet.sharing.take_step_times()
 
+    def needed_processes(self) -> dict[str, int]:
+        """Processes that this one cannot outlive, name -> pid."""
+        return self._cluster.needed_processes()
+
     def close(self) -> None:
         """End all processes of the runtime."""
         self._search.abandon()

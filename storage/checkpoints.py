@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,6 +156,15 @@ class CheckpointStore:
             raise CheckpointError(f"no checkpoint of iteration {iteration} in {self.folder}; found: {there}")
         return _read(path, iteration, [])
 
+    def records(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+        """Iteration, record and configuration of each checkpoint that has both whole, oldest first."""
+        for iteration, path in sorted(self._found().items()):
+            try:
+                contents = _verified(path, _OWN_FILES)
+            except CheckpointError:
+                continue
+            yield iteration, json.loads(contents["record.json"]), json.loads(contents["config.json"])
+
     def _found(self) -> dict[int, Path]:
         """Iteration -> folder. A `.replaced` one counts where the kill came before its successor."""
         names = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
@@ -237,24 +246,35 @@ def _read(path: Path, iteration: int, rejected: list[str]) -> Checkpoint:
     Raises:
         CheckpointError: a file is missing, or differs from the manifest.
     """
+    contents = _verified(path)
+    record = json.loads(contents.pop("record.json"))
+    config = json.loads(contents.pop("config.json"))
+    return Checkpoint(iteration, contents, record, config, path, rejected)
+
+
+def _verified(path: Path, only: Collection[str] | None = None) -> dict[str, bytes]:
+    """Name -> content of a checkpoint's files, or of some; each agrees with the manifest.
+
+    Raises:
+        CheckpointError: a file is missing, or differs from the manifest.
+    """
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
         if not isinstance(manifest, dict) or manifest.pop("manifest_digest", None) != _digest_of(manifest):
             raise CheckpointError(f"{path}: {_MANIFEST} fails its checksum")
         if manifest["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {manifest['format']}, this code reads {_FORMAT}")
-        contents = {name: (path / name).read_bytes() for name in manifest["files"]}
+        files = {name: entry for name, entry in manifest["files"].items() if only is None or name in only}
+        contents = {name: (path / name).read_bytes() for name in files}
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
-    for name, entry in manifest["files"].items():
+    for name, entry in files.items():
         size = len(contents[name])
         if size != entry["size_bytes"]:
             raise CheckpointError(f"{path}/{name} has {size} bytes, not {entry['size_bytes']}")
         if hashlib.new(manifest["digest"], contents[name]).hexdigest() != entry["digest"]:
             raise CheckpointError(f"{path}/{name} fails its {manifest['digest']} checksum")
-    record = json.loads(contents.pop("record.json"))
-    config = json.loads(contents.pop("config.json"))
-    return Checkpoint(iteration, contents, record, config, path, rejected)
+    return contents
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import duckdb
 import psutil
 
-from storage.errors import StorageError
+from storage.errors import DatabaseDamagedError, StorageError
 from storage.home import close_to_others
 from storage.schema import (
     SCHEMA_VERSION,
@@ -44,6 +44,14 @@ _SETTINGS = {
     "autoload_known_extensions": False,
 }
 
+_MARKS_OF_DAMAGE = (
+    "Corrupt database file",
+    "not a valid DuckDB database",
+    "Could not read enough bytes",
+    "Is a directory",
+    "has been invalidated",
+)
+
 # Within a process DuckDB shares one open database among connections, and fails in several ways when
 # one is opened while another closes: the threads of a process take turns. One thread may nest.
 _turn = threading.RLock()
@@ -68,6 +76,7 @@ class Database:
         Tables of an earlier version are brought to the present one in the same transaction.
 
         Raises:
+            DatabaseDamagedError: the file is damaged.
             StorageError: the file stayed locked, has a later version's tables, or DuckDB refused.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -89,6 +98,7 @@ class Database:
         A file of an earlier version is read as it is, with the tables that it lacks empty.
 
         Raises:
+            DatabaseDamagedError: the file is damaged.
             StorageError: the file stayed locked, has a later version's tables, or DuckDB refused.
         """
         if self.path.exists():
@@ -102,6 +112,31 @@ class Database:
             create_tables(empty)
             yield empty
 
+    def check(self) -> None:
+        """Read all of the file, which verifies its checksums; where there is none, do nothing.
+
+        Raises:
+            DatabaseDamagedError: it is damaged.
+            StorageError: the file stayed locked, or has a later version's tables.
+        """
+        if self.path.exists():
+            with self.reading() as connection:
+                _read_all(connection)
+
+    @contextmanager
+    def held(self) -> Iterator[Path]:
+        """The file, complete and read through, while no other process may open it: to be copied.
+
+        Raises:
+            DatabaseDamagedError: it is damaged.
+            StorageError: the file stayed locked, or has a later version's tables.
+        """
+        with self._connected(read_only=False) as connection:
+            self._version(connection)
+            _read_all(connection)
+            connection.execute("CHECKPOINT")  # what a killed writer left in the log goes into the file
+            yield self.path
+
     @contextmanager
     def _connected(self, *, read_only: bool) -> Iterator[duckdb.DuckDBPyConnection]:
         if not _turn.acquire(timeout=self.wait_s):
@@ -113,11 +148,19 @@ class Database:
             try:
                 yield connection
             except duckdb.Error as error:
+                if _is_damage(error):
+                    raise self._damaged(error) from error
                 raise StorageError(f"DuckDB refused a statement on {self.path}: {error}") from error
             finally:
                 connection.close()
         finally:
             _turn.release()
+
+    def _damaged(self, error: duckdb.Error) -> DatabaseDamagedError:
+        return DatabaseDamagedError(
+            f"the database {self.path} is damaged ({_first_line(error)}); `spotlight rebuild` makes its rows "
+            "again from backups, journals and checkpoints, and keeps the damaged file"
+        )
 
     def _version(self, connection: duckdb.DuckDBPyConnection) -> int | None:
         """The version of the file's tables; None where there are none yet."""
@@ -139,16 +182,33 @@ class Database:
                 connection.execute("SET enable_progress_bar = false")
                 return connection
             except duckdb.Error as error:
+                if _is_damage(error):
+                    raise self._damaged(error) from error
                 if not _is_locked(error):
-                    raise StorageError(
-                        f"cannot open {self.path}: {error}; if the file is damaged, move it away"
-                    ) from error
+                    raise StorageError(f"cannot open {self.path}: {_first_line(error)}") from error
                 if time.monotonic() >= give_up_at:
                     raise StorageError(
                         f"{self.path} stayed locked for {self.wait_s:g} s by {_holder(error)}; "
                         "stop that process or wait for it, then try again"
                     ) from error
             time.sleep(random.uniform(*_RETRY_PAUSE_S))
+
+
+def _read_all(connection: duckdb.DuckDBPyConnection) -> None:
+    tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall()
+    for (table,) in tables:
+        connection.execute(f'SELECT bit_xor(hash(t)) FROM "{table}" t').fetchall()
+
+
+def _is_damage(error: duckdb.Error) -> bool:
+    """Whether DuckDB found the file itself wrong; it has no type of its own for that."""
+    return isinstance(error, (duckdb.SerializationException, duckdb.InternalException)) or any(
+        mark in str(error) for mark in _MARKS_OF_DAMAGE
+    )
+
+
+def _first_line(error: duckdb.Error) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _is_locked(error: duckdb.Error) -> bool:

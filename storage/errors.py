@@ -68,6 +68,10 @@ class StorageError(SpotlightError, RuntimeError):
     """The database is locked, missing or of another schema."""
 
 
+class DatabaseDamagedError(StorageError):
+    """The database file is damaged; its rows can be made again from checkpoints and journals."""
+
+
 class DriftError(SpotlightError, RuntimeError):
     """A recorded run was done again and came to something else."""
 

@@ -85,6 +85,20 @@ class Home:
         """Folder of one run's checkpoints."""
         return self.path / "checkpoints" / run_id
 
+    def journal(self, run_id: str) -> Path:
+        """The journal of one run, beside its checkpoints."""
+        return self.checkpoints(run_id) / "journal"
+
+    def run_folders(self) -> list[str]:
+        """Identifiers of the runs that have a folder of checkpoints, in alphabetical order."""
+        folder = self.path / "checkpoints"
+        return sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+
+    @property
+    def backups(self) -> Path:
+        """Folder of the database's copies."""
+        return self.path / "backups"
+
     def history(self, run_id: str) -> Path:
         """Folder of one run's history, where it keeps one."""
         return self.path / "history" / run_id

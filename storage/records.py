@@ -7,8 +7,12 @@ twice gives what writing it once gives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 Market = Literal["reserved", "spot"]
@@ -237,3 +241,36 @@ class EvaluationRecord:
     groups: list[GroupRecord] = field(default_factory=list)
     step_times: list[StepTimeRecord] = field(default_factory=list)
     paid_time: list[PaidTime] = field(default_factory=list)
+
+
+def record_to_json(record: IterationRecord) -> dict[str, Any]:
+    """An iteration's record as JSON values, to travel in its checkpoint."""
+    return asdict(record)
+
+
+def record_from_json(values: Mapping[str, Any]) -> IterationRecord:
+    """The inverse of `record_to_json`; a record of an earlier version lacks what came later.
+
+    Raises:
+        ValidationError: of pydantic; it is no record.
+    """
+    return _iteration_adapter().validate_python(values)
+
+
+def evaluation_from_json(values: Mapping[str, Any]) -> EvaluationRecord:
+    """An evaluation's record from the values that `asdict` gives.
+
+    Raises:
+        ValidationError: of pydantic; it is no record.
+    """
+    return _evaluation_adapter().validate_python(values)
+
+
+@cache
+def _iteration_adapter() -> TypeAdapter[IterationRecord]:
+    return TypeAdapter(IterationRecord)
+
+
+@cache
+def _evaluation_adapter() -> TypeAdapter[EvaluationRecord]:
+    return TypeAdapter(EvaluationRecord)

@@ -1,4 +1,8 @@
-"""Runs in the database: made, marked, recorded iteration by iteration, and found again."""
+"""Runs in the database: made, marked, recorded iteration by iteration, and found again.
+
+What is written about a run goes into its journal too, in the same transaction: from it the rows can be made
+again (`storage/rebuilding.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,20 @@ import difflib
 import json
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
 import duckdb
 import psutil
 from pydantic import ValidationError
 
+from storage.backups import back_up
 from storage.clock import is_same_process, now, process_start_s
 from storage.config import RunConfig
 from storage.database import LOCK_WAIT_S, Database
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
+from storage.journal import EntryKind, Journal, journal_line
 from storage.record_writing import discard_iterations, write_evaluation, write_iteration
 from storage.records import EvaluationRecord, IterationRecord, RunStatus
 
@@ -104,6 +110,7 @@ class RunStore:
                     config.model_dump_json(), json.dumps(dict(environment)),
                 ],
             )  # fmt: skip
+            self._note_run(connection, run_id)
 
     def resume_run(self, run_id: str, pid: int) -> None:
         """Mark a run as `running` again, now done by process `pid` of this machine.
@@ -113,10 +120,12 @@ class RunStore:
         Raises:
             ConfigurationError: the run is finished, or another process works on it.
         """
+        if not self._journal(run_id).size_bytes:  # begun by a version that kept none: its rows so far
+            back_up(self.home, self.database.wait_s)
         values = [socket.gethostname(), pid, _process_start(pid)]
         with self.database.writing() as connection:
             self._require(connection, run_id)
-            check_resumable(_run_rows(connection, "WHERE run_id = ?", [run_id])[0], pid)
+            check_resumable(run_rows(connection, "WHERE run_id = ?", [run_id])[0], pid)
             assignments = "status = 'running', ended_at = NULL, error = NULL, host = ?, pid = ?, "
             self._update(connection, run_id, f"{assignments}process_started_at = ?", values)
 
@@ -138,7 +147,9 @@ class RunStore:
                 "is for runs of another one: wait for it or end that process first"
             )
         with self.database.writing() as connection:
-            if not _interrupt(connection, row, f"taken over by {host} from process {row.pid} of {row.host}"):
+            if not self._interrupt(
+                connection, row, f"taken over by {host} from process {row.pid} of {row.host}"
+            ):
                 raise ConfigurationError(
                     f"run {row.run_id!r} has changed hands meanwhile; look at it with `spotlight runs`"
                 )
@@ -159,25 +170,35 @@ class RunStore:
 
     def commit_iteration(self, record: IterationRecord) -> None:
         """Write an iteration's rows in one transaction; writing the same again changes nothing."""
+        # What only a resume needs is in the checkpoint.
+        line = journal_line("iteration", asdict(replace(record, next_plan=None, explorer_state=None)))
         with self.database.writing() as connection:
             self._require(connection, record.run_id)
             write_iteration(connection, record)
+            self._journal(record.run_id).append(line)
 
     def commit_evaluation(self, record: EvaluationRecord) -> None:
         """Write an evaluation's rows in one transaction; writing the same again changes nothing."""
+        line = journal_line("evaluation", asdict(record))
         with self.database.writing() as connection:
             self._require(connection, record.run_id)
             write_evaluation(connection, record)
+            self._journal(record.run_id).append(line)
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
         """Note something a person should see beside the figures (a resume, a preemption, a warning)."""
         with self.database.writing() as connection:
             self._require(connection, run_id)
-            connection.execute(
+            happened_at = now()
+            ((event_id,),) = connection.execute(
                 "INSERT INTO events SELECT ?, 1 + coalesce(max(event_id), 0), ?, ?, ? "
-                "FROM events WHERE run_id = ?",
-                [run_id, now(), kind, message, run_id],
-            )
+                "FROM events WHERE run_id = ? RETURNING event_id",
+                [run_id, happened_at, kind, message, run_id],
+            ).fetchall()
+            self._note(
+                run_id, "event",
+                {"event_id": event_id, "happened_at": happened_at, "event": kind, "message": message},
+            )  # fmt: skip
 
     def discard_after(self, run_id: str, iteration: int) -> None:
         """Drop iterations and evaluations above `iteration`; a resumed run does them again.
@@ -187,9 +208,13 @@ class RunStore:
         with self.database.writing() as connection:
             self._require(connection, run_id)
             discard_iterations(connection, run_id, iteration)
+            self._note(run_id, "discard", {"after": iteration})
 
-    def reconcile(self) -> list[str]:
+    def reconcile(self, reason: str = "") -> list[str]:
         """Mark as `interrupted` the runs of this machine whose process is gone (kill -9, power).
+
+        Args:
+            reason: what ended the process, where that is known.
 
         Returns:
             Identifiers of the runs so marked.
@@ -200,7 +225,8 @@ class RunStore:
         marked: list[str] = []
         with self.database.writing() as connection:
             for row in gone:
-                if _interrupt(connection, row, f"its process {row.pid} ended without a word"):
+                ended = f"its process {row.pid} ended without a word"
+                if self._interrupt(connection, row, f"{ended}: {reason}" if reason else ended):
                     marked.append(row.run_id)
         return marked
 
@@ -211,25 +237,59 @@ class RunStore:
             RunNotFoundError: there is none of that identifier; the message names near ones.
         """
         with self.database.reading() as connection:
-            rows = _run_rows(connection, "WHERE run_id = ?", [run_id])
+            rows = run_rows(connection, "WHERE run_id = ?", [run_id])
             if not rows:
-                raise _not_found(connection, run_id)
+                raise _not_found(connection, self.home, run_id)
         return rows[0]
 
     def runs(self) -> list[RunRow]:
         """All runs, newest first."""
         with self.database.reading() as connection:
-            return _run_rows(connection, "ORDER BY created_at DESC, run_id DESC", [])
+            return run_rows(connection, "ORDER BY created_at DESC, run_id DESC", [])
+
+    def back_up(self) -> None:
+        """Keep a copy of the database, for `spotlight rebuild`; the oldest copies go.
+
+        Raises:
+            DatabaseDamagedError: the database is damaged.
+        """
+        back_up(self.home, self.database.wait_s)
+
+    def _journal(self, run_id: str) -> Journal:
+        return Journal(self.home.journal(run_id))
+
+    def _note(self, run_id: str, kind: EntryKind, values: Mapping[str, Any]) -> None:
+        """Write a line of the run's journal; inside the transaction, whose lock it needs."""
+        self._journal(run_id).append(journal_line(kind, values))
+
+    def _note_run(self, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
+        cursor = connection.execute("SELECT * FROM runs WHERE run_id = ?", [run_id])
+        names = [column[0] for column in cursor.description or []]
+        (cells,) = cursor.fetchall()
+        self._note(run_id, "run", dict(zip(names, cells, strict=True)))
+
+    def _interrupt(self, connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -> bool:
+        """Mark a running run as interrupted, unless another process works on it than when it was read."""
+        changed = connection.execute(
+            "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
+            "WHERE run_id = ? AND status = 'running' AND host = ? AND pid = ? "
+            "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
+            [now(), error, row.run_id, row.host, row.pid, row.process_started_at],
+        ).fetchall()
+        if changed:
+            self._note_run(connection, row.run_id)
+        return bool(changed)
 
     def _require(self, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
         if not connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
-            raise _not_found(connection, run_id)
+            raise _not_found(connection, self.home, run_id)
 
     def _update(
         self, connection: duckdb.DuckDBPyConnection, run_id: str, assignments: str, values: list[Any]
     ) -> None:
         self._require(connection, run_id)
         connection.execute(f"UPDATE runs SET {assignments} WHERE run_id = ?", [*values, run_id])
+        self._note_run(connection, run_id)
 
 
 def check_resumable(row: RunRow, pid: int | None = None) -> None:
@@ -281,18 +341,8 @@ def process_is_alive(row: RunRow) -> bool:
         return True
 
 
-def _interrupt(connection: duckdb.DuckDBPyConnection, row: RunRow, error: str) -> bool:
-    """Mark a running run as interrupted, unless another process works on it than when it was looked at."""
-    changed = connection.execute(
-        "UPDATE runs SET status = 'interrupted', ended_at = ?, error = ? "
-        "WHERE run_id = ? AND status = 'running' AND host = ? AND pid = ? "
-        "AND process_started_at IS NOT DISTINCT FROM ? RETURNING run_id",
-        [now(), error, row.run_id, row.host, row.pid, row.process_started_at],
-    ).fetchall()
-    return bool(changed)
-
-
-def _run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:
+def run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:
+    """The rows of `runs` (called `r`) that a clause of SQL with its values selects."""
     cursor = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs r {clause}", values)
     names = [column[0] for column in cursor.description or []]
     rows: list[RunRow] = []
@@ -304,7 +354,12 @@ def _run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[s
     return rows
 
 
-def _not_found(connection: duckdb.DuckDBPyConnection, run_id: str) -> RunNotFoundError:
+def _not_found(connection: duckdb.DuckDBPyConnection, home: Home, run_id: str) -> RunNotFoundError:
+    if run_id in home.run_folders():
+        return RunNotFoundError(
+            f"the database {home.database} does not know run {run_id!r}, whose checkpoints are there; "
+            f"`spotlight rebuild` makes its rows again, `spotlight resume {run_id}` does so and goes on"
+        )
     rows = connection.execute("SELECT run_id FROM runs ORDER BY created_at DESC").fetchall()
     known = [known_id for (known_id,) in rows]
     if not known:

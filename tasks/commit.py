@@ -12,9 +12,16 @@ from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
 from gpu_runtime.seed_search import SeedReview
-from storage.records import EvaluationImage, EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from storage.records import (
+    EvaluationImage,
+    EvaluationRecord,
+    IterationRecord,
+    SampleRecord,
+    StateInterval,
+    record_to_json,
+)
 from tasks.seeds import candidate_records, png_base64, sample_images
-from tasks.session import Session, record_to_json
+from tasks.session import Session
 
 
 @task(name="commit", cache_policy=NO_CACHE, persist_result=False)

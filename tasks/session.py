@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 from prefect.exceptions import TerminationSignal
 
@@ -20,18 +19,7 @@ from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config import RunConfig
 from storage.errors import CheckpointError
 from storage.home import Home
-from storage.records import (
-    CandidateRecord,
-    DeviceEvent,
-    GroupRecord,
-    IterationRecord,
-    PaidTime,
-    RunStatus,
-    SampleImage,
-    SampleRecord,
-    StateInterval,
-    StepTimeRecord,
-)
+from storage.records import IterationRecord, RunStatus, record_from_json
 from storage.results import last_recorded_at
 from storage.run_store import RunStore
 from storage.tracking import FLUSH_WAIT_S, Tracker
@@ -175,29 +163,4 @@ def _go_back(session: Session, checkpoint: Checkpoint) -> None:
         session.run_id,
         "resumed",
         f"goes on after iteration {checkpoint.iteration} from {checkpoint.path.name}",
-    )
-
-
-def record_to_json(record: IterationRecord) -> dict[str, object]:
-    """An iteration's record as JSON values, to travel in its checkpoint."""
-    return asdict(record)
-
-
-def record_from_json(values: dict) -> IterationRecord:
-    """The inverse of `record_to_json`; a record of an earlier version lacks what came later."""
-    return IterationRecord(
-        **{
-            **values,
-            "samples": [SampleRecord(**sample) for sample in values["samples"]],
-            "intervals": [StateInterval(**interval) for interval in values["intervals"]],
-            "candidates": [CandidateRecord(**candidate) for candidate in values.get("candidates", [])],
-            "sample_images": [SampleImage(**image) for image in values.get("sample_images", [])],
-            "device_events": [DeviceEvent(**event) for event in values.get("device_events", [])],
-            "groups": [
-                GroupRecord(**{**group, "members": tuple(group["members"])})
-                for group in values.get("groups", [])
-            ],
-            "step_times": [StepTimeRecord(**times) for times in values.get("step_times", [])],
-            "paid_time": [PaidTime(**paid) for paid in values.get("paid_time", [])],
-        }
     )

@@ -25,6 +25,7 @@ from gpu_runtime.actors import RAY_TOKEN
 from gpu_runtime.actors.gpu_shares import worker_share
 from gpu_runtime.actors.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
+from gpu_runtime.actors.ray_processes import ray_processes
 from gpu_runtime.cluster_address import refuse_silent_address
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
@@ -156,6 +157,10 @@ class Cluster:
     def host(self) -> str:
         """The address by which workers reach this process."""
         return LOOPBACK if self._local else ray.util.get_node_ip_address()
+
+    def needed_processes(self) -> dict[str, int]:
+        """Ray's processes that this process cannot outlive, name -> pid; none of a cluster it has joined."""
+        return ray_processes() if self._local else {}
 
     def share(self, value: Any) -> Any:
         """Put a value into the object store once, to be passed to many calls."""

@@ -5,11 +5,16 @@ The benchmark `benchmarks.resume` does the same at every phase; four kills stand
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+
 import pytest
 
-from benchmarks.resume import Kill, disturb, state_of
+from benchmarks.resume import Kill, disturb, find, start, state_of
 from storage.home import Home
 from storage.run_store import RunStore
+from tests.damaged_database import overwrite_a_page
 from tests.killed_run import undisturbed_state
 
 
@@ -43,3 +48,34 @@ def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, 
     store = RunStore(Home(home))
     assert store.run(run_id).status == "finished"
     assert store.run(run_id).summary["score_after"] == store.run("undisturbed").summary["score_after"]
+
+
+def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damaged(home, undisturbed):
+    child = start(home, "ended", "train", errors=subprocess.PIPE)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    trained = 0
+    for line in child.stdout:
+        trained += line == "PHASE train\n"
+        if trained == 2:  # Ray's raylet ends with its agent, and the driver at its next call
+            os.kill(find("agent", child), signal.SIGKILL)
+            trained += 1
+    said = [line for line in child.stderr.read().splitlines() if line.startswith("error: ")]
+    assert child.wait() != 0
+    assert len(said) == 1
+    assert "`spotlight resume ended`" in said[0]
+    assert "Ray's dashboard agent" in said[0]
+    store = RunStore(Home(home))
+    assert store.run("ended").status == "interrupted"
+    assert "Ray's dashboard agent" in (store.run("ended").error or "")
+    summary = store.run("undisturbed").summary
+    overwrite_a_page(Home(home).database)
+    again = start(home, "ended", "resume")
+    output = again.communicate(timeout=200)[0]
+    assert again.returncode == 0
+    assert "the damaged database is kept as" in output
+    assert "made again: run ended, " in output
+    assert state_of(home, "ended") == undisturbed
+    assert store.run("ended").status == "finished"
+    assert store.run("ended").summary["score_after"] == summary["score_after"]
+    assert store.run("undisturbed").summary == summary

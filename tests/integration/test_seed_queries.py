@@ -25,9 +25,10 @@ from storage.records import (
     SampleImage,
     SampleRecord,
     StepTimeRecord,
+    record_from_json,
+    record_to_json,
 )
 from storage.run_store import RunStore
-from tasks.session import record_from_json, record_to_json
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored
 

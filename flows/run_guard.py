@@ -1,0 +1,135 @@
+"""A small process beside a run that says how the run's process ended, where that could not say so itself.
+
+SIGKILL, the system's out-of-memory killer, and Ray's core, which ends the driver when its own processes are
+gone, leave no time for a word. This process holds the other end of a pipe: when the pipe closes without the
+byte that an orderly end sends, it marks the run as interrupted and prints one line with how to go on. It
+follows Ray's processes, so that it can say which of them ended first.
+
+    python -m flows.run_guard HOME RUN_ID PID
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_ORDERLY = b"."
+_WAIT_S = 30.0
+"""How long the run's process may take to be gone once its pipe is closed."""
+
+
+class RunGuard:
+    """The run's side: starts the process; to be closed when the run has said how it ended.
+
+    Args:
+        home: the home's folder.
+        run_id: the run that this process works on.
+    """
+
+    def __init__(self, home: Path, run_id: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "flows.run_guard", str(home), run_id, str(os.getpid())],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def follow(self, processes: Mapping[str, int]) -> None:
+        """Note which processes the run needs, name -> pid, so that their end is seen."""
+        self._write("".join(f"{name}={pid}\n" for name, pid in processes.items()).encode())
+
+    def close(self) -> None:
+        """The run has said how it ended, or is about to; the process goes."""
+        self._write(_ORDERLY)
+        stream = self._process.stdin
+        assert stream is not None
+        stream.close()
+        self._process.wait()
+
+    def _write(self, content: bytes) -> None:
+        stream = self._process.stdin
+        assert stream is not None
+        try:
+            stream.write(content)
+            stream.flush()
+        except BrokenPipeError:  # somebody killed it: then the next command finds out, as without it
+            return
+
+
+def watch(pid: int) -> list[str] | None:
+    """Wait for the end of the run's process.
+
+    Returns:
+        The processes it needed that ended before it, in order; None if the run said how it ended.
+    """
+    followed: dict[int, str] = {}
+    ended: list[str] = []
+    pipe = sys.stdin.fileno()
+    while True:
+        readable, _, _ = select.select([pipe, *followed], [], [])
+        if pipe in readable:
+            content = os.read(pipe, 65_536)
+            if content.endswith(_ORDERLY):
+                return None
+            if not content:  # what ends in this instant too may do so because the run's process did
+                _wait_for(pid)
+                return ended
+            for line in content.decode().splitlines():
+                name, _, its_pid = line.rpartition("=")
+                descriptor = _descriptor_of(int(its_pid))
+                if descriptor is not None:
+                    followed[descriptor] = name
+            continue
+        for descriptor in readable:
+            ended.append(followed.pop(descriptor))
+            os.close(descriptor)
+
+
+def _wait_for(pid: int) -> None:
+    descriptor = _descriptor_of(pid)
+    if descriptor is not None:
+        select.select([descriptor], [], [], _WAIT_S)
+        os.close(descriptor)
+
+
+def _descriptor_of(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process ends; None where it is gone, or on no Linux."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+
+
+def main() -> None:
+    """Watch a run, and speak for it if it could not."""
+    folder, run_id, pid = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    ended = watch(pid)
+    if ended is None:
+        return
+    # Only now: while it waits, this process takes no more memory than an empty interpreter.
+    from storage.errors import SpotlightError
+    from storage.home import Home
+    from storage.run_store import RunStore
+
+    reason = f"{' and then '.join(ended)} ended before it" if ended else "perhaps killed, or out of memory"
+    done = ""
+    store = RunStore(Home(folder))
+    try:
+        store.reconcile(reason)
+        row = store.run(run_id)
+        if row.status != "interrupted" or row.pid != pid:
+            return  # it did say how it ended, or somebody has resumed it
+        done = f" after iteration {row.last_iteration or 0}"
+    except SpotlightError as error:
+        done = f" ({error})"
+    print(
+        f"error: run {run_id} was interrupted{done}: process {pid} ended without a word ({reason}); "
+        f"go on with `spotlight resume {run_id}`",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -44,6 +44,7 @@ def back_up(home: Home, wait_s: float = LOCK_WAIT_S) -> None:
     """
     store = _store(home)
     try:
+        home.backups.mkdir(mode=0o700, exist_ok=True)
         with Database(home.database, wait_s).held() as path, path.open("rb") as file:
             journals = {run_id: Journal(home.journal(run_id)).size_bytes for run_id in home.run_folders()}
             record = {"journals": journals, "made_at": now()}

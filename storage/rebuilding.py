@@ -137,6 +137,7 @@ def _begin(home: Home, path: Path, result: Rebuilt) -> dict[str, int]:
 
 def _fill(home: Home, database: Database, journals: dict[str, int], result: Rebuilt, take_over: bool) -> None:
     """Write the rows of runs, from each journal's given byte on, in one transaction."""
+    in_place = database.path == home.database
     with database.writing() as connection:
         for run_id, after_bytes in journals.items():
             iterations, losses = restore_run(connection, home, run_id, after_bytes)
@@ -144,7 +145,8 @@ def _fill(home: Home, database: Database, journals: dict[str, int], result: Rebu
                 result.runs[run_id] = iterations
             result.losses += losses
         for row in run_rows(connection, "WHERE status = 'running'", []):
-            _refuse_live(row, home, take_over)
+            if row.run_id in journals or not in_place:  # other runs of a sound database may go on
+                _refuse_live(row, home, take_over)
 
 
 def _refuse_live(row: RunRow, home: Home, take_over: bool) -> None:

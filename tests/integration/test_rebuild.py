@@ -167,7 +167,7 @@ def test_a_lost_database_is_made_again_and_a_sound_one_gets_what_it_lacks(one_ru
     assert rebuild(home).kept_at is None
     assert rows(home) == before
     home.database.unlink()
-    write_run(store, "second", iterations=1, status="failed", pid=GONE_PID)
+    write_run(store, "second", iterations=1, status="", pid=os.getpid())  # goes on meanwhile
     alone = rows(home)
     assert rebuild(home, only="first").runs == {"first": 4}
     both = rows(home)
@@ -294,8 +294,8 @@ def test_backups_are_bounded_private_and_sound(one_run):
         store.back_up()
     made = sorted(home.backups.iterdir())
     assert len(made) == 3
-    for path in (made[-1] / "spotlight.duckdb", home.journal("first")):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    assert stat.S_IMODE(home.backups.stat().st_mode) == 0o700
+    assert stat.S_IMODE(home.journal("first").stat().st_mode) == 0o600
     overwrite_a_page(home.database)
     with pytest.raises(DatabaseDamagedError):
         store.back_up()
@@ -308,7 +308,8 @@ def test_of_two_rebuilds_at_once_the_second_is_refused(one_run):
     home = one_run
     holder = subprocess.Popen(
         [sys.executable, "-c", "import fcntl, sys; f = open(sys.argv[1], 'w'); "
-         "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()", str(home.path / "rebuild.lock")],
+         "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()",
+         str(home.path / "rebuild.lock")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -10,6 +10,6 @@ from benchmarks.resume import start, state_of
 def undisturbed_state(home: Path) -> dict[str, bytes]:
     """The final state of a run that nobody disturbs; what a killed one has to end with."""
     child = start(home, "undisturbed", "train")
-    child.communicate(timeout=200)
+    child.communicate(timeout=400)
     assert child.returncode == 0
     return state_of(home, "undisturbed")

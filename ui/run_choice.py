@@ -59,9 +59,19 @@ def _opened() -> tuple[Path, pd.DataFrame | None]:
 
 
 def _show_nothing(home: Path) -> None:
-    if not load_overview(home).empty:
+    try:
+        empty = load_overview(home).empty
+    except StorageError:
+        empty = False  # the whole page again, which says what is wrong
+    if not empty:
         st.rerun()
     st.title("No runs yet")
+    if left := Home(home).run_folders():
+        st.warning(
+            f"The database knows no run, but {len(left)} runs have left checkpoints here. "
+            "`spotlight rebuild` makes their rows again.",
+            icon=":material/database_off:",
+        )
     st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
     st.code("spotlight train --preset glyphs", language="bash")
     st.caption(

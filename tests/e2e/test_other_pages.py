@@ -61,6 +61,21 @@ def test_a_database_of_another_version_is_explained(store: RunStore, name: str):
     assert "move the file away" in opened(name).error[0].value
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_damaged_database_is_explained(store: RunStore, name: str):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.database.path.write_bytes(os.urandom(20_000))
+    page = opened(name)
+    assert not page.exception
+    assert "spotlight rebuild" in page.error[0].value
+
+
+def test_a_lost_database_is_explained(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.database.path.unlink()
+    assert "1 runs have left checkpoints here" in opened("runs").warning[0].value
+
+
 def test_runs_are_compared(store: RunStore):
     write_sample_run(store, "long", iterations=20)
     write_sample_run(store, "short", iterations=10)

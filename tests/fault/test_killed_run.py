@@ -71,7 +71,7 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
     summary = store.run("undisturbed").summary
     overwrite_a_page(Home(home).database)
     again = start(home, "ended", "resume")
-    output = again.communicate(timeout=400)[0]
+    output = again.communicate(timeout=900)[0]
     assert again.returncode == 0
     assert "the damaged database is kept as" in output
     assert "made again: run ended, " in output

@@ -21,7 +21,7 @@ from tests.sample_run import write_sample_run
 
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
-    "chaos", "up", "down", "report", "reproduce",
+    "chaos", "up", "down", "report", "reproduce", "rebuild",
 )  # fmt: skip
 
 
@@ -342,3 +342,40 @@ def test_presets_are_listed_with_what_they_are_for(shell: Shell):
 def test_without_a_command_it_is_help(shell: Shell):
     _, out, message = shell()
     assert "train" in out + message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("runs",), ("evaluations",), ("train", "--preset", "smoke", "--run-id", "new"), ("evaluate", "r"),
+        ("export", "r", "--out", "weights"), ("reproduce", "r", "--write", "r.json"),
+    ],
+    ids=lambda arguments: "-".join(arguments[:1]),
+)  # fmt: skip
+def test_a_damaged_database_is_one_line_with_what_to_do(shell: Shell, home: Home, arguments):
+    home.ensure().database.write_bytes(b"not a database" * 1000)
+    message = shell.refusal(*arguments)
+    assert "is damaged" in message
+    assert "`spotlight rebuild`" in message
+
+
+def test_a_damaged_database_is_rebuilt(shell: Shell, home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "r", iterations=1)
+    home.database.write_bytes(b"not a database" * 1000)
+    code, out, _ = shell("rebuild")
+    assert code == 0
+    assert "the damaged database is kept as" in out
+    assert "made again: run r, 1 iterations" in out
+    assert store.run("r").status == "finished"
+    code, out, _ = shell("rebuild")
+    assert code == 0
+    assert "nothing was changed" in out
+    home.database.unlink()
+    code, _, warning = shell("runs")
+    assert code == 0
+    assert "`spotlight rebuild` makes their rows again" in warning
+    assert "r' is finished" in shell("resume", "r")[2], "its row is made again, and it is finished"
+    assert store.run("r").status == "finished"
+    home.database.unlink()
+    assert "no run 'other'" in shell("resume", "other")[2]

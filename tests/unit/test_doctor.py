@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from flows import doctor
 from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.models.embedded_folder import TRANSFORMER_WEIGHTS
 from storage.config import ModelConfig, RunConfig
+from storage.home import Home
+from storage.run_store import RunStore
 
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("COLUMNS", "400")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(doctor, "_FREE_GIB", 0.0)
 
@@ -77,3 +80,20 @@ def test_brackets_and_libraries_that_do_not_load(
     assert "wrong model and scorer: libGL.so.1: cannot open shared object file [bold]" in lines
     assert any("/[red]home[/], " in line for line in lines)
     assert lines[-1].startswith("ok    prefect"), "the rest is checked"
+
+
+def test_a_damaged_database_and_runs_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    monkeypatch.setattr(doctor, "_road", lambda: "not asked")
+    store = RunStore(Home(tmp_path / "home").ensure())
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.back_up()
+    assert doctor.examine()
+    assert "ok    database: 1 runs; 1 backups, the newest of 2" in capsys.readouterr().out
+    store.database.path.write_bytes(b"no database")
+    assert not doctor.examine()
+    assert "spotlight rebuild" in " ".join(capsys.readouterr().out.split())
+    store.database.path.unlink()
+    assert not doctor.examine()
+    assert "does not know r, whose checkpoints are there" in capsys.readouterr().out

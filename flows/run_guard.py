@@ -78,8 +78,9 @@ def watch(pid: int) -> list[str] | None:
                 return ended
             for line in content.decode().splitlines():
                 name, _, its_pid = line.rpartition("=")
-                descriptor = _descriptor_of(int(its_pid))
-                if descriptor is not None:
+                if sys.platform == "linux" and not Path(f"/proc/{its_pid}").exists():
+                    ended.append(name)
+                elif (descriptor := _descriptor_of(int(its_pid))) is not None:
                     followed[descriptor] = name
             continue
         for descriptor in readable:

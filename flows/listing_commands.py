@@ -24,8 +24,8 @@ def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
     unknown = set(home.run_folders()) - {row.run_id for row in rows}
     if unknown:
         typer.echo(
-            f"warning: the database does not know {len(unknown)} runs whose checkpoints are there "
-            f"({', '.join(sorted(unknown)[:3])}); `spotlight rebuild` makes their rows again",
+            f"warning: the database does not know {', '.join(sorted(unknown)[:5])}, whose checkpoints are "
+            "there; `spotlight rebuild` makes the rows again",
             err=True,
         )
     if as_json:

@@ -65,7 +65,7 @@ def _rebuild(home: Home, only: str | None, take_over: bool) -> None:
         note(f"{home.database} is sound and knows every run that has checkpoints; nothing was changed")
         return
     for run_id, iterations in done.runs.items():
-        note(f"made again: run {run_id}, {iterations} iterations")
+        note(f"made again: run {run_id} (iterations: {iterations})")
     for loss in done.losses:
         note(f"not recovered: {loss}")
 
@@ -83,7 +83,7 @@ def back_up(store: RunStore) -> None:
 def backups_in_words(folder: Path) -> str:
     """How many copies of the database there are, and when the newest was made."""
     made = [path.stat().st_mtime for path in folder.glob("iteration-*")]
-    return f"{len(made)} backups, the newest of {_moment(max(made))}" if made else "no backup yet"
+    return f"backups: {len(made)}, the newest of {_moment(max(made))}" if made else "no backup yet"
 
 
 def _moment(at_s: float) -> str:

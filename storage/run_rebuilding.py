@@ -40,7 +40,7 @@ def restore_run(
     """
     content = Journal(home.journal(run_id)).read(after_bytes)
     unread = content.damaged + sum(not _replayed(connection, run_id, entry) for entry in content.entries)
-    losses = [f"run {run_id}: {unread} lines of its journal are damaged"] if unread else []
+    losses = [f"run {run_id}: damaged lines of its journal ({unread})"] if unread else []
     config = _from_checkpoints(connection, home, run_id)
     if not _has_row(connection, run_id):
         if config is None:
@@ -157,7 +157,7 @@ def _missing(connection: duckdb.DuckDBPyConnection, run_id: str, losses: list[st
     ).fetchall()[0][0]
     if bare:
         losses.append(
-            f"run {run_id}: samples, seeds and device times of {bare} iterations, whose curves remain"
+            f"run {run_id}: samples, seeds and device times of iterations whose curves remain ({bare})"
         )
     return len(there), losses
 

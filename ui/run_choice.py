@@ -68,8 +68,8 @@ def _show_nothing(home: Path) -> None:
     st.title("No runs yet")
     if left := Home(home).run_folders():
         st.warning(
-            f"The database knows no run, but {len(left)} runs have left checkpoints here. "
-            "`spotlight rebuild` makes their rows again.",
+            f"The database knows no run, but checkpoints are here: {plain_markdown(', '.join(left[:5]))}. "
+            "`spotlight rebuild` makes the rows again.",
             icon=":material/database_off:",
         )
     st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")

@@ -73,7 +73,7 @@ def test_a_damaged_database_is_explained(store: RunStore, name: str):
 def test_a_lost_database_is_explained(store: RunStore):
     store.create_run("r", RunConfig(), {}, os.getpid())
     store.database.path.unlink()
-    assert "1 runs have left checkpoints here" in opened("runs").warning[0].value
+    assert "checkpoints are here: r" in opened("runs").warning[0].value
 
 
 def test_runs_are_compared(store: RunStore):

@@ -74,7 +74,7 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
     output = again.communicate(timeout=900)[0]
     assert again.returncode == 0
     assert "the damaged database is kept as" in output
-    assert "made again: run ended, " in output
+    assert "made again: run ended (" in output
     assert state_of(home, "ended") == undisturbed
     assert store.run("ended").status == "finished"
     assert store.run("ended").summary["score_after"] == summary["score_after"]

@@ -366,7 +366,7 @@ def test_a_damaged_database_is_rebuilt(shell: Shell, home: Home):
     code, out, _ = shell("rebuild")
     assert code == 0
     assert "the damaged database is kept as" in out
-    assert "made again: run r, 1 iterations" in out
+    assert "made again: run r (iterations: 1)" in out
     assert store.run("r").status == "finished"
     code, out, _ = shell("rebuild")
     assert code == 0
@@ -374,7 +374,7 @@ def test_a_damaged_database_is_rebuilt(shell: Shell, home: Home):
     home.database.unlink()
     code, _, warning = shell("runs")
     assert code == 0
-    assert "`spotlight rebuild` makes their rows again" in warning
+    assert "`spotlight rebuild` makes the rows again" in warning
     assert "r' is finished" in shell("resume", "r")[2], "its row is made again, and it is finished"
     assert store.run("r").status == "finished"
     home.database.unlink()

@@ -90,7 +90,7 @@ def test_a_damaged_database_and_runs_it_does_not_know(
     store.create_run("r", RunConfig(), {}, os.getpid())
     store.back_up()
     assert doctor.examine()
-    assert "ok    database: 1 runs; 1 backups, the newest of 2" in capsys.readouterr().out
+    assert "ok    database: 1 runs; backups: 1, the newest of 2" in capsys.readouterr().out
     store.database.path.write_bytes(b"no database")
     assert not doctor.examine()
     assert "spotlight rebuild" in " ".join(capsys.readouterr().out.split())

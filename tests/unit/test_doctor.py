@@ -85,7 +85,7 @@ def test_brackets_and_libraries_that_do_not_load(
 def test_a_damaged_database_and_runs_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    monkeypatch.setattr(doctor, "_road", lambda: "not asked")
+    monkeypatch.setattr(doctor, "_road", lambda *_: "not asked")
     store = RunStore(Home(tmp_path / "home").ensure())
     store.create_run("r", RunConfig(), {}, os.getpid())
     store.back_up()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.children import die_with_parent
-from flows.ports import LOOPBACK, check_host, is_loopback, refuse_taken_port
+from flows.ports import LOOPBACK, check_host, check_name, is_loopback, refuse_taken_port
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.login import read_login
@@ -44,10 +44,12 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
     """Serve the dashboard until Ctrl-C; returns its exit code.
 
     Raises:
-        ConfigurationError: half a login, none where others reach the address, or no address.
+        ConfigurationError: half a login, none where others reach the address, no address, or no name.
         ServerError: if the port is in use.
     """
     check_host(host)
+    for name in names:
+        check_name(name)
     check_login(home, host)
     refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
     process = subprocess.Popen(

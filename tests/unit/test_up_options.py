@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import flows.progress as progress
+from flows.dashboard import serve
 from flows.ports import is_loopback, reachable, refuse_taken_port
 from flows.schedule import Nightly
 from flows.server_password import password_file
@@ -123,3 +124,15 @@ def test_a_schedule_is_off_unless_asked_for():
     ]  # fmt: skip
     assert Nightly().in_words().startswith("off (")
     assert Nightly(active=True).in_words() == "on, '0 2 * * *' in UTC"
+
+
+def test_the_dashboard_alone_refuses_the_same(tmp_path: Path, taken: int):
+    home = Home(tmp_path)
+    with pytest.raises(ConfigurationError, match="--host nowhere is no IPv4 address"):
+        serve(home, free(), "nowhere")
+    with pytest.raises(ConfigurationError, match=r"--allow-host 'http://a\.example' is no host name"):
+        serve(home, free(), names=["http://a.example"])
+    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs"):
+        serve(home, free(), "0.0.0.0")
+    with pytest.raises(ServerError, match=rf"port {taken} on 127\.0\.0\.1 is in use.*spotlight ui --port"):
+        serve(home, taken)

@@ -1,18 +1,14 @@
-"""The database of our Prefect server: parallel calls wait for each other, and it stays small."""
+"""The database of our Prefect server: parallel calls wait for each other."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from prefect.server.database.configurations import AioSqliteConfiguration
 from prefect.server.database.dependencies import MODELS_DEPENDENCIES
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
-
-from flows.prefect_pruning import keep_small
 
 
 class _WriteLockFirst(AioSqliteConfiguration):
@@ -31,8 +27,7 @@ class _WriteLockFirst(AioSqliteConfiguration):
             yield transaction
 
 
-def keep_in_order() -> None:
-    """In the server's process, before its application is made, whose database is a SQLite file."""
+def take_write_lock_first() -> None:
+    """In the server's process, before its application is made: let its transactions wait for each other."""
     url = PREFECT_API_DATABASE_CONNECTION_URL.value()
     MODELS_DEPENDENCIES["database_config"] = _WriteLockFirst(connection_url=url)
-    keep_small(Path(make_url(url).database or ""))

@@ -88,9 +88,6 @@ def end_when_unused(home: Home) -> None:
 
 def prefect_application(home: Home) -> Any:
     """Prefect's API and UI; it reads its settings when it is imported, and takes seconds."""
-    from flows.prefect_database import keep_in_order
-
-    keep_in_order()
     from prefect.server.api.server import create_app
 
     from flows.prefect_database import take_write_lock_first

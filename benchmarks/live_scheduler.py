@@ -20,6 +20,8 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState, Trajecto
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.worker import WorkerReady
+from storage.clock import process_age_s
 from storage.config import RunConfig
 
 CALLS_A_ROUND = 2
@@ -42,9 +44,9 @@ class CostlessWorker:
         self._free_since: float | None = None
         self._waited_s: list[float] = []
 
-    def ready(self) -> float:
-        """Since when it is there."""
-        return time.time()
+    def ready(self) -> WorkerReady:
+        """How long it is there."""
+        return WorkerReady(process_age_s())
 
     def load_weights(self, key: str, state: str) -> str:
         """The digest that it is told."""

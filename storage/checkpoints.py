@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage.errors import CheckpointError
+from storage.errors import CheckpointError, quoted
 
 DIGEST = "sha256"
 """Digest of the files. Measured on 20 MB: sha256 12 ms (in hardware), blake2b 43 ms."""
@@ -264,23 +264,36 @@ def _verified(path: Path, only: Collection[str] | None = None) -> dict[str, byte
             raise CheckpointError(f"{path}: {_MANIFEST} fails its checksum")
         if manifest["format"] != _FORMAT:
             raise CheckpointError(f"{path} has format {manifest['format']}, this code reads {_FORMAT}")
-        files = {name: entry for name, entry in manifest["files"].items() if only is None or name in only}
-        contents = {name: (path / name).read_bytes() for name in files}
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        contents = {
+            name: _read_file(path, name, entry, manifest["digest"])
+            for name, entry in manifest["files"].items()
+            if only is None or name in only
+        }
+        if not all(isinstance(json.loads(contents[name]), dict) for name in _OWN_FILES):
+            raise CheckpointError(f"{path}: {' and '.join(sorted(_OWN_FILES))} hold no JSON objects")
+    except OSError as error:
         raise CheckpointError(f"{path} is incomplete: {error}") from error
-    for name, entry in files.items():
-        size = len(contents[name])
-        if size != entry["size_bytes"]:
-            raise CheckpointError(f"{path}/{name} has {size} bytes, not {entry['size_bytes']}")
-        if hashlib.new(manifest["digest"], contents[name]).hexdigest() != entry["digest"]:
-            raise CheckpointError(f"{path}/{name} fails its {manifest['digest']} checksum")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        # A manifest whose checksum holds may still have been written by something else.
+        raise CheckpointError(f"{path} is no checkpoint ({type(error).__name__}: {error})") from error
     return contents
+
+
+def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> bytes:
+    if not _BLOB_NAME.fullmatch(name):
+        raise CheckpointError(f"{path}: {_MANIFEST} names a file {quoted(name)}, which no checkpoint has")
+    content = (path / name).read_bytes()
+    if len(content) != entry["size_bytes"]:
+        raise CheckpointError(f"{path}/{name} has {len(content)} bytes, not {entry['size_bytes']}")
+    if hashlib.new(digest, content).hexdigest() != entry["digest"]:
+        raise CheckpointError(f"{path}/{name} fails its {digest} checksum")
+    return content
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:
     """Tells a folder from a later one of the same name; None where there is none."""
     try:
-        status = path.stat()
+        status = path.lstat()  # of a link itself: one that leads nowhere, or to itself, is there all the same
     except FileNotFoundError:
         return None
     # Not the inode alone, which the next folder may get; a rename changes neither.

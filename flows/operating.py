@@ -133,6 +133,8 @@ def _form(
         return ReproductionForm.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"][0] == "settings":
+            raise ConfigurationError(f"--set {quoted(first['input'])}: write section.key=value") from error
         name = ".".join(map(str, first["loc"]))
         hint = f"; there are {', '.join(get_args(PresetName))}" if name == "preset" else ""
         raise ConfigurationError(f"--{name} {quoted(first['input'])}: {first['msg']}{hint}") from error

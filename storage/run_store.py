@@ -21,7 +21,7 @@ from storage.backups import back_up
 from storage.clock import is_same_process, now, process_start_s
 from storage.config import RunConfig
 from storage.database import LOCK_WAIT_S, Database
-from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 from storage.journal import EntryKind, Journal, journal_line
 from storage.record_writing import discard_iterations, write_evaluation, write_iteration
@@ -363,11 +363,13 @@ def _not_found(connection: duckdb.DuckDBPyConnection, home: Home, run_id: str) -
     rows = connection.execute("SELECT run_id FROM runs ORDER BY created_at DESC").fetchall()
     known = [known_id for (known_id,) in rows]
     if not known:
-        return RunNotFoundError(f"no run {run_id!r}: there are none yet; start one with `spotlight train`")
+        return RunNotFoundError(
+            f"no run {quoted(run_id)}: there are none yet; start one with `spotlight train`"
+        )
     near = difflib.get_close_matches(run_id, known, n=3)
     if near:
-        return RunNotFoundError(f"no run {run_id!r}; did you mean {', '.join(near)}?")
-    return RunNotFoundError(f"no run {run_id!r}; the latest are {', '.join(known[:5])}")
+        return RunNotFoundError(f"no run {quoted(run_id)}; did you mean {', '.join(near)}?")
+    return RunNotFoundError(f"no run {quoted(run_id)}; the latest are {', '.join(known[:5])}")
 
 
 def _process_start(pid: int) -> float | None:

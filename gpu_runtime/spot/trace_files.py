@@ -212,7 +212,7 @@ def _seconds(time_ms: str, where: str) -> float:
     except (ValueError, OverflowError) as error:
         raise TraceError(f"{where}: time {quoted(time_ms)}; write whole milliseconds") from error
     if at_s > _LONGEST_GAP_S:
-        raise TraceError(f"{where}: time {at_s:g} s, some {at_s / 3.2e7:.0f} years; write milliseconds")
+        raise TraceError(f"{where}: time {at_s:g} s, some {at_s / 3.2e7:.3g} years; write milliseconds")
     return at_s
 
 

@@ -1,0 +1,82 @@
+"""Every input of the kept list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
+
+The list runs in two processes, one for what is refused without any library that takes seconds to import,
+and one for what a library has to be asked about. A sample of each kind then runs as a person types it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.refusals import HANG_S, entries, prepare
+
+ENTRIES = entries()
+SAMPLE = list({entry["kind"]: entry for entry in reversed(ENTRIES)}.values())
+"""The first of each kind."""
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADING = "settings are wrong:"
+
+
+def test_the_list_is_long_enough_and_names_each_input_once():
+    assert len(ENTRIES) >= 300
+    assert len({entry["what"] for entry in ENTRIES}) == len(ENTRIES)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, dict[str, Any]]:
+    """What came of each entry, by what is wrong with it."""
+    found: dict[str, dict[str, Any]] = {}
+    for loads in (False, True):
+        asked = [entry for entry in ENTRIES if entry.get("loads", False) is loads]
+        answer = subprocess.run(
+            [sys.executable, "-m", "tests.refusals"], cwd=ROOT, capture_output=True, text=True,
+            input="\n".join(map(json.dumps, asked)), timeout=540, check=False,
+        )  # fmt: skip
+        lines = answer.stdout.splitlines()
+        assert len(lines) == len(asked), f"ended at {asked[len(lines)]['what']!r}: {answer.stderr[-2000:]}"
+        found |= {entry["what"]: json.loads(line) for entry, line in zip(asked, lines, strict=True)}
+    return found
+
+
+def is_refusal(entry: dict[str, Any], code: int, out: str, error: str) -> None:
+    """One line (or one a setting, after how many there are), with what it must say."""
+    assert "Traceback" not in error, error
+    assert code == 2, (code, out, error)
+    assert out == ""
+    assert error.startswith("error: ")
+    lines = error.rstrip("\n").split("\n")
+    assert len(lines) == 1 or HEADING in lines[0], error
+    assert entry["says"] in error, error
+    assert len(error) < 1500, f"{len(error)} characters"
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["what"])
+def test_it_is_refused(entry: dict[str, Any], outcomes: dict[str, dict[str, Any]]):
+    outcome = outcomes[entry["what"]]
+    is_refusal(entry, outcome["code"], outcome["out"], outcome["error"])
+    if not entry.get("loads"):
+        assert outcome["loaded"] == [], "what can be known without them is refused before they are imported"
+
+
+@pytest.mark.parametrize("entry", SAMPLE, ids=lambda entry: entry["kind"])
+def test_a_sample_of_each_kind_as_it_is_typed(entry: dict[str, Any], record_property: Any):
+    if entry["command"].startswith("trace "):
+        pytest.skip("no command reads traces")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments, environment = prepare(entry, Path(folder))
+        began = time.monotonic()
+        answer = subprocess.run(
+            [sys.executable, "-m", "flows.command_line", *arguments], cwd=folder, capture_output=True,
+            text=True, env=environment | {"PYTHONPATH": str(ROOT)}, timeout=HANG_S, check=False,
+        )  # fmt: skip
+        record_property("seconds", time.monotonic() - began)
+    is_refusal(entry, answer.returncode, answer.stdout, answer.stderr)

@@ -288,7 +288,7 @@ def main() -> None:
         _refuse(str(error))
     except typer.TyperException as error:  # an option or a command that is none
         context = getattr(error, "ctx", None)
-        problem = getattr(error, "format_message", error.__str__)().rstrip(".")
+        problem = " ".join(getattr(error, "format_message", error.__str__)().split()).rstrip(".")
         _refuse(f"{shortened(problem)}; see `{context.command_path if context else 'spotlight'} --help`")
     leave(code if isinstance(code, int) else 0)
 

@@ -39,8 +39,8 @@ class Nightly:
         """
         if len(self.cron.split()) != _FIELDS:
             raise ConfigurationError(
-                f"--cron {quoted(self.cron)} has {len(self.cron.split())} fields, not {_FIELDS}: minute, hour, "
-                'day of the month, month, day of the week, as in "0 2 * * *"'
+                f"--cron {quoted(self.cron)} has {len(self.cron.split())} fields, not {_FIELDS}: minute, "
+                'hour, day of the month, month, day of the week, as in "0 2 * * *"'
             )
         for part, name, (least, most) in zip(self.cron.split(), _RANGES, _RANGES.values(), strict=True):
             if not all(_is_cron(one, least, most) for one in part.split(",")):

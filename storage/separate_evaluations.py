@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from storage.config import RunConfig
 from storage.database import LOCK_WAIT_S, Database
-from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 
 
@@ -140,11 +140,11 @@ class EvaluationStore:
             )
         if not known:
             raise RunNotFoundError(
-                f"no evaluation {name!r}: there are none yet; make one with `spotlight evaluate`"
+                f"no evaluation {quoted(name)}: there are none yet; make one with `spotlight evaluate`"
             )
         near = difflib.get_close_matches(name, known, n=3) or known[:5]
         raise RunNotFoundError(
-            f"no evaluation {name!r}; there are {', '.join(near)} (`spotlight evaluations`)"
+            f"no evaluation {quoted(name)}; there are {', '.join(near)} (`spotlight evaluations`)"
         )
 
     def images(self, evaluation_id: str) -> list[JudgedImage]:

@@ -1,4 +1,4 @@
-"""Every input of the kept list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
+"""Every input of the list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
 
 The list runs in two processes, one for what is refused without any library that takes seconds to import,
 and one for what a library has to be asked about. A sample of each kind then runs as a person types it.

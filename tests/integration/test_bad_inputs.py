@@ -39,7 +39,7 @@ def outcomes() -> dict[str, dict[str, Any]]:
         asked = [entry for entry in ENTRIES if entry.get("loads", False) is loads]
         answer = subprocess.run(
             [sys.executable, "-m", "tests.refusals"], cwd=ROOT, capture_output=True, text=True,
-            input="\n".join(map(json.dumps, asked)), timeout=540, check=False,
+            input="\n".join(map(json.dumps, asked)), timeout=900, check=False,
         )  # fmt: skip
         lines = answer.stdout.splitlines()
         assert len(lines) == len(asked), f"ended at {asked[len(lines)]['what']!r}: {answer.stderr[-2000:]}"

@@ -26,7 +26,11 @@ CONFIG, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_mode
 
 def writes(file: str, content: str | bytes) -> Damage:
     data = content if isinstance(content, bytes) else content.encode()
-    return lambda folder: (folder / file).write_bytes(data) and None
+
+    def damage(folder: Path) -> None:
+        (folder / file).write_bytes(data)
+
+    return damage
 
 
 def cut(file: str, keep: float) -> Damage:

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from storage.errors import ConfigurationError, quoted
 
@@ -86,8 +87,11 @@ class Home:
         return self.path / "checkpoints" / run_id
 
     def journal(self, run_id: str) -> Path:
-        """The journal of one run, beside its checkpoints."""
-        return self.checkpoints(run_id) / "journal"
+        """The journal of one run, beside its checkpoints; inside the home, whatever the run is called."""
+        folder = quote(run_id, safe="")
+        return (
+            self.path / "checkpoints" / (f"%2E{folder[1:]}" if folder.startswith(".") else folder) / "journal"
+        )
 
     def run_folders(self) -> list[str]:
         """Identifiers of the runs that have a folder of checkpoints, in alphabetical order."""

@@ -332,6 +332,14 @@ def test_beside_a_live_run_it_is_refused(home, store):
     assert not list(home.path.glob(".rebuilding*"))
 
 
+def test_a_journal_lies_in_the_home_whatever_the_run_is_called(home):
+    checkpoints = home.path / "checkpoints"
+    for run_id in ("../../secret", "..", "/etc/passwd", ".", "a/b"):
+        journal = home.journal(run_id)
+        assert journal.resolve().parent.parent == checkpoints.resolve(), run_id
+    assert home.journal("glyphs-2026_a.b").parent == home.checkpoints("glyphs-2026_a.b")
+
+
 def write_mlflow(home: Home, run_id: str, rewards: dict[int, float]) -> None:
     connection = sqlite3.connect(home.path / "mlflow.db")
     connection.executescript(

@@ -103,15 +103,21 @@ class Cluster:
                 ) from error
             return
         # Workers that play devices share the cores of this machine; Ray's count is only a limit.
-        with on_loopback_alone():
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, self._devices + self._config.runtime.scorer_workers),
-                object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
+        try:
+            with on_loopback_alone():
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, self._devices + self._config.runtime.scorer_workers),
+                    object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+        except Exception as error:  # Ray raises the bare class where its processes do not start
+            reason = str(error).partition("\n")[0]
+            raise RuntimeFailure(
+                f"Ray did not start on this machine: {reason} Free processor time and memory, then try again"
+            ) from error
 
     def start(
         self,

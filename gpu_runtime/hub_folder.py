@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
 from storage.errors import ModelError, quoted
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -26,6 +23,10 @@ def find_folder(setting: str, name: str) -> Path:
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         return folder
+    # Imported here: it takes as long as all else that is checked first, and a folder needs none of it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
     try:
         return Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError) as error:

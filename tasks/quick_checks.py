@@ -12,7 +12,6 @@ from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.hub_folder import find_folder
 from gpu_runtime.models.embedded_folder import resolve_folder
 from gpu_runtime.rewards.needs import check_folders, check_prompt
-from gpu_runtime.spot.metadata_service import checked_url
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts import PromptRecord
@@ -113,8 +112,11 @@ def _check_processes(config: RunConfig) -> list[str]:
 
 def _check_notice_url(url: str) -> None:
     """Nobody is asked: the address means the machine of each spot worker, not this one."""
+    if not url:
+        return
+    from gpu_runtime.spot.metadata_service import checked_url  # and with it httpx
+
     try:
-        if url:
-            checked_url(url)
+        checked_url(url)
     except ConfigurationError as error:
         raise ConfigurationError(f"runtime.notice_url: {error}") from error

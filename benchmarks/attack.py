@@ -38,6 +38,7 @@ from websockets.sync.connection import Connection
 
 from benchmarks.report import add_keep_option, finish
 from flows.server_note import living_server
+from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from storage.run_store import RunStore
@@ -384,6 +385,7 @@ def main() -> None:
     parser.add_argument("--unprotected", action="store_true", help="Prefect's server as it comes, instead")
     add_keep_option(parser)
     arguments = parser.parse_args()
+    commit = environment()["commit"]
     with tempfile.TemporaryDirectory() as folder:
         homes = [Home(Path(folder) / name).ensure() for name in ("up", "train", "unprotected")]
         marker = Path(folder) / "started-by-an-attack"
@@ -391,12 +393,17 @@ def main() -> None:
             with unprotected(homes[2]) as url, httpx.Client(timeout=60) as owner:
                 outcomes = {"unprotected": attack(Prey(url, owner), marker)}
         else:
-            outcomes = {"up": attack_up(homes[0], marker), "train": attack_train(homes[1], marker)}
+            outcomes = {}
+            for name, strike, home in (("train", attack_train, homes[1]), ("up", attack_up, homes[0])):
+                outcomes[name] = strike(home, marker)
+                made = Counter(outcome.aim for outcome in outcomes[name])
+                done = Counter(outcome.aim for outcome in outcomes[name] if outcome.succeeded)
+                print(f"{name}: tries {dict(made)}, of which succeeded {dict(done)}", flush=True)
     figures = figures_of(outcomes)
     for line in figures["succeeded"]:
         print(line)
     name = "attack_unprotected" if arguments.unprotected else "attack"
-    finish(name, figures, arguments.keep, module="attack")
+    finish(name, figures, arguments.keep, module="attack", began_at=commit)
 
 
 if __name__ == "__main__":

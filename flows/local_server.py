@@ -27,7 +27,7 @@ from flows.server_password import home_password
 from storage.errors import ServerError
 from storage.home import UP_TOKEN_VARIABLE, Home
 
-_START_LIMIT_S = 120.0
+_START_LIMIT_S = 300.0
 _LISTEN_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0
 """For a server that nobody used any more to end, before the next one starts."""

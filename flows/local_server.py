@@ -272,7 +272,7 @@ def end_server(home: Home) -> bool:
     note = living_server(home)
     if note is None:
         return False
-    for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+    for number, patience_s in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
         with suppress(ProcessLookupError):
             os.kill(note.pid, number)
         deadline = time.monotonic() + patience_s

@@ -1,11 +1,11 @@
 """Every input of the list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
 
-The list runs in two processes, one for what is refused without any library that takes seconds to import,
-and one for what a library has to be asked about. A sample of each kind then runs as a person types it.
+Each kind runs in a process of its own, apart from what a library has to be asked about. A sample of each kind then runs as a person types it.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -31,20 +31,17 @@ def test_the_list_is_long_enough_and_names_each_input_once():
     assert len({entry["what"] for entry in ENTRIES}) == len(ENTRIES)
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[str, dict[str, Any]]:
-    """What came of each entry, by what is wrong with it."""
-    found: dict[str, dict[str, Any]] = {}
-    for loads in (False, True):
-        asked = [entry for entry in ENTRIES if entry.get("loads", False) is loads]
-        answer = subprocess.run(
-            [sys.executable, "-m", "tests.refusals"], cwd=ROOT, capture_output=True, text=True,
-            input="\n".join(map(json.dumps, asked)), timeout=900, check=False,
-        )  # fmt: skip
-        lines = answer.stdout.splitlines()
-        assert len(lines) == len(asked), f"ended at {asked[len(lines)]['what']!r}: {answer.stderr[-2000:]}"
-        found |= {entry["what"]: json.loads(line) for entry, line in zip(asked, lines, strict=True)}
-    return found
+@functools.cache
+def outcomes(kind: str, loads: bool) -> dict[str, dict[str, Any]]:
+    """What came of each entry of a kind, by what is wrong with it; run together in one process."""
+    asked = [entry for entry in ENTRIES if (entry["kind"], entry.get("loads", False)) == (kind, loads)]
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.refusals"], cwd=ROOT, capture_output=True, text=True,
+        input="\n".join(map(json.dumps, asked)), check=False,
+    )  # fmt: skip
+    lines = answer.stdout.splitlines()
+    assert len(lines) == len(asked), f"ended at {asked[len(lines)]['what']!r}: {answer.stderr[-2000:]}"
+    return {entry["what"]: json.loads(line) for entry, line in zip(asked, lines, strict=True)}
 
 
 def is_refusal(entry: dict[str, Any], code: int, out: str, error: str) -> None:
@@ -60,8 +57,8 @@ def is_refusal(entry: dict[str, Any], code: int, out: str, error: str) -> None:
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["what"])
-def test_it_is_refused(entry: dict[str, Any], outcomes: dict[str, dict[str, Any]]):
-    outcome = outcomes[entry["what"]]
+def test_it_is_refused(entry: dict[str, Any]):
+    outcome = outcomes(entry["kind"], entry.get("loads", False))[entry["what"]]
     is_refusal(entry, outcome["code"], outcome["out"], outcome["error"])
     if not entry.get("loads"):
         assert outcome["loaded"] == [], "what can be known without them is refused before they are imported"

@@ -1,6 +1,7 @@
 """Every input of the list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
 
-Each kind runs in a process of its own, apart from what a library has to be asked about. A sample of each kind then runs as a person types it.
+Each kind runs in a process of its own, apart from what a library has to be asked about. A sample
+of each kind then runs as a person types it.
 """
 
 from __future__ import annotations

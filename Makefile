@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+TESTS_AT_ONCE ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint ui clean
@@ -23,8 +24,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install ## a whole run on this machine, without a GPU
 	$(BIN)/spotlight train --preset glyphs
 
-test: install ## all tests
-	$(BIN)/python -m pytest
+# Live tests mostly wait for processes to start: three files at a time keep two cores busy.
+test: install ## all tests, on CPU
+	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 
 lint: install ## style, types and the borders between the rooms
 	$(BIN)/ruff check .

@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_runtime.models.loading import load_model, model_files, outline_model
+from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
+from gpu_runtime.models.model_files import model_files
 from gpu_runtime.models.work_need import WorkNeed
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError

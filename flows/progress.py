@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 
 from rich.console import Console
@@ -87,7 +86,7 @@ def reporter() -> Reporter:
     """The process's reporter; a flow that Prefect started has plain lines."""
     global _reporter
     if _reporter is None:
-        _reporter = Reporter(Console(file=sys.stdout))
+        _reporter = Reporter()
     return _reporter
 
 

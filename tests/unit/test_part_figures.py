@@ -24,7 +24,9 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score]):
     session: Any = SimpleNamespace(
         config=RunConfig(),
         run_id="r",
-        runtime=SimpleNamespace(take_device_events=list, take_groups=list, take_step_times=list),
+        runtime=SimpleNamespace(
+            take_device_events=list, take_groups=list, take_step_times=list, take_paid_time=list
+        ),
         store=SimpleNamespace(commit_evaluation=lambda record: None),
         tracker=SimpleNamespace(metrics=lambda iteration, figures: told.update(figures)),
     )

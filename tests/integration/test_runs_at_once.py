@@ -33,10 +33,14 @@ def started(home: Home, run_id: str, tasks: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def books(home: Home) -> dict[str, str]:
-    """What a home's server has recorded: run -> state."""
+def books(home: Home) -> dict[str, tuple[str, int]]:
+    """What a home's server has recorded: run -> state, completed tasks."""
+    query = """
+        SELECT flow_run.name, flow_run.state_type, count(*) FILTER (WHERE task_run.state_type = 'COMPLETED')
+        FROM flow_run LEFT JOIN task_run ON task_run.flow_run_id = flow_run.id GROUP BY flow_run.id
+    """
     with closing(sqlite3.connect(home.prefect / "prefect.db")) as kept:
-        return dict(kept.execute("SELECT name, state_type FROM flow_run").fetchall())
+        return {name: (state, tasks) for name, state, tasks in kept.execute(query)}
 
 
 def test_five_runs_of_three_homes_started_at_once_end_as_if_alone(tmp_path: Path):
@@ -59,7 +63,8 @@ def test_five_runs_of_three_homes_started_at_once_end_as_if_alone(tmp_path: Path
         }  # fmt: skip
     assert len({server.ui_url for server in servers.values()}) == len(homes)
     for name, home in homes.items():
-        assert books(home) == {run: "COMPLETED" for run, (where, _) in RUNS.items() if where == name}
+        expected = {run: ("COMPLETED", tasks) for run, (where, tasks) in RUNS.items() if where == name}
+        assert books(home) == expected
         assert living_server(home) is None, "the last run of a home has ended its server"
 
 

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-TESTS_AT_ONCE ?= 3
+TESTS_AT_ONCE ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test lint ui clean
@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install ## a whole run on this machine, without a GPU
 	$(BIN)/spotlight train --preset glyphs
 
-# Live tests mostly wait for processes to start: three files at a time keep two cores busy.
+# Live tests mostly wait for processes to start: two files at a time keep two cores busy.
 test: install ## all tests, on CPU
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
 

@@ -167,9 +167,8 @@ class CheckpointStore:
 
     def _found(self) -> dict[int, Path]:
         """Iteration -> folder. A `.replaced` one counts where the kill came before its successor."""
-        names = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
         found: dict[int, Path] = {}
-        for name in names:  # sorted: the plain name comes before `.replaced`
+        for name in _listing(self.folder):  # sorted: the plain name comes before `.replaced`
             match = _FOLDER.fullmatch(name)
             if match:
                 found.setdefault(int(match.group(1)), self.folder / name)
@@ -288,6 +287,21 @@ def _read_file(path: Path, name: str, entry: Mapping[str, Any], digest: str) -> 
     if hashlib.new(digest, content).hexdigest() != entry["digest"]:
         raise CheckpointError(f"{path}/{name} fails its {digest} checksum")
     return content
+
+
+def _listing(folder: Path) -> list[str]:
+    """Names in a folder, sorted; none where it is missing.
+
+    A listing that a rename falls into may have neither the old name nor the new one, so a checkpoint could
+    seem to be missing beside a running save: it counts once a second listing agrees with it.
+    """
+    names: list[str] | None = None
+    while folder.is_dir():
+        again = sorted(os.listdir(folder))
+        if again == names:
+            return again
+        names = again
+    return []
 
 
 def _folder_identity(path: Path) -> tuple[int, int] | None:

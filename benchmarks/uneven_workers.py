@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.push_dispatch import PushDispatch
 from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import SampleState
@@ -16,7 +17,6 @@ from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
-from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig

@@ -18,6 +18,7 @@ from flows.evaluation_commands import evaluate_and_show, evaluations, look_at_ou
 from flows.listing_commands import presets, runs
 from flows.operating import down, reproduce, up
 from flows.progress import reporter
+from flows.prompt_files import prompts
 from flows.recovery import rebuild, run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from flows.server_loss import leave, result_without_server
@@ -244,6 +245,7 @@ app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(r
 app.command(epilog="Example: spotlight rebuild")(rebuild)
 app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
+app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
 
 
 @app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --set model.path=/models/FLUX.1-dev")

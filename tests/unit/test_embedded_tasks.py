@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
-from gpu_runtime.embedded_tasks.prompt_files import built_in_files
 from gpu_runtime.embedded_tasks.registry import TASKS, find_task
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
 from gpu_runtime.models.text_encoder import tokenize
 from storage.errors import ConfigurationError
-from storage.prompts import BUILTIN_FOLDER, PromptRecord, load_prompts
+from storage.prompts import PromptRecord, load_prompts
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))
@@ -37,11 +36,6 @@ def test_pictures_and_prompts_fit_the_task(name: str) -> None:
         image_HWC = task.render(prompt, rng)
         assert image_HWC.shape == (task.height, task.width, 3)
         assert image_HWC.dtype == np.uint8
-
-
-def test_the_committed_prompt_files_are_what_the_generator_makes() -> None:
-    for name, content in built_in_files().items():
-        assert (BUILTIN_FOLDER / name).read_bytes() == content.encode(), f"{name}: run prompt_files again"
 
 
 def texts(name: str) -> set[str]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.prompt_sets import files
+from benchmarks.builtin_prompts import built_in_files
+from flows import command_line
 from gpu_runtime.prompt_sets.signs import SCENES, sign_lines
 from gpu_runtime.rewards.ocr import OcrScorer
 from gpu_runtime.rewards.quoted_text import target_text
@@ -14,10 +15,10 @@ from storage.prompts import BUILTIN_FOLDER, PromptRecord, load_prompts
 
 
 def test_the_committed_prompt_files_are_what_the_generators_make():
-    for name, content in files.built_in_files().items():
-        assert (BUILTIN_FOLDER / name).read_bytes() == content.encode(), (
-            f"{name}: run prompt_sets.files again"
-        )
+    files = built_in_files()
+    assert set(files) == {path.name for path in BUILTIN_FOLDER.iterdir()}
+    for name, content in files.items():
+        assert (BUILTIN_FOLDER / name).read_bytes() == content.encode(), f"{name}: run builtin_prompts again"
 
 
 def test_every_sign_quotes_a_text_and_none_is_drawn_twice():
@@ -41,11 +42,35 @@ def test_signs_follow_from_the_seed():
         sign_lines(0, held_out=True, seed=4)
 
 
+def prompts_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Exit code of `spotlight prompts`."""
+    monkeypatch.setattr(sys, "argv", ["spotlight", "prompts", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        command_line.main()
+    return ended.value.code
+
+
 @pytest.mark.parametrize(("kind", "name"), [("geneval", "my.jsonl"), ("signs", "my.txt")])
 def test_longer_files_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str):
-    monkeypatch.setattr(sys, "argv", ["files", kind, "40", str(tmp_path / name)])
-    files.main()
-    assert len(load_prompts(tmp_path / name)) == 40
-    monkeypatch.setattr(sys, "argv", ["files", kind, "40", str(tmp_path / "my.csv")])
-    with pytest.raises(SystemExit):
-        files.main()
+    file = tmp_path / name
+    assert prompts_command(monkeypatch, kind, "40", str(file), "--seed", "3") == 0
+    assert len(load_prompts(file)) == 40
+    first = file.read_bytes()
+    assert prompts_command(monkeypatch, kind, "40", str(file)) == 0
+    assert file.read_bytes() != first, "another seed draws other prompts"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("geneval", "40", "my.csv"), "prompts of geneval need .jsonl"),
+        (("poems", "40", "my.txt"), "there are geneval, signs"),
+        (("signs", "0", "my.txt"), "0 prompts of signs are asked for"),
+        (("signs", "9", "nowhere/my.txt"), "is missing"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(monkeypatch, capsys, tmp_path, arguments, says):
+    monkeypatch.chdir(tmp_path)
+    assert prompts_command(monkeypatch, *arguments) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())

@@ -1,6 +1,6 @@
 """How good an embedded model is before any reinforcement learning: the figures of the model cards.
 
-python -m gpu_runtime.pretraining.base_evaluation embedded:glyphs
+python -m benchmarks.base_evaluation embedded:glyphs
 """
 
 from __future__ import annotations

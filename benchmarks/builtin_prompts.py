@@ -1,6 +1,6 @@
-"""Make the built-in prompt files of the embedded tasks again, to the byte.
+"""Make the built-in prompt files (presets/prompts) again, to the byte.
 
-python -m gpu_runtime.embedded_tasks.prompt_files
+python -m benchmarks.builtin_prompts
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import numpy as np
 
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
+from gpu_runtime.prompt_sets.geneval import as_lines, official_rows, training_rows
+from gpu_runtime.prompt_sets.signs import sign_lines
 from storage.prompts import BUILTIN_FOLDER
 
 GLYPHS_TRAIN = 1024
 GLYPHS_EVALUATE = 128
 SHAPES_TRAIN_PER_TAG = 48
 SHAPES_EVALUATE_PER_TAG = 24
+GENEVAL_TRAIN = 1700
+SIGNS_TRAIN = 1024
+SIGNS_EVALUATE = 128
 BINDING_TRAIN = 384
 BINDING_EVALUATE = 96
 """Prompts of attribute binding alone (`color_attr`), the tag that `embedded:shapes` fails most: what a
@@ -54,7 +59,7 @@ def shape_lines(per_tag: int, *, held_out: bool, seed: int, tags: Sequence[str] 
 
 
 def built_in_files() -> dict[str, str]:
-    """Return the content of every built-in prompt file of the embedded tasks by its name."""
+    """Return the content of every built-in prompt file by its name."""
     files = {
         "glyphs-train.txt": glyph_lines(GLYPHS_TRAIN, held_out=False, seed=1),
         "glyphs-evaluate.txt": glyph_lines(GLYPHS_EVALUATE, held_out=True, seed=2),
@@ -66,8 +71,14 @@ def built_in_files() -> dict[str, str]:
         "shapes-binding-evaluate.jsonl": shape_lines(
             BINDING_EVALUATE, held_out=True, seed=6, tags=("color_attr",)
         ),
+        "signs-train.txt": sign_lines(SIGNS_TRAIN, held_out=False, seed=7),
+        "signs-evaluate.txt": sign_lines(SIGNS_EVALUATE, held_out=True, seed=8),
     }
-    return {name: "\n".join(lines) + "\n" for name, lines in files.items()}
+    return {
+        "geneval-evaluate.jsonl": as_lines(official_rows()),
+        "geneval-train.jsonl": as_lines(training_rows(GENEVAL_TRAIN, 7)),
+        **{name: "\n".join(lines) + "\n" for name, lines in files.items()},
+    }
 
 
 def main() -> None:

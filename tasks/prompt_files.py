@@ -1,0 +1,37 @@
+"""Longer prompt files to train on, drawn by the generators of the built-in ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from gpu_runtime.prompt_sets.geneval import as_lines, training_rows
+from gpu_runtime.prompt_sets.signs import sign_lines
+from storage.errors import PromptFileError, quoted
+
+PromptKind = Literal["geneval", "signs"]
+_SUFFIXES = {"geneval": ".jsonl", "signs": ".txt"}
+
+
+def draw_prompts(kind: str, count: int, seed: int, file: Path) -> str:
+    """Content of a prompt file to train on; no prompt of it is in the built-in file to evaluate by.
+
+    Args:
+        kind: a `PromptKind`.
+        count: prompts, at least one.
+        seed: what they are a function of.
+        file: where they will be written; its suffix says how they are read.
+
+    Raises:
+        PromptFileError: an unknown kind, a suffix of another form, or no prompts.
+    """
+    if kind not in _SUFFIXES:
+        raise PromptFileError(
+            f"no prompts of kind {quoted(kind)}; there are {', '.join(get_args(PromptKind))}"
+        )
+    suffix = _SUFFIXES[kind]
+    if file.suffix != suffix:
+        raise PromptFileError(f"{file}: suffix {quoted(file.suffix)}; prompts of {kind} need {suffix}")
+    if kind == "geneval":
+        return as_lines(training_rows(count, seed))
+    return "".join(f"{line}\n" for line in sign_lines(count, held_out=False, seed=seed))

@@ -1,4 +1,4 @@
-"""`spotlight chaos`: the same short training in peace and under faults, and whether the promises held."""
+"""`spotlight chaos`: the same short training in peace and disturbed, and whether the promises held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,6 +17,9 @@ from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from tasks.chaos import Fault, Plan, Verdict, digests, judge
+
+if TYPE_CHECKING:  # it imports Ray
+    from tasks.replayed_trace import TracePlan
 
 SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
@@ -38,6 +41,7 @@ class Tally:
         restarts: resumptions.
         hangs: runs that had to be ended.
         verdicts: of each run.
+        trace: what was replayed of a trace.
     """
 
     done: Counter[str] = field(default_factory=Counter)
@@ -45,17 +49,20 @@ class Tally:
     restarts: int = 0
     hangs: int = 0
     verdicts: list[Verdict] = field(default_factory=list)
+    trace: dict[str, Any] = field(default_factory=dict)
 
 
-def chaos(home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], plan: Plan) -> dict[str, Any]:
-    """Train undisturbed, then under faults until they are used up, and check the promises.
+def chaos(
+    home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], plan: Plan | TracePlan
+) -> dict[str, Any]:
+    """Train undisturbed, then under faults until they are used up or under a trace, and check the promises.
 
     Args:
         home: where the runs are kept.
         run_id: what their identifiers begin with.
         config: of the undisturbed run.
         arguments: of `spotlight train` for it.
-        plan: the faults.
+        plan: the faults, or the trace.
 
     Raises:
         RuntimeFailure: if the undisturbed run fails.
@@ -66,7 +73,13 @@ def chaos(home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], 
         raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
     length_s = time.monotonic() - began
     undisturbed = digests(home, calm)[config.iterations]
-    tally, faults, number = Tally(), plan.faults(length_s, config), 0
+    tally, number = Tally(), 0
+    if not isinstance(plan, Plan):
+        name = f"{run_id}-trace"
+        _replay(home, name, arguments, plan, config, tally)
+        tally.verdicts.append(judge(home, name, undisturbed))
+        return _result(run_id, tally, config)
+    faults = plan.faults(length_s, config)
     while faults and number < _MOST_RUNS and not tally.hangs:
         number += 1
         name = f"{run_id}-faults-{number}"
@@ -74,6 +87,22 @@ def chaos(home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], 
         tally.verdicts.append(judge(home, name, undisturbed))
     tally.left = len(faults)
     return _result(run_id, tally, config)
+
+
+def _replay(
+    home: Home, run_id: str, arguments: Sequence[str], plan: TracePlan, config: RunConfig, tally: Tally
+) -> None:
+    """One run while the instances of a trace come and go."""
+    from tasks.replayed_trace import replayed, time_in_phases_s
+
+    length_s = plan.stretch * time_in_phases_s(home, run_id.removesuffix("-trace") + "-calm")
+    with replayed(plan, config, length_s) as replay:
+        joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
+        ran = disturb(home, run_id, [*arguments, *joined], (), replay)
+    tally.hangs += ran.hung
+    tally.restarts += ran.restarts
+    tally.trace = plan.figures(replay, length_s)
+    tally.done["instance_removed"] = tally.trace["instances_removed"]
 
 
 def _disturb(
@@ -115,6 +144,7 @@ def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:
         "identical_weights": all(verdict.identical for verdict in tally.verdicts),
         "ledger_adds_up": all(verdict.balanced for verdict in tally.verdicts),
         "broken_promises": broken,
+        **tally.trace,
     }
 
 

@@ -171,17 +171,36 @@ def chaos(
         Path | None, typer.Option(help="A file with the faults instead: a JSON list of objects.")
     ] = None,
     degree: Annotated[int, typer.Option(min=1, help="Devices that share each sample of a rollout.")] = 1,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Replay a trace of spot instances instead; generated draws one."),
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Its instances at once; 4 by default.")
+    ] = None,
+    notice: Annotated[float | None, typer.Option(min=0, help="Its seconds of notice; 0 by default.")] = None,
 ) -> None:
     """Train shortly in peace and under real faults, and check that nothing is lost, twice or different."""
     from flows.chaos import SETTINGS, show
     from flows.chaos import chaos as run_chaos
-    from tasks.chaos import plan_faults
 
     shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
     changes = [*SETTINGS, *shared, *(set_ or [])]
     config = _configuration(preset, changes, None)
     chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
-    plan = plan_faults(config, seed, faults, chosen, schedule)
+    if trace is None:
+        from tasks.chaos import plan_faults
+
+        if most is not None or notice is not None:
+            raise ConfigurationError("--most and --notice say how a trace is replayed; give --trace too")
+        plan = plan_faults(config, seed, faults, chosen, schedule)
+    else:
+        from tasks.replayed_trace import plan_trace
+
+        if faults is not None or kinds is not None or schedule is not None:
+            raise ConfigurationError("--trace says all: leave --faults, --kinds and --schedule out")
+        plan = plan_trace(config, trace, seed, most, notice)
+        reporter().note(plan.describe())
     home = Home.from_environment().ensure()
     _preflight(config)
     arguments = [item for change in changes for item in ("--set", change)]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flows.children import launch
 from flows.progress import reporter
@@ -16,6 +17,9 @@ from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
 from storage.run_store import RunStore
 from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, played_notices
+
+if TYPE_CHECKING:  # it imports Ray
+    from tasks.replayed_trace import TraceReplay
 
 HANG_S = 300.0
 """A run that writes nothing into its history for so long hangs."""
@@ -43,7 +47,13 @@ class DisturbedRun:
     wall_s: float
 
 
-def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault]) -> DisturbedRun:
+def disturb(
+    home: Home,
+    run_id: str,
+    arguments: Sequence[str],
+    faults: Sequence[Fault],
+    replay: TraceReplay | None = None,
+) -> DisturbedRun:
     """Train a run under faults.
 
     Args:
@@ -51,6 +61,7 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
         run_id: its identifier.
         arguments: of `spotlight train` for it.
         faults: their times count from its start.
+        replay: of a trace, whose instances it joins by its arguments; begins with its first phase.
 
     Raises:
         RuntimeFailure: if the faults could not be done, or the run does not begin.
@@ -61,11 +72,11 @@ def disturb(home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[
         played_notices() as notices,
         inject(home, run_id, faults, notices, lambda: _server_pid(home)) as injector,
     ):
-        told = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
-        train = ("train", "--run-id", run_id, *arguments, *told)
+        asked = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
+        train = ("train", "--run-id", run_id, *arguments, *(asked if replay is None else ()))
         child = start(home, *train)
         while True:
-            code = _wait(child, injector)
+            code = _wait(child, injector, replay)
             if code is None:
                 hung = True
                 break
@@ -107,12 +118,14 @@ def _server_pid(home: Home) -> int | None:
     return None if note is None else note.pid
 
 
-def _wait(child: subprocess.Popen[bytes], injector: FaultInjector) -> int | None:
+def _wait(child: subprocess.Popen[bytes], injector: FaultInjector, replay: TraceReplay | None) -> int | None:
     """Exit code of a run; None where it hung and was ended."""
     while True:
         try:
             return child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
+            if replay is not None and injector.under_way:
+                replay.start()
             if time.monotonic() - injector.last_line_s > HANG_S:
                 child.kill()
                 child.wait()

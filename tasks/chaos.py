@@ -74,7 +74,7 @@ def plan_faults(
         ConfigurationError: no faults, a kind that does not exist, a schedule that is none, or a run whose
             workers cannot be met or whose weights depend on timing.
     """
-    _refuse_unfit(config)
+    refuse_unfit(config)
     if schedule is not None:
         if count is not None or kinds:
             raise ConfigurationError("--schedule says all: leave --faults and --kinds out")
@@ -122,7 +122,13 @@ def _written(schedule: Path) -> tuple[Fault, ...]:
     return written
 
 
-def _refuse_unfit(config: RunConfig) -> None:
+def refuse_unfit(config: RunConfig) -> None:
+    """Refuse a run whose promises could not be checked.
+
+    Raises:
+        ConfigurationError: it keeps no history, its workers are on other machines, or its weights depend on
+            timing.
+    """
     if not config.runtime.history:
         raise ConfigurationError(
             "runtime.history is false: the promises are checked from the history; leave it out"

@@ -42,9 +42,20 @@ class TraceReplay:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trace-replay", daemon=True)
 
+    @property
+    def address(self) -> str:
+        """Of the cluster, for `runtime.ray_address`."""
+        return self._instances.address
+
+    @property
+    def skipped(self) -> int:
+        """Instances whose end was due before they were begun."""
+        return self._replay.skipped
+
     def start(self) -> None:
-        """Time begins to pass."""
-        self._thread.start()
+        """Time begins to pass, unless it does already."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """Do nothing more; instances that are there stay. What failed on the way is raised.
@@ -53,7 +64,8 @@ class TraceReplay:
             BaseException: what ended the replay early.
         """
         self._stopped.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self.done.failure is not None:
             raise self.done.failure
 

@@ -102,6 +102,11 @@ class FaultInjector:
             player.send(signal.SIGCONT)
 
     @property
+    def under_way(self) -> bool:
+        """Whether the run's newest life has entered a phase."""
+        return self._cast.under_way
+
+    @property
     def left(self) -> int:
         """Faults that have not been done, or are not over yet."""
         return len(self._pending.pending) + len(self._waiting) + len(self._planned)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import threading
+import time
 
 import torch
 import torch.distributed as dist
 
 from gpu_runtime.sequence_parallel import group_sockets
-from gpu_runtime.sequence_parallel.control_store import ABORTS, abort_key, aborted_key, call_all
+from gpu_runtime.sequence_parallel.control_store import ABORTS, abort_key, aborted_key
 from gpu_runtime.sequence_parallel.process_group import StoreAddress, interrupt
 
 _LOOK_S = 0.25
@@ -19,7 +19,7 @@ _FOREVER = datetime.timedelta(days=365)
 
 
 class AbortWatch:
-    """Watches one group at a time, in threads of its own, over connections of its own.
+    """Watches one group at a time for the life of its process, in threads and over connections of its own.
 
     Args:
         address: of the driver's store.
@@ -39,15 +39,10 @@ class AbortWatch:
         self._prefix: str | None = None
         self._broken = False
         self._forming = False
-        self._closed = threading.Event()
         self.driver_gone = False
         """Whether the store stopped answering: nobody will send work any more."""
-        self._threads = [
-            threading.Thread(target=work, name=f"{work.__name__}-{member}", daemon=True)
-            for work in (self._await_aborts, self._look_regularly)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for work in (self._await_aborts, self._look_regularly):
+            threading.Thread(target=work, name=f"{work.__name__}-{member}", daemon=True).start()
 
     def guard(self, prefix: str) -> None:
         """Watch a group from now on, first of all while it is being formed."""
@@ -69,30 +64,21 @@ class AbortWatch:
         """Whether the guarded group has been broken off."""
         return self._broken or self.driver_gone
 
-    def close(self) -> None:
-        """End the threads."""
-        self._closed.set()
-        self._threads[1].join()
-        # Wakes our other thread; those of other members look and wait again. Without a store it has ended.
-        with contextlib.suppress(RuntimeError):
-            call_all(self._looking, "")
-        self._threads[0].join()
-
     def _await_aborts(self) -> None:
         try:
-            while not self._closed.is_set():
+            while True:
                 known = self._waiting.add(ABORTS, 0)
-                while self._look(self._waiting) and not self._closed.wait(_AGAIN_S):
-                    pass
-                if not self._closed.is_set():  # set before the last call is counted
-                    self._waiting.wait([abort_key(known + 1)], _FOREVER)
+                while self._look(self._waiting):
+                    time.sleep(_AGAIN_S)
+                self._waiting.wait([abort_key(known + 1)], _FOREVER)
         except (dist.DistError, RuntimeError):
             self._lose_driver()
 
     def _look_regularly(self) -> None:
         # The other thread misses aborts while its process is stopped; this one finds them late.
         try:
-            while not self._closed.wait(_LOOK_S):
+            while True:
+                time.sleep(_LOOK_S)
                 self._looking.check([ABORTS])  # notices a store that is gone, also while no group is guarded
                 self._look(self._looking)
         except (dist.DistError, RuntimeError):
@@ -112,10 +98,9 @@ class AbortWatch:
 
     def _lose_driver(self) -> None:
         """The store is gone, and the driver with it; peers that wait for us will learn it as well."""
-        if not self._closed.is_set():
-            self.driver_gone = True
-            with self._lock:
-                self._free()
+        self.driver_gone = True
+        with self._lock:
+            self._free()
 
     def _free(self) -> None:
         if self._prefix is not None:

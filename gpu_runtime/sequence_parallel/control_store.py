@@ -28,13 +28,6 @@ def abort_key(number: int) -> str:
     return f"abort/{number}"
 
 
-def call_all(store: dist.TCPStore, prefix: str) -> None:
-    """Wake all who wait for the next call; each looks whether it is meant."""
-    number = store.add(ABORTS, 1)
-    store.set(abort_key(number), prefix)
-    store.delete_key(abort_key(number - _KEPT_ABORTS))
-
-
 class ControlStore:
     """Held by the driver; members connect to it.
 
@@ -56,7 +49,9 @@ class ControlStore:
         """Break a group off: its members are freed wherever they wait for each other."""
         # The flag goes first: whoever is woken must find it.
         self._store.set(aborted_key(prefix), "1")
-        call_all(self._store, prefix)
+        number = self._store.add(ABORTS, 1)
+        self._store.set(abort_key(number), prefix)
+        self._store.delete_key(abort_key(number - _KEPT_ABORTS))
 
     def ended(self, prefix: str) -> None:
         """A group has ended; its keys go when some more have."""

@@ -128,12 +128,6 @@ class SequenceParallelMember:
             group.close()
         self._watch.release()
 
-    def close(self) -> None:
-        """Leave, and end the watch."""
-        self.leave()
-        self._store = None
-        self._watch.close()
-
     def _meet(self, group: NumberedGroup) -> InstanceGroup:
         store, self._store = self._store or self._address.connect(self._timeout_s), None
         rank, degree = group.rank(self.name), len(group.members)

@@ -51,30 +51,6 @@ def thinned(trace: Trace, most: int) -> Trace:
     return trace  # without events
 
 
-def busiest_part(trace: Trace, length_s: float) -> Trace:
-    """The part of a trace in which most instances come after its beginning; the first of equal ones.
-
-    Args:
-        trace: to be cut.
-        length_s: seconds of the part; the whole trace where it is shorter.
-
-    Raises:
-        TraceError: if the length is not above 0.
-    """
-    if not (math.isfinite(length_s) and length_s > 0):
-        raise TraceError(f"a part of {length_s} s; give a length above 0")
-    if length_s >= trace.length_s:
-        return trace
-    added_at = [event.at_s for event in trace.events if event.kind == "add"]
-    begins = [0.0, *(at_s for at_s in added_at if at_s + length_s <= trace.length_s)]
-
-    def comes(first_s: float) -> int:
-        return sum(first_s < at_s <= first_s + length_s for at_s in added_at)
-
-    first_s = max(begins, key=lambda begin: (comes(begin), -begin))
-    return trace.clipped(first_s, first_s + length_s)
-
-
 class Replay:
     """What is to be done next, as time passes. Pure: time is an argument.
 

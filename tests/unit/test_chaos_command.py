@@ -15,6 +15,7 @@ from storage.config_loading import load_config
 from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.chaos import GRACES_S, left_of, plan_faults
+from tasks.replayed_trace import plan_trace
 
 
 @pytest.fixture(autouse=True)
@@ -151,3 +152,45 @@ def test_the_table_says_which_promise_was_broken(capsys):
     chaos.show(result(lost=3, broken_promises=["3 samples were lost, such as a"]))
     shown = capsys.readouterr().out
     assert shown.count("NO") == 1 and "broken: 3 samples were lost" in shown
+
+
+def trace_file(folder: Path, text: str = "0,add,a\n9000,remove,a\n") -> str:
+    (folder / "trace.csv").write_text(text)
+    return str(folder / "trace.csv")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--most", "3"), "give --trace too"),
+        (("--trace", "TRACE", "--faults", "3"), "leave --faults, --kinds and --schedule out"),
+        (("--trace", "nowhere.csv"), "nowhere.csv"),
+        (("--trace", "TRACE", "--set", "runtime.ray_address=127.0.0.1:6379"), "Ray instances of its own"),
+        (("--trace", "TRACE", "--degree", "2", "--set", "runtime.spot_workers=2"), "one worker each"),
+        (("--trace", "TRACE", "--set", "model.device=cuda"), "set model.device=cpu"),
+        (("--trace", "TRACE", "--notice", "inf"), "a notice of inf s"),
+        (("--trace", "TRACE", "--preset", "glyphs-stale"), "set exploration.stop_with_training=false"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_refused(refusal, tmp_path, arguments, says):
+    name = trace_file(tmp_path)
+    assert says in refusal(*(name if part == "TRACE" else part for part in arguments))
+
+
+def test_a_trace_in_which_nothing_happens_is_refused(refusal, tmp_path):
+    assert "no instance comes or goes" in refusal("--trace", trace_file(tmp_path, "0,add,a\n"))
+
+
+def test_a_trace_is_thinned_to_what_is_asked_for_and_joined_by_settings(tmp_path):
+    several = "0,add,a\n0,add,b\n1000,add,c\n5000,remove,a\n5000,remove,c\n"
+    plan = plan_trace(config(), trace_file(tmp_path, several), most=2, notice_s=3.0)
+    assert [event.instance for event in plan.played.events] == ["a", "c", "a", "c"]
+    assert plan.settings("here:1") == [
+        "runtime.ray_address=here:1", "runtime.spot_workers=2", "runtime.notices=kubernetes",
+    ]  # fmt: skip
+    assert (
+        "trace trace.csv: 3 instances in 0.0 h, at most 3 at once, 2 losses; 2 are replayed"
+        in plan.describe()
+    )
+    drawn = [plan_trace(config(), "generated", seed) for seed in (1, 1, 2)]
+    assert drawn[0].whole == drawn[1].whole != drawn[2].whole

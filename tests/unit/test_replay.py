@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.spot.replay import Replay, ReplayStep, busiest_part, thinned
+from gpu_runtime.spot.replay import Replay, ReplayStep, thinned
 from gpu_runtime.spot.trace import EventKind, Trace, TraceEvent
 from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
 from gpu_runtime.spot.trace_summary import summarise
@@ -60,20 +60,6 @@ def test_thinning_an_empty_trace_leaves_it():
     assert thinned(trace(), 1) == trace()
 
 
-def test_the_busiest_part_is_where_most_instances_come():
-    whole = trace((0, "add", "a"), (10, "add", "b"), (40, "add", "c"), (44, "add", "d"), (47, "add", "e"))
-    part = busiest_part(whole, 7)
-    # From 40 on: c is there then, d and e come.
-    assert [(event.at_s, event.instance) for event in part.events] == [
-        (0, "a"),
-        (0, "b"),
-        (0, "c"),
-        (4, "d"),
-        (7, "e"),
-    ]
-    assert busiest_part(whole, 60) is whole
-
-
 def test_steps_are_handed_out_once_when_they_are_due():
     replay = Replay(FOUR)
     assert replay.next_s == 0
@@ -123,7 +109,6 @@ def test_a_notice_comes_before_the_removal_but_not_before_the_instance():
     ("wrong", "words"),
     [
         (lambda: thinned(FOUR, 0), "at most 0 instances"),
-        (lambda: busiest_part(FOUR, 0.0), "give a length above 0"),
         (lambda: Replay(FOUR, -1.0), "a notice of -1.0 s"),
         (lambda: Replay(FOUR, float("nan")), "a notice of nan s"),
     ],

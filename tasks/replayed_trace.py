@@ -1,0 +1,152 @@
+"""A trace of spot instances, replayed under a live run by Ray instances of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_runtime.actors.local_instances import LocalInstances
+from gpu_runtime.actors.trace_replay import TraceReplay as TraceReplay
+from gpu_runtime.history_tail import read_history
+from gpu_runtime.spot.replay import Replay, thinned
+from gpu_runtime.spot.trace import Trace
+from gpu_runtime.spot.trace_files import read_trace
+from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
+from gpu_runtime.spot.trace_summary import summarise
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, TraceError
+from storage.home import Home
+from tasks.chaos import refuse_unfit
+
+GENERATED = "generated"
+"""In place of a file: a trace is drawn."""
+
+_GENERATED_SHAPE = TraceShape(capacity=4, length_s=20_000, mean_lifetime_s=3600, zones=1)
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """How a trace is replayed.
+
+    Attributes:
+        name: of its file, or `generated`.
+        whole: as it was recorded.
+        played: what is replayed of it, with its own times.
+        most: spot instances at once.
+        notice_s: seconds before its removal at which an instance is warned; 0 for no notice.
+        stretch: how long the replay lasts, in lengths of the undisturbed run.
+    """
+
+    name: str
+    whole: Trace
+    played: Trace
+    most: int
+    notice_s: float
+    stretch: float
+
+    def settings(self, address: str) -> list[str]:
+        """What the run needs to join the instances at `address`."""
+        notices = ["runtime.notices=kubernetes"] if self.notice_s else []
+        return [f"runtime.ray_address={address}", f"runtime.spot_workers={self.most}", *notices]
+
+    def figures(self, replay: TraceReplay, length_s: float) -> dict[str, Any]:
+        """What was replayed in so many seconds."""
+        played = summarise(self.played)
+        return {
+            "trace": self.name,
+            "instances_added": len(replay.done.added),
+            "instances_removed": len(replay.done.removed),
+            "instances_skipped": replay.skipped,
+            "instances_in_trace": played.instances,
+            "most_at_once": played.peak,
+            "multi_loss_share": played.multi_loss_share,
+            "multi_loss_share_of_whole_trace": summarise(self.whole).multi_loss_share,
+            "speed": self.played.length_s / length_s,
+            "notices": replay.done.warned,
+        }
+
+    def describe(self) -> str:
+        """One line for a person."""
+        whole, played = summarise(self.whole), summarise(self.played)
+        return (
+            f"trace {self.name}: {whole.instances} instances in {whole.length_s / 3600:.1f} h, at most "
+            f"{whole.peak} at once, {whole.losses} losses; {played.instances} are replayed, at most "
+            f"{played.peak} at once"
+        )
+
+
+def plan_trace(
+    config: RunConfig,
+    source: str,
+    seed: int = 0,
+    most: int | None = None,
+    notice_s: float | None = None,
+    stretch: float | None = None,
+) -> TracePlan:
+    """Read a trace and fit it to this machine: of one with too many instances, every n-th is replayed.
+
+    Args:
+        config: the run's configuration.
+        source: a file that `read_trace` reads, or `generated`.
+        seed: of a generated trace.
+        most: spot instances at once; 4 by default.
+        notice_s: seconds of notice; none by default.
+        stretch: length of the replay, in lengths of the undisturbed run; 1.5 by default.
+
+    Raises:
+        TraceError: the trace cannot be read, loses nothing, or a figure is out of range.
+        ConfigurationError: the run cannot join instances of this machine.
+    """
+    refuse_unfit(config)
+    if config.runtime.ray_address:
+        raise ConfigurationError(
+            "--trace starts Ray instances of its own, but runtime.ray_address is "
+            f"{config.runtime.ray_address!r}; leave it empty"
+        )
+    if config.model.device == "cuda":
+        raise ConfigurationError(
+            "--trace starts instances without GPUs, but model.device is cuda; set model.device=cpu"
+        )
+    if config.sequence_parallel.largest > 1:
+        raise ConfigurationError(
+            f"--trace starts instances with one worker each, but {config.sequence_parallel.largest} are to "
+            "share a sample; leave --degree and sequence_parallel out"
+        )
+    whole = generate_trace(_GENERATED_SHAPE, seed) if source == GENERATED else read_trace(source)
+    most = 4 if most is None else most
+    played = thinned(whole, most)
+    if not played.events or not played.length_s:
+        raise TraceError(f"--trace {source}: no instance comes or goes in it; name another trace")
+    plan = TracePlan(Path(source).name, whole, played, most, notice_s or 0.0, stretch or 1.5)
+    Replay(plan.played, plan.notice_s)  # refuses what cannot be replayed before anything starts
+    return plan
+
+
+@contextmanager
+def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[TraceReplay]:
+    """A reserved instance, and spot instances that come and go once `start` is called; all end afterwards.
+
+    Args:
+        plan: the trace.
+        config: of the run that will join them.
+        length_s: how long the replay lasts.
+    """
+    instances = LocalInstances(config.runtime.reserved_workers + config.runtime.scorer_workers)
+    try:
+        trace = plan.played.scaled(plan.played.length_s / length_s)
+        replay = TraceReplay(Replay(trace, plan.notice_s), instances)
+        try:
+            yield replay
+        finally:
+            replay.stop()
+    finally:
+        instances.close()
+
+
+def time_in_phases_s(home: Home, run_id: str) -> float:
+    """Seconds from the first phase of a run to the last line of its history."""
+    lines = read_history(home.history(run_id))
+    return max(line.at for line in lines) - min(line.at for line in lines if line.event == "phase")

@@ -5,6 +5,7 @@ python -m benchmarks.builtin_prompts
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 
@@ -83,6 +84,10 @@ def built_in_files() -> dict[str, str]:
 
 def main() -> None:
     """Write the files."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args()
     BUILTIN_FOLDER.mkdir(parents=True, exist_ok=True)
     for name, content in built_in_files().items():
         (BUILTIN_FOLDER / name).write_text(content, encoding="utf-8")

@@ -20,6 +20,7 @@ from gpu_runtime.devices import Device
 from gpu_runtime.generation import Generation
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from storage.run_prompts import load_run_prompts
 
@@ -56,7 +57,7 @@ def commit_cost(config: RunConfig, turns: int) -> CommitCost:
     cluster = Cluster(config)
     try:
         worker = cluster.start("commit-cost", DeviceWorker, config, False, gpu=True)
-        worker.call("own_weights", _KEY).result()
+        worker.call(Worker.own_weights, _KEY).result()
         device = Device(worker, "reserved", _KEY)
         _cpu_s_of(device, requests, config, 1)  # the first batches of a process are slow
         plain, saved, commits = [], [], 0

@@ -10,22 +10,25 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.actors.cluster import Cluster, RayActor
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState, Trajectory
 from gpu_runtime.fleet import Fleet
+from gpu_runtime.learning.policy import WeightState
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.worker import WorkerReady
+from gpu_runtime.worker_protocol import WorkerReady
 from storage.clock import process_age_s
 from storage.config import RunConfig
 
 CALLS_A_ROUND = 2
 _STEPS = 10
+_DIGEST = "digest"
 _FEW_BYTES = bytes(320)  # a packed lease of four requests
 _SMALL = np.zeros(1, np.float32)
 _TRAJECTORY = Trajectory(_SMALL, _SMALL, _SMALL, _SMALL)
@@ -48,9 +51,9 @@ class CostlessWorker:
         """How long it is there."""
         return WorkerReady(process_age_s())
 
-    def load_weights(self, key: str, state: str) -> str:
-        """The digest that it is told."""
-        return state
+    def load_weights(self, key: str, state: WeightState) -> str:
+        """The digest that is asked for."""
+        return _DIGEST
 
     def begin_samples(
         self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
@@ -86,7 +89,7 @@ class CostlessWorker:
 class _CostlessCluster(Cluster):
     """A real cluster, with other workers than a run's."""
 
-    def start(self, name: str, actor: type, *args: Any, **options: Any) -> RemoteActor:
+    def start(self, name: str, worker: type, *args: Any, **options: Any) -> RemoteActor[Any]:
         return super().start(name, CostlessWorker, *args, **options)
 
 
@@ -134,7 +137,7 @@ class LiveCoordinator:
     def measure(self, leases: int) -> LiveCost:
         """Let the workers do so many leases."""
         self._turns += 1
-        weights = Weights(f"v{self._turns}", "digest", self._cluster.share("digest"))
+        weights = Weights(f"v{self._turns}", _DIGEST, {})
         self._fleet.prepare(weights)
         self._waits_s()
         size = self._config.sampling.batch_size
@@ -171,9 +174,10 @@ class LiveCoordinator:
         """End the workers."""
         self._cluster.shutdown()
 
-    def _actors(self) -> list[RemoteActor]:
-        return [device.actor for device in self._fleet.workers(f"v{self._turns}")]
+    def _actors(self) -> list[RayActor[CostlessWorker]]:
+        devices = self._fleet.workers(f"v{self._turns}")
+        return [cast("RayActor[CostlessWorker]", device.actor) for device in devices]
 
     def _waits_s(self) -> list[float]:
-        calls = [actor.call("take_waits_s") for actor in self._actors()]
+        calls = [actor.call(CostlessWorker.take_waits_s) for actor in self._actors()]
         return [seconds for call in calls for seconds in call.result()]

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.push_dispatch import PushDispatch
 from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.generation import Generation
@@ -19,6 +20,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.errors import WorkerLostError
@@ -206,9 +208,13 @@ def _started(cluster: Cluster, config: RunConfig, places: Iterable[int]) -> list
         SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
         for seed in range(16)
     ]
-    for call in [device.actor.call("begin_samples", _KEY, -1, warm, 2) for device in devices]:
+    for call in [device.actor.call(Worker.begin_samples, _KEY, -1, warm, 2) for device in devices]:
         call.result()
     return devices
+
+
+def _late_s(device: Device) -> float:
+    return cast("RemoteActor[UnevenWorker]", device.actor).call(UnevenWorker.late_s).result()
 
 
 def _phase(devices: list[Device], config: RunConfig, requests: list[SampleRequest], pushes: bool) -> _Phase:
@@ -221,10 +227,10 @@ def _phase(devices: list[Device], config: RunConfig, requests: list[SampleReques
     phase = _KillingPhase(fleet, requests, _KEY, config, scheduler=scheduler)
     phase.victim = devices[_VICTIM]
     for device in devices:
-        device.actor.call("late_s").result()
+        _late_s(device)
     began = time.monotonic()
     delivered = phase.run()
     took_s = time.monotonic() - began
     images = {one.sample.request: one.sample.image_HWC for one in delivered}
-    late_s = sum(device.actor.call("late_s").result() for device in fleet.devices)
+    late_s = sum(_late_s(device) for device in fleet.devices)
     return _Phase(took_s, images, fleet.lost, late_s)

@@ -11,7 +11,8 @@ from gpu_runtime.devices import Device, slots
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.training_place import TrainingPlace
-from gpu_runtime.worker import DeviceWorker, WorkerReady
+from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker, WorkerReady
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import Market
@@ -136,7 +137,7 @@ class Arrivals:
         place = self._training_place(index) if trains else None
         told = self._config, trains, watches, name, self._history.place, place
         actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
-        device, loaded = Device(actor, market, asked_at_s=time.monotonic()), actor.call("ready")
+        device, loaded = Device(actor, market, asked_at_s=time.monotonic()), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))
         return device, loaded
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.learning.policy import WeightState
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import Worker
 from storage.errors import RuntimeFailure
 from storage.records import Market
 from storage.runtime_config import RuntimeConfig
@@ -30,7 +31,7 @@ class Device:
         retiring: it gets no further chunk: its lease ends with those under way.
     """
 
-    actor: RemoteActor
+    actor: RemoteActor[Worker]
     market: Market
     holds: str = ""
     coming: tuple[Weights, Future[str]] | None = None
@@ -72,11 +73,11 @@ class Device:
 
 @dataclass(frozen=True)
 class Weights:
-    """Published weights: their name, their digest and a reference to them in the object store."""
+    """Published weights: their name, their digest and what `Cluster.share` returned for them."""
 
     key: str
     digest: str
-    reference: Any
+    state: WeightState
 
 
 @dataclass(frozen=True)

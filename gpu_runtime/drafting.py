@@ -25,6 +25,7 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import Worker
 from storage.errors import WorkerLostError
 
 CHUNK_STEPS = 2
@@ -153,7 +154,7 @@ class DraftingLoop:
             self._begun[device.name] = time.monotonic()
             requests = [task.request for task in lease.requests]
             until = preview_step(lease.requests[0].fidelity)
-            call = device.actor.call("begin_drafts", bench.weights_key, requests, until, CHUNK_STEPS)
+            call = device.actor.call(Worker.begin_drafts, bench.weights_key, requests, until, CHUNK_STEPS)
             self._wait_for(call, device, lease)
         for call in bench.judging.feed():
             call.add_done_callback(self._ended.put)
@@ -217,7 +218,7 @@ class DraftingLoop:
             self._queue.give_back(device.name)
             return
         if images is None:
-            self._wait_for(device.actor.call("advance_drafts", CHUNK_STEPS), device, lease)
+            self._wait_for(device.actor.call(Worker.advance_drafts, CHUNK_STEPS), device, lease)
             return
         self._made.device_s += time.monotonic() - self._begun[device.name]
         self._made.full_drafts += self._cost_of_batch(lease.requests[0])

@@ -21,7 +21,7 @@ from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.trainers import Trainers, trainer_gone
-from gpu_runtime.worker import WorkerReady
+from gpu_runtime.worker_protocol import Worker, WorkerReady
 from storage.clock import now, process_clock
 from storage.config import RunConfig
 from storage.errors import WorkerLostError
@@ -71,7 +71,7 @@ class Fleet:
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
         self.sharing = MeasuredSharing(
-            cluster, config, lambda up_to: self.trainers.ask_leader("degrees", up_to)
+            cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to)
         )
         """Groups of devices, where samples are shared."""
         training = config.runtime.trainer_workers
@@ -244,7 +244,7 @@ class Fleet:
         """Let a device load weights, unless it does already."""
         if device.coming is None or device.coming[0].key != weights.key:
             self.enter(device.name, "load")
-            device.coming = weights, device.actor.call("load_weights", weights.key, weights.reference)
+            device.coming = weights, device.actor.call(Worker.load_weights, weights.key, weights.state)
         return device.coming[1]
 
     def _settle_weights(self) -> None:
@@ -270,7 +270,7 @@ class Fleet:
         if self._config.runtime.notices == "none":
             return
         with self._lock:
-            asked = {d.name: d.actor.call("notice") for d in self._devices if d.market == "spot"}
+            asked = {d.name: d.actor.call(Worker.notice) for d in self._devices if d.market == "spot"}
         for device, notice in self._answers(asked, "say whether it is under notice"):
             self.heed(device, notice)
 

@@ -12,19 +12,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Lock, Timer
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import Worker
 from storage.errors import GroupBrokenError, WorkerLostError
 
 _Failure = WorkerLostError | GroupBrokenError
 
+P = ParamSpec("P")
+R = TypeVar("R")
 
-class GeneratingGroup(RemoteActor):
+
+class GeneratingGroup(RemoteActor[Worker]):
     """A group of one epoch, from its forming to its end.
 
     Answers come in threads of their own; a lock guards what they write.
@@ -38,7 +42,7 @@ class GeneratingGroup(RemoteActor):
     def __init__(
         self, place: NumberedGroup, devices: Sequence[Device], call_off: Callable[[NumberedGroup], None]
     ) -> None:
-        super().__init__("+".join(device.name for device in devices), None)
+        super().__init__("+".join(device.name for device in devices))
         self.place = place
         self.devices = tuple(devices)
         self.device = Device(self, devices[0].market, degree=len(devices))
@@ -81,20 +85,28 @@ class GeneratingGroup(RemoteActor):
         with self._lock:
             return dict(self._open)
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(
+        self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
         """Call all members; the future ends with the leader's chunk, or when nobody can give it any more.
 
         It raises `WorkerLostError` where the group broke before the leader had an answer.
         """
         if self.broken:
-            failed: Future[Any] = Future()
+            failed: Future[R] = Future()
             failed.set_exception(WorkerLostError(f"group {self.name} is broken"))
             return failed
         if len(self.devices) == 1:
-            return self.ask(lambda device: device.actor.call(method, *args))
-        return self.ask(lambda device: device.actor.call("in_group", self.place.epoch, method, *args))
+            return self.ask(lambda device: device.actor.call(method, *args, **kwargs))
+        epoch, name = self.place.epoch, method.__name__
+        return self.ask(lambda device: device.actor.call(Worker.in_group, epoch, name, *args, **kwargs))
 
-    def ask(self, start: Callable[[Device], Future[Any]], limit_s: float | None = None) -> Future[Any]:
+    def kill(self) -> None:
+        """End the processes of all members."""
+        for device in self.devices:
+            device.actor.kill()
+
+    def ask(self, start: Callable[[Device], Future[R]], limit_s: float | None = None) -> Future[R]:
         """Start a call of each member; see `call`.
 
         Args:

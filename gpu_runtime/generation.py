@@ -25,6 +25,7 @@ from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from storage.errors import WorkerLostError
 from storage.records import DeviceState
@@ -236,18 +237,22 @@ class Generation:
         flight = self._flights[device.name] = _Flight(device, lease, lease.step, self._clock())
         names = names_of(lease.requests)
         self._history.note("lease", lease=lease.number, worker=device.name, step=lease.step, requests=names)
-        self._start(flight, "begin_samples", self._key, lease.number, work)
+        self._start(
+            flight,
+            lambda steps: device.actor.call(Worker.begin_samples, self._key, lease.number, work, steps),
+        )
         self._go_on(flight)
 
     def _go_on(self, flight: _Flight) -> None:
         """Start the next chunks of a lease, ahead of the commits of those before."""
+        actor, number = flight.device.actor, flight.lease.number
         while len(flight.calls) < _CALLS_AHEAD and flight.step < flight.lease.steps:
-            self._start(flight, "advance_samples", flight.lease.number)
+            self._start(flight, lambda steps: actor.call(Worker.advance_samples, number, steps))
 
-    def _start(self, flight: _Flight, method: str, *args: object) -> None:
+    def _start(self, flight: _Flight, call_for: Callable[[int], Future[SampleChunk]]) -> None:
         steps = min(self._steps_to_commit(flight.device) or math.inf, flight.lease.steps - flight.step)
         flight.step += int(steps)
-        call = flight.device.actor.call(method, *args, int(steps))
+        call = call_for(int(steps))
         flight.calls[call] = flight.step
         self._flight_of[call] = flight
         call.add_done_callback(self._ended.put)

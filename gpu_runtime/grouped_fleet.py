@@ -20,6 +20,7 @@ from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import Worker
 from storage.clock import now
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceState, GroupRecord
@@ -174,7 +175,7 @@ class GroupedFleet:
         self._book.follow(Layout((), ()))
         for name, device in self._members.items():
             if name not in self._lost:
-                device.actor.call("leave_group")
+                device.actor.call(Worker.leave_group)
 
     def _plan(self) -> None:
         """Go over to the groups that the devices of now should form."""
@@ -190,7 +191,7 @@ class GroupedFleet:
             self._form(place, [usable[name] for name in place.members])
         for name in change.idle if change else ():
             if name not in self._lost:
-                self._members[name].actor.call("leave_group")
+                self._members[name].actor.call(Worker.leave_group)
 
     def _is_due(self, usable: Mapping[str, Device]) -> bool:
         """Whether other groups may be wanted."""
@@ -222,7 +223,8 @@ class GroupedFleet:
         # A member may have two chunks to do first; the driver is quicker to give up than the members are.
         limit_s = 2 * self._lease_s
         self._forming[group] = group.ask(
-            lambda device: device.actor.call("join_group", self._meeting.address, place, 2 * limit_s), limit_s
+            lambda device: device.actor.call(Worker.join_group, self._meeting.address, place, 2 * limit_s),
+            limit_s,
         )
 
     def _end_forming(self) -> None:

@@ -28,6 +28,7 @@ from gpu_runtime.rewards.protocol import Score, judged
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch
+from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from storage.records import DeviceEvent, DeviceState, GroupRecord, PaidTime, StateInterval, StepTimeRecord
 from storage.run_prompts import load_run_prompts
@@ -206,7 +207,7 @@ class Runtime:
             advantages, samples = training_samples(generated, scores, self.config, rollout.plan.pool)
             self._take_own_weights()
             self._book_trainers("train")
-            report: TrainingReport = self._fleet.trainers.ask("train", samples)
+            report = self._fleet.trainers.ask(Worker.train, samples)
             self._book_trainers("idle")
         except BaseException:
             self._search.abandon()
@@ -251,7 +252,7 @@ class Runtime:
         by_id = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
         weights = self._current
         if self.config.optimizer.ema_decay > 0 and self._version > 0:
-            state = self._fleet.trainers.ask("average_weights")
+            state = self._fleet.trainers.ask(Worker.average_weights)
             weights = Weights(f"v{self._version}-average", weights_digest(state), self._cluster.share(state))
         samples = [delivered.sample for delivered in self._fleet.generate(requests, weights)]
         prompts = [by_id[sample.request.prompt_id] for sample in samples]
@@ -261,7 +262,7 @@ class Runtime:
     def blobs(self) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint."""
         self._take_own_weights()
-        return self._fleet.trainers.ask("blobs")
+        return self._fleet.trainers.ask(Worker.blobs)
 
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
@@ -270,7 +271,7 @@ class Runtime:
         self._search.forget()
         if explorer_state is not None:
             self._search.restore(explorer_state)
-        self._fleet.trainers.ask("restore", dict(blobs))
+        self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
         self._version = policy_version
         self._current = self._publish(f"v{policy_version}")
@@ -314,7 +315,7 @@ class Runtime:
     def _publish(self, key: str) -> Weights:
         """Name the trained weights `key` and make them available to the workers."""
         digest = self._fleet.trainers.hold_own(key)
-        return Weights(key, digest, self._cluster.share(self._fleet.trainers.ask_leader("weights")))
+        return Weights(key, digest, self._cluster.share(self._fleet.trainers.ask_leader(Worker.weights)))
 
     def _take_own_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""

@@ -8,12 +8,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 
 import numpy as np
 
-from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.actors.scoring import ScoringWorker
 from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
+from gpu_runtime.worker_protocol import ImageScorer
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts import PromptRecord
@@ -47,7 +49,7 @@ class ScoringPool:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
         """
         limit = self._config.runtime.start_timeout_s
-        for actor, call in [(actor, actor.call("ready")) for actor in self.actors]:
+        for actor, call in [(actor, actor.call(ImageScorer.ready)) for actor in self.actors]:
             try:
                 call.result(timeout=limit)
             except TimeoutError as error:
@@ -82,11 +84,11 @@ class ScoringPool:
         """Judge images as they come; see `Judging`."""
         return Judging(self, images_a_call, tolerant)
 
-    def replace(self, actor: RemoteActor) -> None:
+    def replace(self, actor: RemoteActor[ImageScorer]) -> None:
         """Start another scorer in place of one that died."""
         self.actors[self.actors.index(actor)] = self._start()
 
-    def end_if_hung(self, actor: RemoteActor, call: Future[list[Score]]) -> None:
+    def end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[list[Score]]) -> None:
         """Kill a scorer whose call takes longer than runtime.scorer_limit_s: the call then ends as lost."""
 
         def end() -> None:
@@ -98,14 +100,14 @@ class ScoringPool:
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
 
-    def end_of(self, actor: RemoteActor, error: WorkerLostError) -> str:
+    def end_of(self, actor: RemoteActor[ImageScorer], error: WorkerLostError) -> str:
         """In words, how a scorer ended."""
         if actor.name not in self._hung:
             return str(error)
         limit_s = self._config.runtime.scorer_limit_s
         return f"scorer {actor.name} gave no answer in runtime.scorer_limit_s={limit_s:g} and was killed"
 
-    def _start(self) -> RemoteActor:
+    def _start(self) -> RemoteActor[ImageScorer]:
         name = f"scorer-{self._started}"
         self._started += 1
         share = self._config.runtime.scorer_gpu
@@ -130,7 +132,7 @@ class Judging:
         self._tolerant = tolerant
         self._queue: PullQueue[int] = PullQueue((), images_a_call)
         self._images: dict[int, tuple[np.ndarray, PromptRecord]] = {}
-        self._busy: dict[Future[list[Score]], tuple[RemoteActor, Lease[int]]] = {}
+        self._busy: dict[Future[list[Score]], tuple[RemoteActor[ImageScorer], Lease[int]]] = {}
         self._deaths = 0
 
     @property
@@ -156,7 +158,7 @@ class Judging:
             lease = None if actor.name in working else self._queue.pull(actor.name)
             if lease:
                 images, prompts = zip(*(self._images[number] for number in lease.requests), strict=True)
-                call = actor.call("score", list(images), list(prompts))
+                call = actor.call(ImageScorer.score, list(images), list(prompts))
                 self._pool.end_if_hung(actor, call)
                 self._busy[call] = (actor, lease)
                 started.append(call)

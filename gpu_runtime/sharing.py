@@ -101,12 +101,10 @@ class Sharing:
         return taken
 
     def _instance_of(self, device: Device) -> str:
-        """The Ray node of a device: all devices of a local cluster are on one."""
-        if self._cluster.is_local:
-            return ""
+        """The instance of a device, by its name; asked once."""
         if device.name not in self._instances:
             try:
-                answer = device.actor.call("instance").result(timeout=self._config.runtime.lease_s)
+                answer = device.actor.instance().result(timeout=self._config.runtime.lease_s)
             except (WorkerLostError, TimeoutError):
                 return device.name  # with nobody; its next call tells what is wrong
             self._instances[device.name] = answer

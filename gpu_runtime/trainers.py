@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gpu_runtime.devices import Device
+from gpu_runtime.worker_protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _GRACE_S = 10.0
 """After the first failure, how long the others may take to end by themselves, or Ray to tell who is gone."""
@@ -51,7 +55,7 @@ class Trainers:
         Raises:
             RuntimeFailure: if one is gone or hangs, or they hold different weights.
         """
-        digests = self._answers(self.devices, "own_weights", key)
+        digests = self._answers(self.devices, Worker.own_weights, key)
         if len(set(digests)) > 1:
             held = ", ".join(f"{d.name} {digest}" for d, digest in zip(self.devices, digests, strict=True))
             raise RuntimeFailure(f"the training devices hold different weights: {held}; resume the run")
@@ -59,31 +63,33 @@ class Trainers:
             device.holds = key
         return digests[0]
 
-    def ask(self, method: str, *args: Any) -> Any:
+    def ask(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Let all do something together, and wait; what the first one answers.
 
         Raises:
             RuntimeFailure: if one is gone or hangs.
         """
-        if len(self.devices) > 1:
-            args = tuple(self._share(arg) for arg in args)
-        return self._answers(self.devices, method, *args)[0]
+        share: Callable[[Any], Any] = self._share if len(self.devices) > 1 else lambda value: value
+        shared = {name: share(value) for name, value in kwargs.items()}
+        return self._answers(self.devices, method, *map(share, args), **shared)[0]
 
-    def ask_leader(self, method: str, *args: Any) -> Any:
+    def ask_leader(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Ask the first one alone for what needs no other, and wait.
 
         Raises:
             RuntimeFailure: if it is gone or hangs.
         """
-        return self._answers(self.devices[:1], method, *args)[0]
+        return self._answers(self.devices[:1], method, *args, **kwargs)[0]
 
     def end(self) -> None:
         """End the processes of all, whatever they are doing."""
         for device in self.devices:
             device.actor.kill()
 
-    def _answers(self, devices: Sequence[Device], method: str, *args: Any) -> list[Any]:
-        calls = [device.actor.call(method, *args) for device in devices]
+    def _answers(
+        self, devices: Sequence[Device], method: Callable[..., R], *args: Any, **kwargs: Any
+    ) -> list[R]:
+        calls = [device.actor.call(method, *args, **kwargs) for device in devices]
         _, waiting = wait(calls, timeout=self._limit_s, return_when=FIRST_EXCEPTION)
         if _errors(calls):
             _, waiting = wait(calls, timeout=_GRACE_S)
@@ -99,7 +105,7 @@ class Trainers:
             raise cause
         silent = [device.name for device, call in zip(devices, calls, strict=True) if call in waiting]
         who = "it" if len(self.devices) == 1 else ", ".join(silent)
-        reason = f"{who} did not answer {method!r} in runtime.trainer_limit_s={self._limit_s:g} s"
+        reason = f"{who} did not answer {method.__name__!r} in runtime.trainer_limit_s={self._limit_s:g} s"
         raise trainer_gone(WorkerLostError(f"{reason} and was ended"))
 
 

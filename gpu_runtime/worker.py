@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,25 +29,11 @@ from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.notice_watch import NoticeWatch
 from gpu_runtime.trained_weights import build_policy, build_trainer
 from gpu_runtime.training_place import TrainingPlace, exchanging
+from gpu_runtime.worker_protocol import Worker, WorkerReady
 from storage.clock import process_age_s
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.runtime_config import WORKER_IN_URL
-
-
-@dataclass(frozen=True)
-class WorkerReady:
-    """What a worker says once it has loaded.
-
-    Attributes:
-        age_s: how long its process has been there. A duration, as its clock may be another than the driver's.
-        host: its machine.
-        history: the file that it writes its history to, on that machine; None where it keeps none.
-    """
-
-    age_s: float
-    host: str = ""
-    history: str | None = None
 
 
 class DeviceWorker:
@@ -301,3 +286,6 @@ class DeviceWorker:
         if self._set_aside is not None:
             raise RuntimeFailure("the trainer holds weights that are not its own; call own_weights first")
         return self._trainer
+
+
+_: type[Worker] = DeviceWorker  # the type checker holds it to what the driver may ask

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
-from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker import WorkerReady
+from gpu_runtime.worker_protocol import WorkerReady
 from storage.errors import WorkerLostError
 from storage.records import Market
 
+R = TypeVar("R")
+WorkerT = TypeVar("WorkerT")
 
-class FakeWorker(RemoteActor):
+
+class FakeWorker(RemoteActor[Any]):
     """A worker that only holds names of weights.
 
     Attributes:
@@ -27,7 +31,7 @@ class FakeWorker(RemoteActor):
     """
 
     def __init__(self, name: str, watches: bool) -> None:
-        super().__init__(name, None)
+        super().__init__(name)
         self.notice: Notice | None = None
         self.watches = watches
         self.among: Any = None
@@ -36,21 +40,21 @@ class FakeWorker(RemoteActor):
         self.dead = False
         self.called: list[str] = []
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """As of an actor."""
-        self.called.append(method)
-        call: Future[Any] = Future()
+        called, call = method.__name__, Future[Any]()
+        self.called.append(called)
         if self.dead:
             call.set_exception(WorkerLostError(f"worker {self.name!r} is gone"))
-        elif method in self.silent:
-            self.unanswered[method] = call
+        elif called in self.silent:
+            self.unanswered[called] = call
         else:
             answers: dict[str, Callable[[], Any]] = {
                 "ready": lambda: WorkerReady(0.0),
                 "notice": lambda: self.notice,
                 "load_weights": lambda: f"digest of {args[0]}",
             }
-            call.set_result(answers[method]())
+            call.set_result(answers[called]())
         return call
 
     def kill(self) -> None:
@@ -78,12 +82,12 @@ class FakeCluster(Cluster):
     def start(
         self,
         name: str,
-        actor: type,
+        worker: type[WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
-    ) -> RemoteActor:
+    ) -> RemoteActor[WorkerT]:
         """As of a cluster."""
         _, _, watches, *_, among = args
         self.workers[name] = FakeWorker(name, watches)
@@ -99,7 +103,7 @@ class FakeCluster(Cluster):
         """As of a cluster."""
         return "127.0.0.1"
 
-    def share(self, value: Any) -> Any:
+    def share(self, value: R) -> R:
         """As of a cluster."""
         return value
 

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.drafting import CHUNK_STEPS
 from gpu_runtime.drafts_in_flight import DraftChunk, DraftImage
@@ -18,9 +18,12 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import ImageScorer, Worker
 from storage.errors import WorkerLostError
 from storage.prompts import PromptRecord
 from storage.records import DeviceState
+
+R = TypeVar("R")
 
 STEPS = 4
 """Denoising steps of a full draft."""
@@ -89,27 +92,27 @@ class Script:
             call.set_result(answer)
 
 
-class FakeDrafter(RemoteActor):
+class FakeDrafter(RemoteActor[Worker]):
     """A device's process; the pixels of an image are its prompt and seed."""
 
     def __init__(self, name: str, script: Script) -> None:
-        super().__init__(name, None)
+        super().__init__(name)
         self.begun: list[list[SampleRequest]] = []
         self.chunks = 0
         self.notice_from_chunk: int | None = None
         self._script = script
         self._left = 0
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """`begin_drafts` and `advance_drafts`, as the worker has them."""
         self.chunks += 1
-        if method == "begin_drafts":
+        if method.__name__ == "begin_drafts":
             key, requests, until, steps = args
             assert key == "v1"
             self.begun.append(list(requests))
             self._left = (until or STEPS) - steps
         else:
-            assert (method, args) == ("advance_drafts", (CHUNK_STEPS,))
+            assert (method.__name__, args) == ("advance_drafts", (CHUNK_STEPS,))
             self._left -= CHUNK_STEPS
         images = [DraftImage(r, _picture(r)) for r in self.begun[-1]] if self._left <= 0 else None
         warned = self.notice_from_chunk is not None and self.chunks >= self.notice_from_chunk
@@ -120,20 +123,23 @@ class FakeDrafter(RemoteActor):
         self._script.hung.discard(self.name)
 
 
-class FakeScorer(RemoteActor):
+class FakeScorer(RemoteActor[ImageScorer]):
     """A scorer's process."""
 
     def __init__(self, name: str, script: Script, judge: Judge) -> None:
-        super().__init__(name, None)
+        super().__init__(name)
         self._script, self._judge = script, judge
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """`score`, as the scoring worker has it."""
-        assert method == "score"
+        assert method.__name__ == "score"
         images, prompts = args
         assert [int(image[0, 0, 0]) for image in images] == [prompt.prompt_id for prompt in prompts]
         scores = [self._judge(int(image[0, 0, 0]), int(image[0, 0, 1])) for image in images]
         return self._script.start(self.name, scores)
+
+    def kill(self) -> None:
+        """Nobody does."""
 
 
 class FakePool(ScoringPool):
@@ -144,11 +150,11 @@ class FakePool(ScoringPool):
         self._hung = set()
         self.actors = [self._start() for _ in range(count)]
 
-    def _start(self) -> RemoteActor:
+    def _start(self) -> RemoteActor[ImageScorer]:
         self._started += 1
         return FakeScorer(f"scorer-{self._started - 1}", self._script, self._judge)
 
-    def end_if_hung(self, actor: RemoteActor, call: Future[Any]) -> None:
+    def end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[Any]) -> None:
         """Nobody's clock runs here."""
 
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty
-from typing import Any
+from typing import Any, TypeVar
 
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.samples_in_flight import SamplesInFlight
@@ -17,8 +17,11 @@ from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.worker_protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.records import DeviceState
+
+R = TypeVar("R")
 
 NOTICE = Notice("gcp", "terminate", 1030.0, 1000.0, "preempted is TRUE")
 
@@ -91,7 +94,7 @@ class Script:
         return self._ended.popleft()
 
 
-class FakeGenerator(RemoteActor):
+class FakeGenerator(RemoteActor[Worker]):
     """A device's process.
 
     Attributes:
@@ -104,7 +107,7 @@ class FakeGenerator(RemoteActor):
     """
 
     def __init__(self, name: str, script: Script, sampler: Sampler) -> None:
-        super().__init__(name, None)
+        super().__init__(name)
         self.begun: list[list[SampleRequest | SampleState]] = []
         self.calls = 0
         self.looks = 0
@@ -117,10 +120,10 @@ class FakeGenerator(RemoteActor):
         self._script = script
         self._samples = SamplesInFlight(sampler, self._look, agrees=True)
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """`begin_samples` and `advance_samples`, as the worker has them."""
         self.calls += 1
-        return self._script.start(self.name, lambda: self._do(method, *args))
+        return self._script.start(self.name, lambda: self._do(method.__name__, *args))
 
     def kill(self) -> None:
         """As of an actor."""

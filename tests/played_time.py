@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.samples_in_flight import SampleChunk
 from tests.fake_generators import FakeGenerator, FakeGeneratorFleet, Script
+
+R = TypeVar("R")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +88,10 @@ class PlayedGenerator(FakeGenerator):
         super().__init__(name, script, sampler)
         self._time = script
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """As of the worker."""
-        self._time.asked.setdefault(self.name, deque()).append(_Asked(method, args, self._time.now))
-        return super().call(method, *args)
+        self._time.asked.setdefault(self.name, deque()).append(_Asked(method.__name__, args, self._time.now))
+        return super().call(method, *args, **kwargs)
 
     def _do(self, method: str, *args: Any) -> Any:
         answer = super()._do(method, *args)

@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker
 from storage.clock import process_clock
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import DeviceState
+
+R = TypeVar("R")
 
 KEY = "v0"
 _PROCESSES = multiprocessing.get_context("forkserver")
@@ -48,13 +51,13 @@ def _obey(
             link.send((None, error))
 
 
-class WorkerProcess(RemoteActor):
+class WorkerProcess(RemoteActor[Worker]):
     """A worker's process, as an actor."""
 
     def __init__(
         self, name: str, config: RunConfig, trains: bool, watches: bool, history: str | None
     ) -> None:
-        super().__init__(name, None)
+        super().__init__(name)
         place = None if history is None else HistoryPlace(history, process_clock().anchor)
         self._link, there = _PROCESSES.Pipe()
         self.process = _PROCESSES.Process(
@@ -70,15 +73,15 @@ class WorkerProcess(RemoteActor):
         """Hear the answers from now on, in a thread."""
         threading.Thread(target=self._hear, daemon=True).start()
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """As of an actor."""
-        call: Future[Any] = Future()
+        call: Future[R] = Future()
         with self._lock:
             gone = self._gone
             if not gone:
                 self._waiting.append(call)
                 with suppress(OSError):  # the other end is closed: the thread that hears will say so
-                    self._link.send((method, args))
+                    self._link.send((method.__name__, args))
         if gone:
             call.set_exception(WorkerLostError(f"worker {self.name} is gone"))
         return call
@@ -170,7 +173,7 @@ def process_fleet(
         for worker in workers:
             worker.listen()
         for worker in workers:
-            worker.call("own_weights", KEY).result(timeout=120)
+            worker.call(Worker.own_weights, KEY).result(timeout=120)
         yield ProcessFleet(workers)
     finally:
         for worker in workers:

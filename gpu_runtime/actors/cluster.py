@@ -11,11 +11,11 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import ray
 from ray._private import utils as ray_utils
@@ -25,6 +25,7 @@ from gpu_runtime.actors import RAY_TOKEN
 from gpu_runtime.actors.gpu_shares import worker_share
 from gpu_runtime.actors.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.actors.ray_processes import ray_processes
 from gpu_runtime.cluster_address import refuse_silent_address
 from storage.config import RunConfig
@@ -38,22 +39,45 @@ MARKET_LABEL = "ray.io/market-type"
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
+WorkerT = TypeVar("WorkerT")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
-class RemoteActor:
-    """One actor: call its methods by name and get futures."""
 
-    def __init__(self, name: str, handle: Any) -> None:
-        self.name = name
+class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
+    """A worker as a Ray actor.
+
+    Args:
+        name: of the worker.
+        handle: Ray's, of the actor.
+        alone: whether the cluster has one instance only.
+    """
+
+    def __init__(self, name: str, handle: Any, alone: bool) -> None:
+        super().__init__(name)
         self.handle = handle
+        self._alone = alone
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
-        """Start a method; arguments may be values or references of `Cluster.share`."""
-        reference = self.handle.answer.remote(*pack_call(method, args))
-        return _translated(reference.future(), self.name)
+    def call(
+        self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """As of every actor."""
+        return self._answer(method.__name__, args, kwargs)
 
     def kill(self) -> None:
-        """End its process, whatever it is doing; calls under way end with `WorkerLostError`."""
+        """As of every actor."""
         ray.kill(self.handle, no_restart=True)
+
+    def instance(self) -> Future[str]:
+        """The Ray node that the process is on."""
+        if self._alone:
+            return super().instance()
+        return self._answer(Answering.instance.__name__, (), {})
+
+    def _answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        reference = self.handle.answer.remote(*pack_call(method, args, kwargs))
+        return _translated(reference.future(), self.name)
 
 
 class Cluster:
@@ -122,17 +146,17 @@ class Cluster:
     def start(
         self,
         name: str,
-        actor: type,
+        worker: type[WorkerT],
         *args: Any,
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
-    ) -> RemoteActor:
-        """Start an actor of a plain class; it loads in the background.
+    ) -> RemoteActor[WorkerT]:
+        """Start a process for a worker of a plain class; it loads in the background.
 
         Args:
             name: shown in messages and records.
-            actor: the class; `args` go to its constructor.
+            worker: the class; `args` go to its constructor.
             gpu: whether it is a device, and needs a GPU's share where there are any.
             market: of the instance that it is to be placed on, where instances say theirs; its start is
                 pending until one has room.
@@ -151,8 +175,9 @@ class Cluster:
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
         # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
-        named = type(re.sub(r"\W", "_", name), (Answering, actor), {})
-        return RemoteActor(name, ray.remote(named).options(**options).remote(*args))
+        named = type(re.sub(r"\W", "_", name), (Answering, worker), {})
+        handle = ray.remote(named).options(**options).remote(*args)
+        return RayActor(name, handle, alone=self._local)
 
     @property
     def is_local(self) -> bool:
@@ -168,9 +193,14 @@ class Cluster:
         """Ray's processes that this process cannot outlive, name -> pid; none of a cluster it has joined."""
         return ray_processes() if self._local else {}
 
-    def share(self, value: Any) -> Any:
-        """Put a value into the object store once, to be passed to many calls."""
-        return ray.put(value)
+    def share(self, value: T) -> T:
+        """Put a value into the object store once, to be passed to many calls.
+
+        Returns:
+            A stand-in of the value: good for nothing but to be an argument of calls, where the value itself
+            arrives. It is typed as the value, so that such calls are checked.
+        """
+        return cast(T, ray.put(value))
 
     def describe(self) -> str:
         """Resources of the cluster, for messages."""

@@ -6,7 +6,7 @@ Large arrays are left to Ray, which moves them through its object store without 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,18 @@ def unpack(packed: Any) -> Any:
     return packed.value if isinstance(packed, _Whole) else pickle.loads(packed)
 
 
-def pack_call(method: str, args: Sequence[Any]) -> list[Any]:
+def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """A call for `Answering.answer`: its method and arguments, packed, then the references among them."""
-    references = [arg for arg in args if isinstance(arg, ray.ObjectRef)]
-    if references:
-        places = {reference: _Place(index) for index, reference in enumerate(references)}
-        args = [places[arg] if isinstance(arg, ray.ObjectRef) else arg for arg in args]
-    return [pack((method, tuple(args))), *references]
+    references: list[Any] = []
+
+    def place_of(arg: Any) -> Any:
+        if not isinstance(arg, ray.ObjectRef):
+            return arg
+        references.append(arg)
+        return _Place(len(references) - 1)
+
+    placed = tuple(map(place_of, args)), {name: place_of(arg) for name, arg in kwargs.items()}
+    return [pack((method, *placed)), *references]
 
 
 class Answering:
@@ -82,7 +87,11 @@ class Answering:
         Returns:
             What it returns, packed.
         """
-        method, args = unpack(packed)
+        method, args, kwargs = unpack(packed)
         if referenced:
             args = [referenced[arg.index] if isinstance(arg, _Place) else arg for arg in args]
-        return pack(getattr(self, method)(*args))
+            kwargs = {
+                name: referenced[arg.index] if isinstance(arg, _Place) else arg
+                for name, arg in kwargs.items()
+            }
+        return pack(getattr(self, method)(*args, **kwargs))

@@ -10,6 +10,7 @@ from gpu_runtime.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Movable, Score
 from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.worker_protocol import ImageScorer
 from storage.errors import ModelError
 from storage.prompts import PromptRecord
 from storage.reward_config import RewardConfig
@@ -48,6 +49,9 @@ class ScoringWorker:
     def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
         """One score an image; a failure is a score of 0 with its error."""
         return score_each(self._scorer, images, prompts)
+
+
+_: type[ImageScorer] = ScoringWorker  # the type checker holds it to what the driver may ask
 
 
 def _refuse_hidden_gpu() -> None:

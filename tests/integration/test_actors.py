@@ -47,7 +47,7 @@ def test_references_arrive_as_their_values_beside_plain_arguments(cluster: Clust
     small, large = np.arange(3), np.zeros(2_000_000, np.uint8)
     references = [cluster.share(small), cluster.share(large)]
     actor = cluster.start("parrot", Parrot, gpu=False)
-    said = actor.call("say", references[1], "key", references[0], references[1]).result(timeout=240)
+    said = actor.call(Parrot.say, references[1], "key", references[0], references[1]).result(timeout=240)
     assert said[1] == "key" and np.array_equal(said[2], small)
     assert np.array_equal(said[0], large) and np.array_equal(said[3], large)
 
@@ -55,10 +55,10 @@ def test_references_arrive_as_their_values_beside_plain_arguments(cluster: Clust
 def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: Cluster):
     actor = cluster.start("parrot", Parrot, gpu=False)
     with pytest.raises(RuntimeFailure, match="no seed today"):
-        actor.call("refuse", "no seed today").result(timeout=240)
+        actor.call(Parrot.refuse, "no seed today").result(timeout=240)
     with pytest.raises(ValueError, match="no number"):
-        actor.call("unreadable").result(timeout=240)
-    under_way = actor.call("brood")
+        actor.call(Parrot.unreadable).result(timeout=240)
+    under_way = actor.call(Parrot.brood)
     actor.kill()
     with pytest.raises(WorkerLostError, match="parrot"):
         under_way.result(timeout=240)
@@ -97,7 +97,7 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         workers = [fleet.start(f"worker-{n}", Seer, gpu=True) for n in range(2)]
         scorers = [fleet.start(f"scorer-{n}", Seer, gpu=False, gpu_share=0.5) for n in range(2)]
         of_workers, of_scorers = (
-            [actor.call("gpus").result(timeout=240) for actor in actors] for actors in (workers, scorers)
+            [actor.call(Seer.gpus).result(timeout=240) for actor in actors] for actors in (workers, scorers)
         )
     finally:
         fleet.shutdown()

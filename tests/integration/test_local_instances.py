@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Protocol
 
 import psutil
 import pytest
 
-from gpu_runtime.actors.cluster import Cluster, RemoteActor
+from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.actors.local_instances import LocalInstances
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.actors.trace_replay import TraceReplay
 from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
@@ -38,7 +40,13 @@ def cluster(instances: LocalInstances) -> Iterator[Cluster]:
     cluster.shutdown()
 
 
-def start(cluster: Cluster, name: str, market: Market) -> RemoteActor:
+class Idling(Protocol):
+    def where(self) -> tuple[int, int]: ...
+
+    def hang(self) -> None: ...
+
+
+def start(cluster: Cluster, name: str, market: Market) -> RemoteActor[Idling]:
     class Idler:  # in here, so that its process need not import this file
         def where(self) -> tuple[int, int]:
             return os.getpid(), os.getpgid(0)
@@ -65,9 +73,9 @@ def test_workers_are_placed_by_market_wait_for_an_instance_and_are_lost_with_it(
     assert cluster.tells_markets_apart
     # A spot worker waits, though the reserved instance has room.
     first, second = start(cluster, "spot-0", "spot"), start(cluster, "spot-1", "spot")
-    starts = [actor.call("where") for actor in (first, second)]
+    starts = [actor.call(Idling.where) for actor in (first, second)]
     reserved = start(cluster, "reserved-0", "reserved")
-    pid, _ = reserved.call("where").result(timeout=LIMIT_S)
+    pid, _ = reserved.call(Idling.where).result(timeout=LIMIT_S)
     assert psutil.pid_exists(pid)
     assert not any(call.done() for call in starts)
 
@@ -85,15 +93,15 @@ def test_workers_are_placed_by_market_wait_for_an_instance_and_are_lost_with_it(
 
     # It goes, its worker with it, and what that was doing ends as lost.
     worker = psutil.Process(pid)
-    hanging = (first, second)[placed].call("hang")
+    hanging = (first, second)[placed].call(Idling.hang)
     instances.remove("one")
     while is_alive(worker):
         time.sleep(0.1)
     with pytest.raises(WorkerLostError, match=f"worker 'spot-{placed}' is gone"):
         hanging.result(timeout=LIMIT_S)
-    assert reserved.call("where").result(timeout=LIMIT_S)
+    assert reserved.call(Idling.where).result(timeout=LIMIT_S)[0] == pid
     # The other one may have been queued there, and is lost with it then; a new one waits.
-    assert not start(cluster, "spot-2", "spot").call("where").done()
+    assert not start(cluster, "spot-2", "spot").call(Idling.where).done()
 
 
 def test_an_instance_that_is_not_there_cannot_go(instances: LocalInstances):

@@ -62,7 +62,7 @@ def test_who_listens_to_all_is_seen(open_to_all: int):
 def test_a_local_cluster_is_reached_from_this_machine_alone():
     cluster = Cluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
     try:
-        pid = cluster.start("listener", Listener, gpu=False).call("where").result(timeout=LIMIT_S)
+        pid = cluster.start("listener", Listener, gpu=False).call(Listener.where).result(timeout=LIMIT_S)
         assert listening([psutil.Process(pid)]), "a worker listens for calls"
         heard = listening(family_of_this_process())
     finally:
@@ -82,7 +82,7 @@ def test_local_instances_are_reached_from_this_machine_alone():
         try:
             markets = ("reserved", "spot")
             started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]
-            assert len({actor.call("where").result(timeout=600) for actor in started}) == 2
+            assert len({actor.call(Listener.where).result(timeout=600) for actor in started}) == 2
             heard = listening(family_of_this_process())
             assert cluster.host == "127.0.0.1"
         finally:

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import load
 
 from benchmarks.bare_loop import run
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.cluster import RayActor
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
@@ -24,6 +24,7 @@ from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
 from storage.prompts import PromptRecord
@@ -96,14 +97,14 @@ def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> in
 
 def steps_gone_on_from(monkeypatch) -> list[int]:
     """Committed steps of the samples that workers go on with from now on."""
-    call, steps = RemoteActor.call, []
+    call, steps = RayActor.call, []
 
     def note(actor, method, *args):
-        if method == "begin_samples":
+        if method.__name__ == "begin_samples":
             steps.extend(item.step for item in args[2] if isinstance(item, SampleState))
         return call(actor, method, *args)
 
-    monkeypatch.setattr(RemoteActor, "call", note)
+    monkeypatch.setattr(RayActor, "call", note)
     return steps
 
 
@@ -218,7 +219,7 @@ def test_a_sync_that_changes_nothing_is_an_error(fresh, monkeypatch):
     trainers = fresh._fleet.trainers
     ask = trainers.ask
     idle = TrainingReport(1, 0.0, 0.0, 0.0, 0.0, 0.0)
-    monkeypatch.setattr(trainers, "ask", lambda m, *a: idle if m == "train" else ask(m, *a))
+    monkeypatch.setattr(trainers, "ask", lambda m, *a: idle if m == Worker.train else ask(m, *a))
     with pytest.raises(TrainingError, match="changes nothing"):
         fresh.train(rolled, fresh.reward(rolled))
 

@@ -17,6 +17,7 @@ from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.worker_protocol import Worker
 from storage.config_loading import load_config
 
 # Drafts are counted and all of them made: the plan follows from the configuration alone.
@@ -89,9 +90,9 @@ def test_a_full_draft_is_the_rollout_to_the_bit_under_equal_weights(fresh):
     (device, *_) = fresh._fleet.drafters(key, with_trainer=False)
     chosen = [delivered.sample for delivered in rolled.delivered[:4]]
     requests = [replace(sample.request, kind=RequestKind.EXPLORE) for sample in chosen]
-    chunk, chunks = device.actor.call("begin_drafts", key, requests, None, 1).result(), 1
+    chunk, chunks = device.actor.call(Worker.begin_drafts, key, requests, None, 1).result(), 1
     while chunk.images is None:
-        chunk, chunks = device.actor.call("advance_drafts", 1).result(), chunks + 1
+        chunk, chunks = device.actor.call(Worker.advance_drafts, 1).result(), chunks + 1
     assert chunks == fresh.config.sampling.rollout_steps
     for image, sample in zip(chunk.images, chosen, strict=True):
         assert np.array_equal(image.image_HWC, sample.image_HWC)

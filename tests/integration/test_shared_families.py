@@ -19,6 +19,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_two_commits
 from tests.pipeline_reference import PROMPTS, STEPS, family_config
@@ -55,7 +56,7 @@ def trained_weights(config: RunConfig) -> WeightState:
 
 
 def give_weights(fleet: ProcessFleet, weights: WeightState) -> None:
-    for call in [actor.call("load_weights", KEY, weights) for actor in fleet.actors.values()]:
+    for call in [actor.call(Worker.load_weights, KEY, weights) for actor in fleet.actors.values()]:
         call.result(timeout=60)
 
 

@@ -26,6 +26,7 @@ from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
 from gpu_runtime.spot.played_service import PlayedNotices
 from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.errors import GroupBrokenError
@@ -139,7 +140,7 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
             TrainingSample(one.sample.request, one.sample.trajectory, one.sample.latents_SC, (-1.0) ** place)
             for place, one in enumerate(rough.delivered)
         ]
-        report = fleet.actors["reserved-0"].call("train", shared).result()
+        report = fleet.actors["reserved-0"].call(Worker.train, shared).result()
         assert report.ratio_deviation <= config.algorithm.ratio_tolerance
     assert max(calm.apart(alone(config)).values()) <= 1e-5
 
@@ -147,7 +148,7 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
 def form(
     fleet: ProcessFleet, store: ControlStore, group: NumberedGroup, names: Sequence[str]
 ) -> list[Future]:
-    return [fleet.actors[name].call("join_group", store.address, group, 120.0) for name in names]
+    return [fleet.actors[name].call(Worker.join_group, store.address, group, 120.0) for name in names]
 
 
 def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp_path: Path):
@@ -181,16 +182,16 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
                 joined.result(timeout=60.0)
             notices.warn("spot-0")
             deadline = time.monotonic() + 60
-            while fleet.actors["spot-0"].call("notice").result() is None:
+            while fleet.actors["spot-0"].call(Worker.notice).result() is None:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             begun = [
-                fleet.actors[name].call("in_group", 1, "begin_samples", KEY, 0, REQUESTS[:4], 6)
+                fleet.actors[name].call(Worker.in_group, 1, "begin_samples", KEY, 0, REQUESTS[:4], 6)
                 for name in members
             ]
             led, followed = (call.result(timeout=60.0) for call in begun)
             assert led.notice is None and followed.notice is not None
             assert not led.samples and {state.step for state in led.states} <= {1}
             # Both have given the lease up: what was queued behind it does nothing.
-            after = [fleet.actors[name].call("in_group", 1, "advance_samples", 0, 6) for name in members]
+            after = [fleet.actors[name].call(Worker.in_group, 1, "advance_samples", 0, 6) for name in members]
             assert [call.result(timeout=60.0).states for call in after] == [(), ()]

@@ -6,15 +6,15 @@ import pytest
 
 from gpu_runtime.devices import Weights
 from gpu_runtime.fleet import Fleet
-from gpu_runtime.worker import WorkerReady
+from gpu_runtime.worker_protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
 from tests.tiny_run import hurried, tiny_config
 
-FIRST = Weights("v1", "digest of v1", None)
-SECOND = Weights("v2", "digest of v2", None)
+FIRST = Weights("v1", "digest of v1", {})
+SECOND = Weights("v2", "digest of v2", {})
 TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
 
 
@@ -323,7 +323,7 @@ def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do
     trainer = stage.cluster.workers[TRAINER]
     trainer.silent.add("train")
     with pytest.raises(RuntimeFailure, match=r"'train' in runtime.trainer_limit_s=0.01 s.*spotlight resume"):
-        stage.fleet.trainers.ask("train")
+        stage.fleet.trainers.ask(Worker.train, [])
     assert trainer.dead
 
 

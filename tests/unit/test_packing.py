@@ -31,9 +31,9 @@ def test_large_arrays_are_not_copied_into_bytes():
 
 def test_a_call_reaches_its_method_with_its_arguments():
     one, other = np.ones(2), np.full(2, 3.0)
-    assert unpack(Adder().answer(*pack_call("add", (one, other)))).tolist() == [4.0, 4.0]
+    assert unpack(Adder().answer(*pack_call("add", (one,), {"other": other}))).tolist() == [4.0, 4.0]
 
 
 def test_what_a_method_raises_is_raised():
     with pytest.raises(AttributeError, match="subtract"):
-        Adder().answer(*pack_call("subtract", ()))
+        Adder().answer(*pack_call("subtract", (), {}))

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Timer
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from gpu_runtime import trainers as module
-from gpu_runtime.actors.cluster import RemoteActor
+from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.trainers import Trainers
+from gpu_runtime.worker_protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, TrainingError, WorkerLostError
 
+R = TypeVar("R")
 
-class Actor(RemoteActor):
+SAMPLES: list[Any] = ["sample"]
+
+
+class Actor(RemoteActor[Worker]):
     """Answers when the test says so."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, None)
+        super().__init__(name)
         self.calls: list[tuple[Any, ...]] = []
         self.ahead: list[Any] = []
         self.killed = False
 
-    def call(self, method: str, *args: Any) -> Future[Any]:
+    def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """What is in `ahead` is answered or raised; nothing there, nothing answered."""
-        self.calls.append((method, *args))
+        self.calls.append((method.__name__, *args))
         answer: Future[Any] = Future()
         if self.ahead:
             given = self.ahead.pop(0)
@@ -70,7 +76,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_are_asked_the_samples_are_shared_once_and_the_first_answers():
     stage = Stage("report", {})
-    assert stage.trainers.ask("train", ["sample"]) == "report"
+    assert stage.trainers.ask(Worker.train, SAMPLES) == "report"
     assert [actor.calls for actor in stage.actors] == [[("train", "reference")]] * 2
     assert stage.shared == [["sample"]]
     assert stage.killed == [False, False]
@@ -78,27 +84,27 @@ def test_all_are_asked_the_samples_are_shared_once_and_the_first_answers():
 
 def test_one_alone_is_given_the_samples_themselves():
     stage = Stage("report")
-    assert stage.trainers.ask("train", ["sample"]) == "report"
+    assert stage.trainers.ask(Worker.train, SAMPLES) == "report"
     assert stage.actors[0].calls == [("train", ["sample"])] and not stage.shared
 
 
 def test_what_needs_the_first_alone_is_asked_of_it_alone():
     stage = Stage("weights", "weights")
-    assert stage.trainers.ask_leader("weights") == "weights"
+    assert stage.trainers.ask_leader(Worker.weights) == "weights"
     assert stage.actors[1].calls == []
 
 
 def test_what_all_refuse_is_raised_and_ends_nobody():
     stage = Stage(TrainingError("ratio"), TrainingError("ratio"))
     with pytest.raises(TrainingError, match="ratio"):
-        stage.trainers.ask("train")
+        stage.trainers.ask(Worker.train, SAMPLES)
     assert stage.killed == [False, False]
 
 
 def test_the_others_do_not_wait_for_one_that_is_gone():
     stage = Stage(None, WorkerLostError("reserved-1 is gone"))
     with pytest.raises(RuntimeFailure, match=r"reserved-1 is gone.*spotlight resume"):
-        stage.trainers.ask("train")
+        stage.trainers.ask(Worker.train, SAMPLES)
     assert stage.killed == [True, True]
 
 
@@ -106,31 +112,31 @@ def test_the_cause_is_named_and_not_what_it_led_to():
     broken = GroupBrokenError("training device 0 of 2 lost another one")
     stage = Stage(broken, (0.05, WorkerLostError("reserved-1 is gone")))
     with pytest.raises(RuntimeFailure, match="reserved-1 is gone"):
-        stage.trainers.ask("train")
+        stage.trainers.ask(Worker.train, SAMPLES)
     memory = Stage(broken, (0.05, MemoryError("no memory for the gradients")))
     with pytest.raises(MemoryError, match="gradients"):
-        memory.trainers.ask("train")
+        memory.trainers.ask(Worker.train, SAMPLES)
     assert stage.killed == memory.killed == [True, True]
 
 
 def test_a_group_that_broke_though_nobody_is_known_to_be_gone_ends_the_run():
     stage = Stage(GroupBrokenError("device 0 lost another"), GroupBrokenError("device 1 lost another"))
     with pytest.raises(RuntimeFailure, match=r"device 0 lost another.*spotlight resume"):
-        stage.trainers.ask("train")
+        stage.trainers.ask(Worker.train, SAMPLES)
     assert stage.killed == [True, True]
 
 
 def test_what_one_fails_at_alone_ends_those_that_wait_for_it():
     stage = Stage(None, MemoryError("no memory"))
     with pytest.raises(MemoryError):
-        stage.trainers.ask("train")
+        stage.trainers.ask(Worker.train, SAMPLES)
     assert stage.killed == [True, True]
 
 
 def test_nobody_waits_beyond_the_limit():
     stage = Stage(None, "report", limit_s=0.05)
     with pytest.raises(RuntimeFailure, match=r"reserved-0 did not answer 'train' in runtime.trainer_limit_s"):
-        stage.trainers.ask("train")
+        stage.trainers.ask(Worker.train, SAMPLES)
     assert stage.killed == [True, True]
 
 

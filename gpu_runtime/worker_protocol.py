@@ -1,0 +1,93 @@
+"""What the driver may ask of the processes that it starts; light: neither torch nor Ray is imported.
+
+Calls name a method through these protocols (`actor.call(Worker.train, samples)`), so that the type checker
+follows them from the caller to the method.
+"""
+# ruff: noqa: D102 - the classes that do it say what they do
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpu_runtime.diffusion.sampler import SampleState
+    from gpu_runtime.drafts_in_flight import DraftChunk
+    from gpu_runtime.learning.objective import TrainingSample
+    from gpu_runtime.learning.policy import WeightState
+    from gpu_runtime.learning.trainer import TrainingReport
+    from gpu_runtime.rewards.protocol import Score
+    from gpu_runtime.samples_in_flight import SampleChunk
+    from gpu_runtime.scheduling.requests import SampleRequest
+    from gpu_runtime.sequence_parallel.epochs import NumberedGroup
+    from gpu_runtime.sequence_parallel.process_group import StoreAddress
+    from gpu_runtime.spot.notice import Notice
+    from storage.prompts import PromptRecord
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """What a worker says once it has loaded.
+
+    Attributes:
+        age_s: how long its process has been there. A duration, as its clock may be another than the driver's.
+        host: its machine.
+        history: the file that it writes its history to, on that machine; None where it keeps none.
+    """
+
+    age_s: float
+    host: str = ""
+    history: str | None = None
+
+
+class Worker(Protocol):
+    """A device's worker; `gpu_runtime/worker.py` says what each call does."""
+
+    def ready(self) -> WorkerReady: ...
+
+    def notice(self) -> Notice | None: ...
+
+    def load_weights(self, key: str, state: WeightState) -> str: ...
+
+    def own_weights(self, key: str) -> str: ...
+
+    def begin_samples(
+        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk: ...
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk: ...
+
+    def degrees(self, up_to: int) -> tuple[int, ...]: ...
+
+    def join_group(self, address: StoreAddress, group: NumberedGroup, timeout_s: float) -> None: ...
+
+    def leave_group(self) -> None: ...
+
+    def in_group(self, epoch: int, method: str, *args: Any) -> Any: ...
+
+    def begin_drafts(
+        self, key: str, requests: Sequence[SampleRequest], preview_step: int | None, steps: int
+    ) -> DraftChunk: ...
+
+    def advance_drafts(self, steps: int) -> DraftChunk: ...
+
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport: ...
+
+    def weights(self) -> WeightState: ...
+
+    def average_weights(self) -> WeightState: ...
+
+    def blobs(self) -> dict[str, bytes]: ...
+
+    def restore(self, blobs: Mapping[str, bytes]) -> None: ...
+
+
+class ImageScorer(Protocol):
+    """A scorer's process; `gpu_runtime/actors/scoring.py` says what each call does."""
+
+    def ready(self) -> str: ...
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]: ...

@@ -1,0 +1,47 @@
+"""Calls of workers are checked from the caller to the method.
+
+`make lint` runs pyright over this file: each `ignore` below names an error that it has to find, and an
+`ignore` without an error is an error itself.
+"""
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+
+from __future__ import annotations
+
+import inspect
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+import pytest
+
+from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.actors.scoring import ScoringWorker
+from gpu_runtime.trainers import Trainers
+from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker_protocol import ImageScorer, Worker
+
+if TYPE_CHECKING:
+
+    def wrong_calls(
+        device: RemoteActor[Worker], scorer: RemoteActor[ImageScorer], trainers: Trainers
+    ) -> None:
+        device.call(Worker.begin_samples, "v1", 0, [])  # pyright: ignore[reportCallIssue]
+        device.call(Worker.advance_samples, "0", 3)  # pyright: ignore[reportArgumentType]
+        device.call(ImageScorer.ready)  # pyright: ignore[reportArgumentType]
+        device.call("ready")  # pyright: ignore[reportArgumentType, reportCallIssue]
+        scorer.call(Worker.ready)  # pyright: ignore[reportArgumentType]
+        answer: Future[int] = device.call(Worker.leave_group)  # pyright: ignore[reportAssignmentType]
+        trainers.ask(Worker.train, 3)  # pyright: ignore[reportArgumentType]
+        worker: type[Worker] = ScoringWorker  # pyright: ignore[reportAssignmentType]
+        del answer, worker
+
+
+@pytest.mark.parametrize(("protocol", "worker"), [(Worker, DeviceWorker), (ImageScorer, ScoringWorker)])
+def test_what_may_be_asked_is_what_the_worker_has(protocol: type, worker: type):
+    asked = {
+        name: value for name, value in vars(protocol).items() if inspect.isfunction(value) and name[0] != "_"
+    }
+    assert len(asked) >= 2
+    for name, method in asked.items():
+        assert inspect.signature(getattr(worker, name)).parameters == inspect.signature(method).parameters, (
+            name
+        )

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import secrets
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -36,21 +33,19 @@ import websockets
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
+from benchmarks.attacked_servers import training, unprotected
 from benchmarks.report import add_keep_option, finish
 from flows.server_note import living_server
 from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home
-from storage.run_store import RunStore
 from tests.listening import listening
-from tests.running_up import ROOT, client_of, free_ports, running_up, wait_until
+from tests.running_up import client_of, running_up, wait_until
 
 _FOREIGN = "evil.example"
 _TIMEOUT_S = 10.0
 _SETTLE_S = 5.0
 """Events are written some time after they were taken."""
-
-_SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
 
 
 @dataclass(frozen=True)
@@ -308,35 +303,6 @@ def attack_up(home: Home, marker: Path) -> list[Outcome]:
         return attack(prey, marker) + attack_dashboard(up.dashboard)
 
 
-@contextmanager
-def training(home: Home) -> Iterator[psutil.Process]:
-    """A real `spotlight train` that has finished an iteration and goes on."""
-    environment = os.environ | {"SPOTLIGHT_HOME": str(home.path)}
-    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
-        environment.pop(name, None)
-    command = ["train", "--preset", "smoke", "--run-id", "prey"]
-    command += [part for setting in _SETTINGS for part in ("--set", setting)]
-    log = home.path / "train.out"
-    with log.open("wb") as output:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "flows.command_line", *command],
-            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
-    try:
-        store = RunStore(home)
-        wait_until(
-            "an iteration is done",
-            lambda: child.poll() is not None or any(row.last_iteration for row in store.runs()),
-            patience_s=600,
-        )
-        if child.poll() is not None:
-            raise RuntimeFailure(f"the run to be attacked ended: {log.read_text()[-2000:]}")
-        yield psutil.Process(child.pid)
-    finally:
-        child.terminate()
-        child.wait(120)
-
-
 def attack_train(home: Home, marker: Path) -> list[Outcome]:
     """A real `spotlight train`: its Prefect server, and what Ray starts for it."""
     with training(home) as run:
@@ -346,35 +312,6 @@ def attack_train(home: Home, marker: Path) -> list[Outcome]:
         prey = Prey(server.ui_url, client_of(home))
         ray = [each for each in run.children(recursive=True) if each.pid != server.pid]
         return attack(prey, marker) + attack_ray([run, *ray], marker)
-
-
-@contextmanager
-def unprotected(home: Home) -> Iterator[str]:
-    """Prefect's server as it comes; yields its address."""
-    port = free_ports()[0]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")} | {
-        "PREFECT_HOME": str(home.prefect),
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    }
-    with (home.logs / "prefect-server.log").open("wb") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "server", "start"],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
-    url = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{url}/api/health", timeout=5).status_code == httpx.codes.OK
-        return False
-
-    try:
-        wait_until("Prefect answers", answers)
-        yield url
-    finally:
-        child.terminate()
-        child.wait(60)
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.goodput import Course
 from benchmarks.shared_samples import keep_iteration
+from flows.disturbed_run import HANG_S
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
@@ -29,9 +30,6 @@ from storage.runtime_config import WORKER_IN_URL
 
 QUIET_ITERATIONS = 2
 """At the beginning of a disturbed run; the last of them says how fast it is."""
-
-HANG_S = 240.0
-"""A run that writes nothing into its history for so long hangs."""
 
 
 @dataclass(frozen=True)

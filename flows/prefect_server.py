@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from uuid import UUID
 
 import httpx
 
@@ -82,20 +83,27 @@ def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names if name in environment}
 
 
-def close_orphaned_flow_runs(run_ids: Sequence[str]) -> None:
-    """Mark flow runs of these names as crashed: their processes are gone.
+def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
+    """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
     Without this they would run for ever, and one that was being cancelled would cancel its
     successor of the same name.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterName,
+        FlowRunFilterState,
+    )  # fmt: skip
     from prefect.states import Crashed
 
     unfinished = FlowRunFilter(
-        name=FlowRunFilterName(any_=list(run_ids)),
+        name=FlowRunFilterName(any_=list(run_ids)) if run_ids else None,
         state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}),
     )
+    deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
     with get_client(sync_client=True) as client:
-        for orphan in client.read_flow_runs(flow_run_filter=unfinished):
+        for orphan in client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=deployed):
             client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)

@@ -10,23 +10,15 @@ import argparse
 import asyncio
 import signal
 from pathlib import Path
-from uuid import UUID
 
-from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterState,
-)
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.runner import Runner
 from prefect.schedules import Cron
-from prefect.states import Crashed
 from prefect.utilities.callables import ParameterSchema
 
 from flows.deployments import evaluate_by_form, post_train_by_form, pretrain_by_form, reproduce_by_form
 from flows.forms import ReproductionForm
+from flows.prefect_server import close_orphaned_flow_runs
 from flows.run_processes import watch_closely
 from flows.schedule import Nightly
 
@@ -82,7 +74,8 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     # Schedules stay as they are when this ends: the next `up` says anew whether they are active.
     runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
-    await close_orphans(ids)
+    # What an earlier `up` was running when it was killed.
+    await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
     going = asyncio.create_task(runner.start())
     while not runner.started:
         if going.done():
@@ -106,18 +99,6 @@ def _end_in_order(runner: Runner) -> None:
     # The runner's own handler, set before, waits inside the signal for the loop that it holds up.
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
-
-
-async def close_orphans(deployment_ids: list[UUID]) -> None:
-    """Mark as crashed what an earlier `up` was running when it was killed: its processes are gone."""
-    unfinished = FlowRunFilter(
-        state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}})
-    )
-    ours = DeploymentFilter(id=DeploymentFilterId(any_=deployment_ids))
-    async with get_client() as client:
-        for orphan in await client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=ours):
-            crashed = Crashed(message="its process ended with an earlier `spotlight up`")
-            await client.set_flow_run_state(orphan.id, crashed, force=True)
 
 
 def main() -> None:

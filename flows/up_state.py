@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from storage.clock import is_same_process, process_start_s
+from storage.clock import process_is_alive, process_start_s
 from storage.errors import ServerError
 from storage.home import UP_TOKEN_VARIABLE, Home
 
@@ -136,12 +136,14 @@ def end_all(state: UpState) -> list[str]:
         Names of what was ended, children by their name, others by their command.
     """
     ended: list[str] = []
-    if _is_there(state.supervisor):
+    if process_is_alive(state.supervisor.pid, state.supervisor.started_at):
         ended.append("up")
         process = psutil.Process(state.supervisor.pid)
         process.terminate()
         psutil.wait_procs([process], timeout=_PATIENCE_S)
-    names = {member.pid: member.name for member in state.members if _is_there(member)}
+    names = {
+        member.pid: member.name for member in state.members if process_is_alive(member.pid, member.started_at)
+    }
     left = left_of(state)
     for process in left:
         ended.append(names.get(process.pid) or _command(process))
@@ -191,15 +193,6 @@ def _refuse_leftovers(home: Home) -> None:
             "end them with `spotlight down`"
         )
     forget_state(home)
-
-
-def _is_there(member: Member) -> bool:
-    try:
-        process = psutil.Process(member.pid)
-        alive = process.status() != psutil.STATUS_ZOMBIE
-        return alive and is_same_process(member.pid, member.started_at)
-    except psutil.Error:
-        return False
 
 
 def _end(processes: list[psutil.Process], patience_s: float = _PATIENCE_S) -> None:

@@ -168,19 +168,24 @@ def process_start_s(pid: int) -> float:
     return round(ticks / os.sysconf("SC_CLK_TCK"), 2)
 
 
-def is_same_process(pid: int, noted_s: float | None) -> bool:
-    """Whether the process of a number is the one that was noted, not a later one.
+def process_is_alive(pid: int, noted_s: float | None) -> bool:
+    """Whether the process that was noted still runs; a later one of its number does not count.
 
     Args:
         pid: its number.
         noted_s: what `process_start_s` said of it; a Unix time where an earlier version noted it.
-
-    Raises:
-        psutil.NoSuchProcess: there is none of that number.
     """
-    if noted_s is not None and noted_s > _LEAST_UNIX_S:
-        return abs(psutil.Process(pid).create_time() - noted_s) < _UNIX_TOLERANCE_S
-    return process_start_s(pid) == noted_s
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
+            return False
+        if noted_s is not None and noted_s > _LEAST_UNIX_S:
+            return abs(process.create_time() - noted_s) < _UNIX_TOLERANCE_S
+        return process_start_s(pid) == noted_s
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:  # there is such a process, but not ours to look into
+        return True
 
 
 def process_age_s() -> float:

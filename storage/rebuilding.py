@@ -24,7 +24,7 @@ from storage.errors import ConfigurationError, DatabaseDamagedError, StorageErro
 from storage.home import Home
 from storage.results import run_result
 from storage.run_rebuilding import restore_run
-from storage.run_store import RunRow, RunStore, process_is_alive, run_rows
+from storage.run_store import RunRow, RunStore, run_is_alive, run_rows
 
 
 @dataclass
@@ -151,7 +151,7 @@ def _fill(home: Home, database: Database, journals: dict[str, int], result: Rebu
 
 def _refuse_live(row: RunRow, home: Home, take_over: bool) -> None:
     elsewhere = row.host != socket.gethostname()
-    if not process_is_alive(row) or (elsewhere and take_over):
+    if not run_is_alive(row) or (elsewhere and take_over):
         return
     message = (
         f"run {row.run_id!r} is going on in process {row.pid} of {row.host}, and {home.database} cannot be "

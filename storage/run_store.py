@@ -18,7 +18,7 @@ import psutil
 from pydantic import ValidationError
 
 from storage.backups import back_up
-from storage.clock import is_same_process, now, process_start_s
+from storage.clock import now, process_is_alive, process_start_s
 from storage.config import RunConfig
 from storage.database import LOCK_WAIT_S, Database
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
@@ -219,7 +219,7 @@ class RunStore:
         Returns:
             Identifiers of the runs so marked.
         """
-        gone = [row for row in self.runs() if row.status == "running" and not process_is_alive(row)]
+        gone = [row for row in self.runs() if row.status == "running" and not run_is_alive(row)]
         if not gone:
             return []
         marked: list[str] = []
@@ -308,7 +308,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
             "`spotlight train`"
         )
     host = socket.gethostname()
-    if row.status != "running" or (row.host == host and row.pid == pid and process_is_alive(row)):
+    if row.status != "running" or (row.host == host and row.pid == pid and run_is_alive(row)):
         return
     message = (
         f"run {row.run_id!r} is going on in process {row.pid} of {row.host}; wait for it or end that process "
@@ -322,7 +322,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     raise ConfigurationError(message)
 
 
-def process_is_alive(row: RunRow) -> bool:
+def run_is_alive(row: RunRow) -> bool:
     """Whether the run's very process still runs on this machine.
 
     A later process that was given the same pid does not count; a run of another machine cannot be
@@ -330,15 +330,7 @@ def process_is_alive(row: RunRow) -> bool:
     """
     if row.host != socket.gethostname():
         return True
-    try:
-        process = psutil.Process(row.pid)
-        if process.status() == psutil.STATUS_ZOMBIE:  # killed, and its parent has not looked yet
-            return False
-        return is_same_process(row.pid, row.process_started_at)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:  # there is such a process, but not ours to look into
-        return True
+    return process_is_alive(row.pid, row.process_started_at)
 
 
 def run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:

@@ -14,7 +14,7 @@ import streamlit as st
 from storage import queries
 from storage.database import Database
 from storage.home import Home
-from storage.run_store import RunRow, RunStore, process_is_alive
+from storage.run_store import RunRow, RunStore, run_is_alive
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""
@@ -125,7 +125,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
         row = store.run(run_id)  # inside: opening the file is most of the work of a small run, and is shared
         return RunView(
             row=row,
-            alive=process_is_alive(row),
+            alive=run_is_alive(row),
             scores=queries.score_curve(connection, run_id),
             metrics=queries.metric_curves(connection, run_id),
             cost=queries.cost_by_iteration(connection, run_id),

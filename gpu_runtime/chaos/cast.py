@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import psutil
 
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine
-from storage.clock import process_start_s
+from storage.clock import process_is_alive, process_start_s
 
 TRAINER = "reserved-0"
 
@@ -49,11 +49,7 @@ class Player:
 
     def alive(self) -> bool:
         """Whether the process is still there."""
-        try:
-            process = psutil.Process(self.pid)
-            return process_start_s(self.pid) == self.started_s and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+        return process_is_alive(self.pid, self.started_s)
 
     def send(self, number: signal.Signals) -> bool:
         """Send a signal; whether the process was there to get it."""

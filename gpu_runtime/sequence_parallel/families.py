@@ -114,7 +114,7 @@ _Z_IMAGE_PLAN: dict[str, Any] = {
 }
 
 
-def family_of(transformer: torch.nn.Module) -> Family:
+def shared_family_of(transformer: torch.nn.Module) -> Family:
     """The family of a transformer.
 
     Raises:

@@ -17,7 +17,7 @@ from diffusers.hooks.context_parallel import apply_context_parallel, remove_cont
 from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
-from gpu_runtime.sequence_parallel.families import Family, family_of
+from gpu_runtime.sequence_parallel.families import Family, shared_family_of
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from storage.errors import ConfigurationError
 
@@ -66,7 +66,7 @@ class SharedSequence:
         self._family: Family | None = None
         if degree == 1:
             return
-        family = family_of(transformer)
+        family = shared_family_of(transformer)
         _refuse_backend(transformer)
         self._mesh = _GroupAsMesh(group)
         mesh: Any = self._mesh
@@ -131,7 +131,7 @@ def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) 
     Raises:
         ConfigurationError: if the family is unknown.
     """
-    family = family_of(transformer)
+    family = shared_family_of(transformer)
     config: Any = transformer.config
     return SequenceShape(int(config[family.heads]), image_tokens, text_tokens, family.text_mask is not None)
 
@@ -159,7 +159,7 @@ def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator
 
 
 def _refuse_backend(transformer: torch.nn.Module) -> None:
-    family = family_of(transformer)
+    family = shared_family_of(transformer)
     for module in _attention_modules(transformer, family):
         processor = module.processor
         if family.attention is None and not hasattr(processor, _ATTENTION):

@@ -41,7 +41,7 @@ def open_to_all(request: pytest.FixtureRequest) -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def family_of_this_process() -> list[psutil.Process]:
+def own_processes() -> list[psutil.Process]:
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
 
@@ -64,7 +64,7 @@ def test_a_local_cluster_is_reached_from_this_machine_alone():
     try:
         pid = cluster.start("listener", Listener, gpu=False).call(Listener.where).result(timeout=LIMIT_S)
         assert listening([psutil.Process(pid)]), "a worker listens for calls"
-        heard = listening(family_of_this_process())
+        heard = listening(own_processes())
     finally:
         cluster.shutdown()
     assert kinds(heard) >= {"gcs_server", "raylet", "ray::"}
@@ -83,7 +83,7 @@ def test_local_instances_are_reached_from_this_machine_alone():
             markets = ("reserved", "spot")
             started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]
             assert len({actor.call(Listener.where).result(timeout=600) for actor in started}) == 2
-            heard = listening(family_of_this_process())
+            heard = listening(own_processes())
             assert cluster.host == "127.0.0.1"
         finally:
             cluster.shutdown()

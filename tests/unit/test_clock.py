@@ -13,7 +13,7 @@ import pytest
 
 from gpu_runtime.history_log import HistoryLog, HistoryPlace, new_life
 from gpu_runtime.history_tail import read_history
-from storage.clock import Anchor, Clock, is_same_process, machine_id, process_age_s, process_start_s
+from storage.clock import Anchor, Clock, machine_id, process_age_s, process_is_alive, process_start_s
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 
@@ -100,11 +100,21 @@ def test_when_a_process_began_does_not_depend_on_the_wall_clock(monkeypatch: pyt
 
 def test_a_process_is_told_from_a_later_one_of_its_number():
     pid = os.getpid()
-    assert is_same_process(pid, process_start_s(pid))
-    assert not is_same_process(pid, process_start_s(pid) - 0.01)
-    assert is_same_process(pid, psutil.Process(pid).create_time()), "as an earlier version noted it"
-    assert not is_same_process(pid, psutil.Process(pid).create_time() - 100)
-    assert not is_same_process(pid, None)
+    assert process_is_alive(pid, process_start_s(pid))
+    assert not process_is_alive(pid, process_start_s(pid) - 0.01)
+    assert process_is_alive(pid, psutil.Process(pid).create_time()), "as an earlier version noted it"
+    assert not process_is_alive(pid, psutil.Process(pid).create_time() - 100)
+    assert not process_is_alive(pid, None)
+
+
+def test_a_process_that_has_ended_is_not_alive_though_its_parent_has_not_looked():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started_s = process_start_s(child.pid)
+        assert process_is_alive(child.pid, started_s)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie from here on
+        assert not process_is_alive(child.pid, started_s)
+    assert not process_is_alive(child.pid, started_s)
 
 
 def test_the_history_of_a_process_on_the_driver_s_machine_has_the_driver_s_times(tmp_path: Path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.uneven_workers import UnevenFleet
-from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.actors.ray_cluster import RayCluster
 from gpu_runtime.devices import Device
 from gpu_runtime.generation import Generation
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -54,7 +54,7 @@ def commit_cost(config: RunConfig, turns: int) -> CommitCost:
         SampleRequest(RequestKind.ROLLOUT, config.seed, 1, prompt.prompt_id, seed, 0, prompt.text)
         for seed in range(size)
     ]
-    cluster = Cluster(config)
+    cluster = RayCluster(config)
     try:
         worker = cluster.start("commit-cost", DeviceWorker, config, False, gpu=True)
         worker.call(Worker.own_weights, _KEY).result()

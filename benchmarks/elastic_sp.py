@@ -34,6 +34,7 @@ import torch
 from benchmarks.regroup_trials import STRIKER, Striker, Trials, evaluate
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.chaos.cast import TRAINER
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.generation import Delivered
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
@@ -69,12 +70,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
     """Roll the same samples out under kills until all are done; the trials, and what else was seen."""
-    runtime = Runtime(config, history)
     striker = Striker(history, kills, _DEVICES)
     delivered: list[Delivered] = []
     intervals: list[StateInterval] = []
     held: list[dict[str, float]] = []
-    try:
+    with open_cluster(config) as cluster, Runtime(config, cluster, history) as runtime:
         plan = runtime.explore(1)
         while striker.left and striker.trouble is None:
             with striker.at_work():
@@ -84,8 +84,6 @@ def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[
             print(f"{kills - striker.left} of {kills} kills", file=sys.stderr, flush=True)
         delivered += runtime.rollout(plan).delivered  # the last replacement may still be on its way
         intervals += runtime.take_intervals()
-    finally:
-        runtime.close()
     if striker.trouble is not None:
         print(f"ended early: {striker.trouble}", file=sys.stderr)
     lines = read_history(history)

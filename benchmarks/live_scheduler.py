@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from gpu_runtime.actors.cluster import Cluster, RayActor
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.actors.ray_cluster import RayActor, RayCluster
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState, Trajectory
 from gpu_runtime.fleet import Fleet
@@ -86,7 +86,7 @@ class CostlessWorker:
         return taken
 
 
-class _CostlessCluster(Cluster):
+class _CostlessCluster(RayCluster):
     """A real cluster, with other workers than a run's."""
 
     def start(self, name: str, worker: type, *args: Any, **options: Any) -> RemoteActor[Any]:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from benchmarks.goodput import Course
 from benchmarks.shared_samples import keep_iteration
 from flows.disturbed_run import HANG_S
 from gpu_runtime.chaos.fault_injector import FaultInjector
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import check_history
@@ -76,11 +77,13 @@ def run(
         kept: folder for the samples of each iteration and the weights after it. Each iteration then begins
             with the same weights, so that what differs by rounding does not grow from one to the next.
     """
-    with PlayedNotices(WORKER_IN_URL) if draw else nullcontext() as notices:
+    with ExitStack() as opened:
+        notices = opened.enter_context(PlayedNotices(WORKER_IN_URL)) if draw else None
         if notices is not None:
             told = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
             config = config.model_copy(update={"runtime": told})
-        runtime = Runtime(config, history)
+        cluster = opened.enter_context(open_cluster(config))
+        runtime = opened.enter_context(Runtime(config, cluster, history))
         done_iterations, blobs, began, iteration_s = 0, {}, time.monotonic(), 0.0
         begun_with = runtime.blobs() if kept else None
         for quiet in range(1, QUIET_ITERATIONS + 1):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from benchmarks.push_dispatch import PushDispatch
-from gpu_runtime.actors.cluster import Cluster
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.actors.ray_cluster import RayCluster
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.generation import Generation
@@ -162,7 +162,7 @@ def measured(turns: int) -> Measured:
         for seed in range(_GROUP)
     ]
     phases: list[_Phase] = []
-    cluster = Cluster(config)
+    cluster = RayCluster(config)
     try:
         devices = _started(cluster, config, range(len(STEP_S)))
         for turn in range(2 * turns):
@@ -197,7 +197,7 @@ class _Phase:
     late_s: float
 
 
-def _started(cluster: Cluster, config: RunConfig, places: Iterable[int]) -> list[Device]:
+def _started(cluster: RayCluster, config: RunConfig, places: Iterable[int]) -> list[Device]:
     """Workers with their speeds, loaded; each has done some steps, since a process's first are slow."""
     devices = [
         Device(cluster.start(f"uneven-{place}", UnevenWorker, config, STEP_S[place], gpu=True), "spot", _KEY)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection
 from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
 
-from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import Device, slots
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
@@ -126,6 +126,11 @@ class Arrivals:
                 raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
         self._coming = [arrival for arrival in self._coming if arrival not in needed]
         return needed
+
+    def close(self) -> None:
+        """End the processes of all that are on their way."""
+        for device, _ in self._coming:
+            device.actor.kill()
 
     def _start(self, market: Market, index: int) -> Arrival:
         slot = f"{market}-{index}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.learning.policy import WeightState
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker_protocol import Worker

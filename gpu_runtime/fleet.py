@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from typing import Any
 
-from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.arrivals import Arrivals, pause
+from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import Device, FailedStart, Weights
 from gpu_runtime.generation import Delivered, Generation
 from gpu_runtime.history_log import HistoryLog
@@ -91,6 +91,12 @@ class Fleet:
         """
         for device, loaded in self._arrivals.await_first():
             self._admit(device, loaded.result())
+
+    def close(self) -> None:
+        """End the processes of all workers."""
+        self._arrivals.close()
+        for device in self._devices:
+            device.actor.kill()
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""

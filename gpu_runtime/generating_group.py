@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from threading import Lock, Timer
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.sequence_parallel.epochs import NumberedGroup

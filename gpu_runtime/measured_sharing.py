@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.measured_fleet import MeasuredFleet

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import FailedStart, Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.explorer import build_explorer
@@ -83,6 +84,7 @@ class Runtime:
 
     Args:
         config: the run's configuration.
+        cluster: where its processes are started. `close` ends those, and leaves the cluster to its builder.
         history: folder of the run's history, where it is to keep one.
 
     Raises:
@@ -90,25 +92,31 @@ class Runtime:
         ConfigurationError, PromptFileError, ModelError: if the configuration cannot be met.
     """
 
-    def __init__(self, config: RunConfig, history: Path | None = None) -> None:
+    def __init__(self, config: RunConfig, cluster: Cluster, history: Path | None = None) -> None:
         self.config = config
         self._history = HistoryLog(None if history is None else new_life(history), "driver")
         self.train_prompts, self.evaluate_prompts = load_run_prompts(config)
         self._train_by_id = {prompt.prompt_id: prompt for prompt in self.train_prompts}
         explorer = build_explorer(config, self.train_prompts)
-        self._cluster = Cluster(config)
-        try:
-            self._fleet = Fleet(self._cluster, config, self._history)
-            self._scoring = ScoringPool(self._cluster, config, self._history.place)
+        self._cluster = cluster
+        with ExitStack() as started:
+            self._fleet = Fleet(cluster, config, self._history)
+            started.callback(self._fleet.close)
+            self._scoring = ScoringPool(cluster, config, self._history.place)
+            started.callback(self._scoring.close)
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
             self._scoring.await_ready()
             self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
             self._version = 0
             self._current = self._publish("v0")
-        except BaseException:
-            self._cluster.shutdown()
-            raise
+            self._started = started.pop_all()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def policy_version(self) -> int:
@@ -301,9 +309,9 @@ class Runtime:
         return self._cluster.needed_processes()
 
     def close(self) -> None:
-        """End all processes of the runtime."""
+        """End all processes of the runtime; the cluster stays."""
         self._search.abandon()
-        self._cluster.shutdown()
+        self._started.close()
         self._history.note("closed")
         self._history.close()
 

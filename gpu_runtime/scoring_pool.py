@@ -8,13 +8,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
 
 import numpy as np
 
-from gpu_runtime.actors.cluster import Cluster
-from gpu_runtime.actors.protocol import RemoteActor
-from gpu_runtime.actors.scoring import ScoringWorker
+from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
+from gpu_runtime.scoring_worker import ScoringWorker
 from gpu_runtime.worker_protocol import ImageScorer
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -79,6 +78,11 @@ class ScoringPool:
         ordered = [scores[index] for index in range(len(images))]
         refuse_total_failure(self._config.reward.scorer, ordered)
         return ordered
+
+    def close(self) -> None:
+        """End the processes of all scorers."""
+        for actor in self.actors:
+            actor.kill()
 
     def open(self, images_a_call: int, tolerant: bool = False) -> Judging:
         """Judge images as they come; see `Judging`."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 
-from gpu_runtime.actors.cluster import Cluster
+from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import Device
 from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet

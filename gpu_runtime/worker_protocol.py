@@ -86,7 +86,7 @@ class Worker(Protocol):
 
 
 class ImageScorer(Protocol):
-    """A scorer's process; `gpu_runtime/actors/scoring.py` says what each call does."""
+    """A scorer's process; `gpu_runtime/scoring_worker.py` says what each call does."""
 
     def ready(self) -> str: ...
 

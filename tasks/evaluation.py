@@ -10,6 +10,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.rewards.protocol import part_means
 from gpu_runtime.runtime import Evaluation, Runtime
 from storage.checkpoints import CheckpointStore
@@ -61,13 +62,10 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
             raise CheckpointError(
                 f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`"
             )
-    runtime = Runtime(config)
-    try:
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         if checkpoint is not None:
             runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
         evaluation = runtime.evaluate()
-    finally:
-        runtime.close()
     iteration = checkpoint.iteration if checkpoint else 0
     return Evaluated(run_id, iteration, evaluation, runtime.evaluate_prompts, started_at, now())
 

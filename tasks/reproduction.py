@@ -7,6 +7,7 @@ import os
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
@@ -33,12 +34,9 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
             f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"
         )
     facts = environment() | input_digests(config)
-    runtime = Runtime(config)
-    try:
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         runtime.restore(checkpoint.blobs, checkpoint.record["policy_version"])
         evaluation = runtime.evaluate()
-    finally:
-        runtime.close()
     scores = [
         HeldOut(sample.request.prompt_id, sample.request.seed_index, score.value, score.exact)
         for sample, score in zip(evaluation.samples, evaluation.scores, strict=True)

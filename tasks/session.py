@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from prefect.exceptions import TerminationSignal
 
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import Checkpoint, CheckpointStore
@@ -29,7 +30,7 @@ CANCELLED_FLUSH_S = 3.0
 
 
 class Session:
-    """One run, from its start or its resumption to its end.
+    """One run, from its start or its resumption to its end; `opened` ends its runtime and its cluster.
 
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
@@ -49,6 +50,7 @@ class Session:
         store: RunStore,
         checkpoints: CheckpointStore,
         tracker: Tracker,
+        opened: ExitStack,
     ) -> None:
         self.run_id = run_id
         self.config = config
@@ -56,6 +58,7 @@ class Session:
         self.store = store
         self.checkpoints = checkpoints
         self.tracker = tracker
+        self._opened = opened
         self.first_iteration = 1
         self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
@@ -77,7 +80,7 @@ class Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.runtime.close()
+        self._opened.close()
         if kind is None:
             newest = self.checkpoints.load_latest()
             if newest is not None:
@@ -110,9 +113,12 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     checkpoints = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
     checkpoint = checkpoints.load_latest()
     _go_on_after_recorded(store, run_id)
-    runtime = Runtime(config, home.history(run_id) if config.runtime.history else None)
-    tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
-    session = Session(run_id, config, runtime, store, checkpoints, tracker)
+    history = home.history(run_id) if config.runtime.history else None
+    with ExitStack() as opened:
+        cluster = opened.enter_context(open_cluster(config))
+        runtime = opened.enter_context(Runtime(config, cluster, history))
+        tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
+        session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all())
     try:
         tracker.start(
             run_id, config, {"spotlight.reward": config.reward.scorer, "spotlight.model": config.model.path}

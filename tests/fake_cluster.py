@@ -6,8 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from gpu_runtime.actors.cluster import Cluster
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker_protocol import WorkerReady
 from storage.errors import WorkerLostError
@@ -62,7 +61,7 @@ class FakeWorker(RemoteActor[Any]):
         self.dead = True
 
 
-class FakeCluster(Cluster):
+class FakeCluster:
     """Starts fake workers.
 
     Attributes:
@@ -110,3 +109,10 @@ class FakeCluster(Cluster):
     def describe(self) -> str:
         """As of a cluster."""
         return "nothing"
+
+    def needed_processes(self) -> dict[str, int]:
+        """As of a cluster."""
+        return {}
+
+    def shutdown(self) -> None:
+        """As of a cluster."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from queue import Empty
 from typing import Any, TypeVar
 
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.samples_in_flight import SamplesInFlight

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft

@@ -17,10 +17,10 @@ from typing import Any
 import psutil
 from ray._private import services
 from ray._private.node import Node
-from ray.cluster_utils import Cluster as RayCluster
+from ray.cluster_utils import Cluster as RayNodes
 
-from gpu_runtime.actors.cluster import MARKET_LABEL, kept_signal_handlers
 from gpu_runtime.actors.loopback import LOOPBACK
+from gpu_runtime.actors.ray_cluster import MARKET_LABEL, kept_signal_handlers
 from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2
@@ -56,7 +56,7 @@ class LocalInstances:
             "_system_config": _SETTINGS,
         }
         with kept_signal_handlers(), _instance_of_its_own(ports):
-            self._cluster = RayCluster(initialize_head=True, head_node_args=head | ports)
+            self._cluster = RayNodes(initialize_head=True, head_node_args=head | ports)
         # Else each instance would take over the process's SIGTERM, which only the main thread can, and end
         # with the thread that has started it. Without the reserved one they end by themselves.
         self._cluster._shutdown_at_exit = False

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.actors.cluster import Cluster, kept_signal_handlers, ray, ray_utils
+from gpu_runtime.actors.ray_cluster import RayCluster, kept_signal_handlers, ray, ray_utils
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
@@ -37,13 +37,13 @@ class Unreadable:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    cluster = Cluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
+def cluster() -> Iterator[RayCluster]:
+    cluster = RayCluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
     yield cluster
     cluster.shutdown()
 
 
-def test_references_arrive_as_their_values_beside_plain_arguments(cluster: Cluster):
+def test_references_arrive_as_their_values_beside_plain_arguments(cluster: RayCluster):
     small, large = np.arange(3), np.zeros(2_000_000, np.uint8)
     references = [cluster.share(small), cluster.share(large)]
     actor = cluster.start("parrot", Parrot, gpu=False)
@@ -52,7 +52,7 @@ def test_references_arrive_as_their_values_beside_plain_arguments(cluster: Clust
     assert np.array_equal(said[0], large) and np.array_equal(said[3], large)
 
 
-def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: Cluster):
+def test_errors_arrive_as_they_were_raised_or_as_a_loss(cluster: RayCluster):
     actor = cluster.start("parrot", Parrot, gpu=False)
     with pytest.raises(RuntimeFailure, match="no seed today"):
         actor.call(Parrot.refuse, "no seed today").result(timeout=240)
@@ -83,7 +83,7 @@ class Seer:
 
 
 def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ):
     cluster.shutdown()  # the last test of this file: a process has one cluster at a time
     start = ray.init
@@ -92,7 +92,7 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         model={"device": "auto"}, reward={"scorer": "clip-score"},
         runtime={"reserved_workers": 1, "spot_workers": 1, "scorer_workers": 2, "scorer_gpu": 0.5},
     )  # fmt: skip
-    fleet = Cluster(config)
+    fleet = RayCluster(config)
     try:
         workers = [fleet.start(f"worker-{n}", Seer, gpu=True) for n in range(2)]
         scorers = [fleet.start(f"scorer-{n}", Seer, gpu=False, gpu_share=0.5) for n in range(2)]
@@ -105,4 +105,4 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
     assert len({gpu for seen in (*of_workers, of_scorers[0]) for gpu in seen}) == 3
     hungry = config.model_copy(update={"runtime": config.runtime.model_copy(update={"scorer_workers": 6})})
     with pytest.raises(ConfigurationError, match=r"takes 3 GPUs, and the cluster has 3"):
-        Cluster(hungry)
+        RayCluster(hungry)

@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from gpu_runtime.actors.cluster import Cluster
 from gpu_runtime.actors.loopback import is_on_loopback_alone, on_loopback_alone, ray, ray_constants
+from gpu_runtime.actors.ray_cluster import RayCluster
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from storage.config import RunConfig
 from storage.home import Home
@@ -60,7 +60,7 @@ def test_who_listens_to_all_is_seen(open_to_all: int):
 
 @pytest.mark.slow
 def test_a_local_cluster_is_reached_from_this_machine_alone():
-    cluster = Cluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
+    cluster = RayCluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
     try:
         pid = cluster.start("listener", Listener, gpu=False).call(Listener.where).result(timeout=LIMIT_S)
         assert listening([psutil.Process(pid)]), "a worker listens for calls"
@@ -78,7 +78,7 @@ def test_local_instances_are_reached_from_this_machine_alone():
     with local_ray_instances(reserved_cpus=1) as instances:
         instances.add("one")
         assert instances.address.startswith("127.0.0.1:")
-        cluster = Cluster(RunConfig.model_validate({"runtime": {"ray_address": instances.address}}))
+        cluster = RayCluster(RunConfig.model_validate({"runtime": {"ray_address": instances.address}}))
         try:
             markets = ("reserved", "spot")
             started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]

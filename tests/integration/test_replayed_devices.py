@@ -13,6 +13,7 @@ import pytest
 
 from gpu_runtime.actors.local_instances import LocalInstances
 from gpu_runtime.actors.trace_replay import TraceReplay
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.generation import Generation
 from gpu_runtime.runtime import Rollout, Runtime
@@ -40,9 +41,9 @@ def instances() -> Iterator[LocalInstances]:
 
 @pytest.fixture(scope="module")
 def runtime(instances: LocalInstances) -> Iterator[Runtime]:
-    runtime = Runtime(load_config("smoke", [*SETTINGS, f"runtime.ray_address={instances.address}"], {}))
-    yield runtime
-    runtime.close()
+    config = load_config("smoke", [*SETTINGS, f"runtime.ray_address={instances.address}"], {})
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        yield runtime
 
 
 def workers_of(rolled: Rollout) -> set[str]:

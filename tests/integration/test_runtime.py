@@ -14,7 +14,8 @@ import pytest
 from safetensors.numpy import load
 
 from benchmarks.bare_loop import run
-from gpu_runtime.actors.cluster import RayActor
+from gpu_runtime.actors.ray_cluster import RayActor
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
@@ -41,9 +42,8 @@ def config():
 
 @pytest.fixture(scope="module")
 def runtime(config):
-    runtime = Runtime(config)
-    yield runtime
-    runtime.close()
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration import monitor
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
@@ -34,9 +35,9 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def runtime():
-    runtime = Runtime(load_config("smoke", SETTINGS, {}))
-    yield runtime
-    runtime.close()
+    config = load_config("smoke", SETTINGS, {})
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.generation import Generation
 from gpu_runtime.history_log import names_of
@@ -36,9 +37,9 @@ def history(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="module")
 def runtime(history):
-    runtime = Runtime(load_config("smoke", SETTINGS, {}), history)
-    yield runtime
-    runtime.close()
+    config = load_config("smoke", SETTINGS, {})
+    with open_cluster(config) as cluster, Runtime(config, cluster, history) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")

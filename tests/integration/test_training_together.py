@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
@@ -34,9 +35,8 @@ def config():
 
 @pytest.fixture(scope="module")
 def runtime(config):
-    runtime = Runtime(config)
-    yield runtime
-    runtime.close()
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        yield runtime
 
 
 @pytest.fixture(scope="module")

@@ -102,11 +102,11 @@ def test_folders_for_all_and_what_is_not_there_are_left_alone(tmp_path: Path):
 def test_the_token_of_ray_is_closed(tmp_path: Path):
     """In a process of its own: Ray's folder is read from the environment when it is imported."""
     code = (
-        "from gpu_runtime.actors import cluster\n"
-        "cluster.Cluster._connect = lambda self: None\n"
-        "cluster.ray.cluster_resources = lambda: {}\n"
+        "from gpu_runtime.actors import ray_cluster\n"
+        "ray_cluster.RayCluster._connect = lambda self: None\n"
+        "ray_cluster.ray.cluster_resources = lambda: {}\n"
         "from storage.config import RunConfig\n"
-        "cluster.Cluster(RunConfig())\n"
+        "ray_cluster.RayCluster(RunConfig())\n"
     )
     token = tmp_path / ".ray" / "auth_token"
     token.parent.mkdir()

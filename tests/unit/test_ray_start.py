@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.actors import cluster
+from gpu_runtime.actors import ray_cluster
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 
@@ -13,6 +13,6 @@ def test_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch):
     def busy(**_: object) -> None:
         raise Exception("The current node timed out during startup.\nmore")
 
-    monkeypatch.setattr(cluster.ray, "init", busy)
+    monkeypatch.setattr(ray_cluster.ray, "init", busy)
     with pytest.raises(RuntimeFailure, match=r"^Ray did not start.*timed out during startup\. Free[^\n]*$"):
-        cluster.Cluster(RunConfig())
+        ray_cluster.RayCluster(RunConfig())

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from gpu_runtime import trainers as module
-from gpu_runtime.actors.protocol import RemoteActor
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.trainers import Trainers
 from gpu_runtime.worker_protocol import Worker

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gpu_runtime.actors.protocol import RemoteActor
-from gpu_runtime.actors.scoring import ScoringWorker
+from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.scoring_worker import ScoringWorker
 from gpu_runtime.trainers import Trainers
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import ImageScorer, Worker

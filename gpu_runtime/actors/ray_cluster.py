@@ -25,8 +25,8 @@ from gpu_runtime.actors import RAY_TOKEN
 from gpu_runtime.actors.gpu_shares import worker_share
 from gpu_runtime.actors.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.actors.packing import Answering, pack_call, unpack
-from gpu_runtime.actors.protocol import RemoteActor
 from gpu_runtime.actors.ray_processes import ray_processes
+from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster_address import refuse_silent_address
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
@@ -80,7 +80,7 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         return _translated(reference.future(), self.name)
 
 
-class Cluster:
+class RayCluster:
     """A Ray cluster that this process started or joined.
 
     Args:
@@ -152,16 +152,7 @@ class Cluster:
         market: Market = "reserved",
         gpu_share: float = 0.0,
     ) -> RemoteActor[WorkerT]:
-        """Start a process for a worker of a plain class; it loads in the background.
-
-        Args:
-            name: shown in messages and records.
-            worker: the class; `args` go to its constructor.
-            gpu: whether it is a device, and needs a GPU's share where there are any.
-            market: of the instance that it is to be placed on, where instances say theirs; its start is
-                pending until one has room.
-            gpu_share: the share of a GPU that it needs otherwise.
-        """
+        """As of every cluster."""
         # Ray's own record of each call costs a tenth of it; ours is the time line.
         options: dict[str, Any] = {
             "num_cpus": 1,
@@ -180,11 +171,6 @@ class Cluster:
         return RayActor(name, handle, alone=self._local)
 
     @property
-    def is_local(self) -> bool:
-        """Whether this process started it: all workers are on this machine."""
-        return self._local
-
-    @property
     def host(self) -> str:
         """The address by which workers reach this process."""
         return LOOPBACK if self._local else ray.util.get_node_ip_address()
@@ -194,12 +180,7 @@ class Cluster:
         return ray_processes() if self._local else {}
 
     def share(self, value: T) -> T:
-        """Put a value into the object store once, to be passed to many calls.
-
-        Returns:
-            A stand-in of the value: good for nothing but to be an argument of calls, where the value itself
-            arrives. It is typed as the value, so that such calls are checked.
-        """
+        """Put a value into Ray's object store; the stand-in is a reference."""
         return cast(T, ray.put(value))
 
     def describe(self) -> str:

@@ -1,0 +1,1 @@
+"""Clusters: what starts a run's processes and carries their calls."""

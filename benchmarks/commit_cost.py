@@ -17,7 +17,8 @@ import psutil
 from benchmarks.uneven_workers import UnevenFleet
 from gpu_runtime.actors.ray_cluster import RayCluster
 from gpu_runtime.devices import Device
-from gpu_runtime.generation import Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import Worker
@@ -77,10 +78,10 @@ def _cpu_s_of(
 ) -> tuple[float, int]:
     """CPU seconds of some batches, and how many commits there were."""
     settings = config.runtime.model_copy(update={"commit_steps": commit_steps, "commit_s": 0.0})
-    phase = Generation(UnevenFleet([device]), requests, _KEY, config.model_copy(update={"runtime": settings}))
+    dispatcher = Dispatcher(config.model_copy(update={"runtime": settings}))
     before = _cpu_s()
-    phase.run()
-    return _cpu_s() - before, phase.counters.commits
+    dispatcher.run(UnevenFleet([device]), _KEY, SamplePhase(requests, config.sampling))
+    return _cpu_s() - before, dispatcher.counters.commits
 
 
 def _cpu_s() -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine
+from gpu_runtime.scheduling.requests import RequestKind
 
 Span = tuple[float, float]
 """From and until, in unix seconds."""
@@ -25,6 +26,7 @@ class Window:
         steps: denoising steps of each.
         ended: all samples were delivered.
         counts: it ended, and no later life did it again.
+        drafts: it is one of drafts, none of which had to be made.
     """
 
     span: Span
@@ -32,6 +34,7 @@ class Window:
     steps: int = 0
     ended: bool = False
     counts: bool = False
+    drafts: bool = False
 
 
 @dataclass
@@ -130,7 +133,7 @@ def lives_of(lines: Iterable[HistoryLine]) -> list[LifeTimes]:
     later: set[str] = set()
     for life in reversed(lives):
         for window in life.windows:
-            window.counts = window.ended and later.isdisjoint(window.requests)
+            window.counts = window.ended and not window.drafts and later.isdisjoint(window.requests)
         later.update(name for window in life.windows for name in window.requests)
     return lives
 
@@ -160,8 +163,9 @@ def _leases(driver: Sequence[HistoryLine], ended_at: float) -> tuple[dict[int, L
         if line.event == "phase" and facts["phase"] == "rollout":
             windows.append(Window((line.at, ended_at)))
         elif line.event == "generate":
-            if not windows or windows[-1].requests:
-                windows.append(Window((line.at, ended_at)))
+            drafts = facts.get("kind") == RequestKind.EXPLORE
+            if drafts or not windows or windows[-1].requests or windows[-1].drafts:
+                windows.append(Window((line.at, ended_at), drafts=drafts))
             windows[-1].requests, windows[-1].steps = facts["requests"], facts["steps"]
         elif line.event == "generated":
             windows[-1].span, windows[-1].ended = (windows[-1].span[0], line.at), True

@@ -35,7 +35,7 @@ from benchmarks.regroup_trials import STRIKER, Striker, Trials, evaluate
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.chaos.cast import TRAINER
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.generation import Delivered
+from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import HistoryLine, check_history

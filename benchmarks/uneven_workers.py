@@ -13,7 +13,8 @@ from gpu_runtime.actors.ray_cluster import RayCluster
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import SampleState
-from gpu_runtime.generation import Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -80,10 +81,13 @@ class UnevenFleet:
 
     Args:
         devices: the first one stays.
+        kill: asked after each chunk until it is true: then the victim is killed.
     """
 
-    def __init__(self, devices: list[Device]) -> None:
+    def __init__(self, devices: list[Device], kill: Callable[[], bool] = lambda: False) -> None:
         self.devices = devices
+        self._kill = kill
+        self._victim = devices[_VICTIM] if len(devices) > _VICTIM else None
         self.lost: list[str] = []
 
     def workers(self, key: str) -> list[Device]:
@@ -102,7 +106,10 @@ class UnevenFleet:
         """States are not booked here."""
 
     def heed(self, device: Device, notice: Notice | None) -> None:
-        """Nobody gives notice here."""
+        """A chunk is there; no device is under notice here."""
+        if self._victim is not None and self._kill():
+            self._victim.actor.kill()
+            self._victim = None
 
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
@@ -113,18 +120,6 @@ class UnevenFleet:
         """As of the fleet."""
         device.actor.kill()
         self.lose(device, WorkerLostError(reason))
-
-
-class _KillingPhase(Generation):
-    """A phase that kills a worker when a quarter of its samples is there."""
-
-    victim: Device | None = None
-
-    def _settle(self, call: Future[Any]) -> None:
-        super()._settle(call)
-        if self.victim is not None and 4 * len(self._delivered) >= len(self._requests):
-            self.victim.actor.kill()
-            self.victim = None
 
 
 @dataclass(frozen=True)
@@ -220,17 +215,16 @@ def _late_s(device: Device) -> float:
 def _phase(devices: list[Device], config: RunConfig, requests: list[SampleRequest], pushes: bool) -> _Phase:
     size, lease_s = config.sampling.batch_size, config.runtime.lease_s
     names = [device.name for device in devices]
-    fleet = UnevenFleet(list(devices))
     scheduler: PullScheduler[SampleRequest] = PullScheduler(size, lease_s, size)
     if pushes:
         scheduler = PushDispatch(size, lease_s, size, names, 0)
-    phase = _KillingPhase(fleet, requests, _KEY, config, scheduler=scheduler)
-    phase.victim = devices[_VICTIM]
+    phase = SamplePhase(requests, config.sampling)
+    fleet = UnevenFleet(list(devices), lambda: 4 * phase.done >= len(requests))
     for device in devices:
         _late_s(device)
     began = time.monotonic()
-    delivered = phase.run()
+    Dispatcher(config, scheduler=scheduler).run(fleet, _KEY, phase)
     took_s = time.monotonic() - began
-    images = {one.sample.request: one.sample.image_HWC for one in delivered}
+    images = {one.sample.request: one.sample.image_HWC for one in phase.delivered}
     late_s = sum(_late_s(device) for device in fleet.devices)
     return _Phase(took_s, images, fleet.lost, late_s)

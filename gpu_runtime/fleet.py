@@ -6,16 +6,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
+from contextlib import contextmanager
 from typing import Any
 
 from gpu_runtime.arrivals import Arrivals, pause
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import Device, FailedStart, Weights
-from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.phase import Phase
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.paid_time import PaidMeter
 from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
@@ -37,8 +41,8 @@ class Fleet:
     holds the phase's weights. A worker whose notice is withdrawn pulls again, beside its replacement if
     there is one.
 
-    Beside training, a second thread drafts: the training thread then touches the trainers alone, the drafting
-    one the other devices (`drafters`, `lose`). A lock guards what both write.
+    Beside training, a second thread lets the other devices draft (`beside_training`): the training thread
+    then touches the trainers alone. A lock guards what both write.
 
     Args:
         cluster: where the workers run.
@@ -50,7 +54,8 @@ class Fleet:
         self._cluster = cluster
         self._config = config
         self._history = history or HistoryLog(None, "")
-        self._next_lease = 0
+        self._dispatcher = Dispatcher(config, history=self._history)
+        self._beside_training = False
         self._timeline = Timeline()
         self._meter = PaidMeter()
         self._paid: list[PaidTime] = []
@@ -59,14 +64,6 @@ class Fleet:
         """Names of workers that died after they had joined, in order."""
         self.failed_starts: list[FailedStart] = []
         """Workers that died while they loaded, in order."""
-        self.samples_returned = 0
-        """Samples that went back from workers lost, hung or under notice."""
-        self.samples_dropped = 0
-        """Samples that arrived a second time."""
-        self.steps_redone = 0
-        """Denoising steps of samples that lost workers had done past the last commit, at most."""
-        self.commits = 0
-        """Times that a device's unfinished samples were saved."""
         self._devices: list[Device] = []
         self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
@@ -128,25 +125,37 @@ class Fleet:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         self.prepare(weights)
-        with self.sharing.phase(self, requests, weights.key) as fleet:
-            generation = Generation(
-                fleet,
-                requests,
-                weights.key,
-                self._config,
-                history=self._history,
-                first_lease=self._next_lease,
-            )
-            delivered = generation.run()
-        self._next_lease = generation.next_lease
-        self.samples_returned += generation.counters.returned
-        self.samples_dropped += generation.counters.duplicates
-        self.steps_redone += generation.counters.redone_steps
-        self.commits += generation.counters.commits
-        for device in self._devices:
-            if device.coming is None:
-                self.enter(device.name, "idle")
-        return delivered
+        phase = SamplePhase(requests, self._config.sampling)
+        self.do(phase, weights.key)
+        return phase.delivered
+
+    def do(self, phase: Phase, key: str) -> None:
+        """Let the devices that hold the weights called `key` do a phase, alone or in groups.
+
+        Raises:
+            RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
+        """
+        try:
+            with self.sharing.phase(self, phase.kind, key) as fleet:
+                self._dispatcher.run(fleet, key, phase)
+        finally:
+            for device in self._available:
+                if device.coming is None:
+                    self.enter(device.name, "idle")
+
+    @contextmanager
+    def beside_training(self) -> Iterator[None]:
+        """Within this context the trainers train: phases are done by the other devices."""
+        self._beside_training = True
+        try:
+            yield
+        finally:
+            self._beside_training = False
+
+    @property
+    def counters(self) -> Counters:
+        """What phases have lost, done again and saved since the start."""
+        return self._dispatcher.counters
 
     def prepare(self, weights: Weights) -> None:
         """Replace what is lost or will be, and make every worker hold these weights."""
@@ -168,7 +177,7 @@ class Fleet:
         self._arrivals.fill(self._filled, again=False)
         given = [
             self._give(device, self._weights)
-            for device in self._devices
+            for device in self._available
             if device.holds != self._weights.key and device.notice is None
         ]
         return [*self._arrivals.calls, *given]
@@ -180,22 +189,17 @@ class Fleet:
     def workers(self, key: str) -> list[Device]:
         """The devices that hold the weights called `key` now, those under notice too."""
         self._settle_weights()
-        with self._lock:
-            return [device for device in self._devices if device.holds == key]
+        return [device for device in self._available if device.holds == key]
 
-    def drafters(self, key: str, with_trainer: bool) -> list[Device]:
-        """The devices that hold the weights called `key` now and are not under notice, asked anew.
+    def drafters(self, key: str) -> list[Device]:
+        """The devices that may draft beside training: no trainers, asked for notices anew.
 
         Args:
-            key: name of the weights.
-            with_trainer: whether the trainers may draft.
+            key: name of the weights that they hold.
         """
         self._ask_for_notices()
-        return [
-            device
-            for device in self.workers(key)
-            if device.notice is None and (with_trainer or device not in self.trainers)
-        ]
+        with self.beside_training():
+            return [device for device in self.workers(key) if device.notice is None]
 
     def heed(self, device: Device, notice: Notice | None) -> None:
         """What a device's provider says now; news is booked."""
@@ -336,6 +340,12 @@ class Fleet:
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
         # The history tells of processes: one that did not start is gone as one that is lost.
         self._history.note("lost" if kind == "failed" else kind, worker=device.name, **facts)
+
+    @property
+    def _available(self) -> list[Device]:
+        """The devices of a phase."""
+        with self._lock:
+            return [d for d in self._devices if not (self._beside_training and d in self.trainers)]
 
     @property
     def _filled(self) -> set[str]:

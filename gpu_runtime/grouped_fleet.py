@@ -13,8 +13,8 @@ from concurrent.futures import Future, wait
 from typing import Any, Protocol
 
 from gpu_runtime.devices import Device
+from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.generating_group import GeneratingGroup
-from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
 from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
@@ -299,7 +299,7 @@ class GroupedFleet:
             raise RuntimeFailure(
                 f"groups of devices that share a sequence broke {self._failures} times in a row although all "
                 f"members live, the last time so: {reason}; raise runtime.lease_s={self._lease_s:g}, or set "
-                "sequence_parallel.rollout=1 and evaluate=1, and resume the run"
+                "all degrees of sequence_parallel to 1, and resume the run"
             )
 
 

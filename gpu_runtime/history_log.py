@@ -155,5 +155,6 @@ def names_of(requests: Iterable[SampleRequest]) -> list[str]:
     """Requests as the history writes them."""
     return [
         f"{request.kind}-{request.iteration}-{request.prompt_id}-{request.seed_index}-v{request.policy_version}"
+        + (f"-preview-{request.preview_step}" if request.preview_step else "")
         for request in requests
     ]

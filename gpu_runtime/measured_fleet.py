@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from queue import Empty
 
 from gpu_runtime.devices import Device
+from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.generating_group import GeneratingGroup
-from gpu_runtime.generation import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet, MeetingPlace, group_of
 from gpu_runtime.sequence_parallel.degree_choice import choose_layout
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup

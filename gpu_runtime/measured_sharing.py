@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.generation import GeneratingFleet
+from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.measured_fleet import MeasuredFleet
 from gpu_runtime.sequence_parallel.pace import Pace, RequestClass
@@ -37,7 +37,7 @@ class MeasuredSharing(Sharing):
         if degree != AUTO:
             return super()._grouped(fleet, key, degree)
         at_most = self._config.sequence_parallel.at_most
-        degrees = [size for size in self._possible_degrees() if size <= at_most]
+        degrees = [size for size in self._degrees if size <= at_most]
         lease_s = self._config.runtime.lease_s
         return MeasuredFleet(
             fleet, key, self._pace, degrees, self._meeting_place(), self._book, self._instance_of, lease_s

@@ -15,11 +15,11 @@ from typing import Any
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import FailedStart, Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Fleet
-from gpu_runtime.generation import Delivered
 from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
@@ -136,22 +136,22 @@ class Runtime:
     @property
     def samples_returned(self) -> int:
         """Samples that went back from workers lost, hung or under notice, since the start."""
-        return self._fleet.samples_returned
+        return self._fleet.counters.returned
 
     @property
     def samples_dropped(self) -> int:
         """Samples that arrived a second time and were dropped, since the start."""
-        return self._fleet.samples_dropped
+        return self._fleet.counters.duplicates
 
     @property
     def steps_redone(self) -> int:
         """Denoising steps of samples that lost workers took with them, since the start; at most."""
-        return self._fleet.steps_redone
+        return self._fleet.counters.redone_steps
 
     @property
     def commits(self) -> int:
         """Times that a device's unfinished samples were saved, since the start."""
-        return self._fleet.commits
+        return self._fleet.counters.commits
 
     def enter(self, phase: str, iteration: int) -> None:
         """Note in the history that an iteration enters a phase; each method notes its own."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.diffusion.sampler import GeneratedImage, Sampler, SampleState
 from gpu_runtime.history_log import HistoryLog, names_of
-from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.spot.notice import Notice
 from storage.errors import RuntimeFailure
 
@@ -23,13 +23,13 @@ class SampleChunk:
 
     Attributes:
         states: the samples as far as they are; empty when they are finished, or not a step further.
-        samples: the finished ones, all at once.
+        samples: the finished ones, all at once; of drafts the images alone, as only scorers want them.
         notice: the machine's preemption notice, where one stands. The device has then given the lease up.
         step_s: seconds that each denoising step of the call took, on average; None where it did none.
     """
 
     states: tuple[SampleState, ...] = ()
-    samples: tuple[GeneratedSample, ...] = ()
+    samples: tuple[GeneratedImage, ...] = ()
     notice: Notice | None = None
     step_s: float | None = None
 
@@ -122,8 +122,7 @@ class SamplesInFlight:
         self._history.note("sent", lease=lease, step=states[0].step)
         if states[0].step == total:
             self.drop()
-            samples = tuple(self._sampler.finish(states)) if speaks else ()
-            return SampleChunk(samples=samples, notice=notice, step_s=step_s)
+            return SampleChunk(samples=self._finish(states, speaks), notice=notice, step_s=step_s)
         if stops:
             self.drop()
             self._given_up = lease
@@ -132,6 +131,18 @@ class SamplesInFlight:
     def drop(self) -> None:
         """Forget what is in flight."""
         self._lease, self._given_up, self._states = None, None, []
+
+    def _finish(self, states: Sequence[SampleState], speaks: bool) -> tuple[GeneratedImage, ...]:
+        """The images, where this device speaks for all."""
+        first = states[0].request
+        if not (speaks or first.preview_step):  # a preview takes the model, and with it all that share it
+            return ()
+        samples = self._sampler.finish(states)
+        if not speaks:
+            return ()
+        if first.kind is RequestKind.EXPLORE:
+            return tuple(GeneratedImage(sample.request, sample.image_HWC) for sample in samples)
+        return tuple(samples)
 
     def _step(self, lease: int, until: int) -> float:
         """Do one denoising step where anyone looks up or writes down after each, else all; their seconds."""

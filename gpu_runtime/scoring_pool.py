@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
@@ -12,7 +13,9 @@ from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.history_log import HistoryPlace
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.pull_queue import Lease, PullQueue
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.scoring_worker import ScoringWorker
 from gpu_runtime.worker_protocol import ImageScorer
 from storage.config import RunConfig
@@ -134,7 +137,9 @@ class Judging:
     def __init__(self, pool: ScoringPool, images_a_call: int, tolerant: bool) -> None:
         self._pool = pool
         self._tolerant = tolerant
-        self._queue: PullQueue[int] = PullQueue((), images_a_call)
+        # A scorer that hangs is killed by the pool, so no lease expires.
+        self._queue: PullScheduler[int] = PullScheduler(images_a_call, math.inf, images_a_call)
+        self._images_a_call = images_a_call
         self._images: dict[int, tuple[np.ndarray, PromptRecord]] = {}
         self._busy: dict[Future[list[Score]], tuple[RemoteActor[ImageScorer], Lease[int]]] = {}
         self._deaths = 0
@@ -142,7 +147,7 @@ class Judging:
     @property
     def done(self) -> bool:
         """Every image that was added is judged and collected."""
-        return self._queue.done
+        return self._queue.done()
 
     @property
     def calls(self) -> list[Future[list[Score]]]:
@@ -152,14 +157,15 @@ class Judging:
     def add(self, number: int, image: np.ndarray, prompt: PromptRecord) -> None:
         """One more image, under a number of its own."""
         self._images[number] = (image, prompt)
-        self._queue.add([number])
+        self._queue.add([WorkItem(number, RequestKind.ROLLOUT, steps=1, turn=0, version=0)])
 
     def feed(self) -> list[Future[list[Score]]]:
         """Let every free scorer pull; the calls that this starts."""
         working = {actor.name for actor, _ in self._busy.values()}
         started: list[Future[list[Score]]] = []
         for actor in self._pool.actors:
-            lease = None if actor.name in working else self._queue.pull(actor.name)
+            idle = actor.name not in working
+            lease = self._queue.pull(actor.name, 0.0, 0, self._images_a_call) if idle else None
             if lease:
                 images, prompts = zip(*(self._images[number] for number in lease.requests), strict=True)
                 call = actor.call(ImageScorer.score, list(images), list(prompts))
@@ -182,7 +188,7 @@ class Judging:
             how = self._pool.end_of(actor, error)
             self._pool.replace(actor)
             if self._deaths <= _DEATHS_ALLOWED:
-                self._queue.give_back(actor.name)
+                self._queue.lose(actor.name)
                 return {}
             if not self._tolerant:
                 raise RuntimeFailure(
@@ -190,7 +196,7 @@ class Judging:
                     "crash the engine, or memory is short"
                 ) from error
             scores = {number: Score(0.0, False, "", error=how) for number in lease.requests}
-        self._queue.deliver(lease)
+        self._queue.deliver(lease, lease.requests, 0.0)
         for number in lease.requests:
             del self._images[number]
         return scores

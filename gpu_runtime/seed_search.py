@@ -1,6 +1,6 @@
 """The search for seeds on live devices: when to draft, on which of them, and what follows.
 
-`SeedExplorer` decides and learns, `DraftingLoop` drafts and judges. `in_window` may run in a thread of
+`SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. `in_window` may run in a thread of
 its own beside training; all else but the window's end is called while it does not, so that what the
 explorer has learned has one writer at a time.
 """
@@ -8,26 +8,24 @@ explorer has learned has one writer at a time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gpu_runtime.devices import Device, Weights
-from gpu_runtime.drafting import Drafted, DraftingLoop, DraftTask
-from gpu_runtime.drafting_bench import Bench
+from gpu_runtime.devices import Weights
+from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import SeedExplorer
-from gpu_runtime.exploration.fidelity import FULL, evaluations_of
+from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.fleet import Fleet
-from gpu_runtime.planned_drafts import PlannedDrafts
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
-from gpu_runtime.training_window import TrainingWindow
 from storage.config import RunConfig
 from storage.prompts import PromptRecord
 
@@ -58,6 +56,37 @@ class SeedReview:
     notes: tuple[tuple[str, str], ...] = ()
 
 
+class PlannedDrafts:
+    """A planner, which knows of scores only, as the source of a phase of drafts.
+
+    Args:
+        planner: says what to draft.
+        explorer: says what is learned of a judgement.
+        task: makes the task of a round's draft.
+    """
+
+    def __init__(
+        self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
+    ) -> None:
+        self._planner = planner
+        self._explorer = explorer
+        self._task = task
+
+    def more(self) -> list[DraftTask]:
+        """The planner's next round; none before the round before the last is judged."""
+        if not self._planner.can_plan:
+            return []
+        drafts = self._planner.next_round()
+        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
+
+    def judged(self, candidate: Candidate) -> None:
+        """Tell the planner of its draft's judgement; the monitor's re-scores are none of its drafts."""
+        if candidate.round == MONITOR_ROUND:
+            return
+        score = self._explorer.signal(candidate) if candidate.error is None else None
+        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
+
+
 class SeedSearch:
     """Finds the seeds of each iteration.
 
@@ -86,6 +115,7 @@ class SeedSearch:
         steps = config.sampling.rollout_steps
         names = {FULL, *self._settings.fidelities}
         self._cost = {name: evaluations_of(name, steps) / steps for name in names}
+        self._steps = {name: preview_step(name) or steps for name in names}
         self._said_no_device = False
         self._window: TrainingWindow | None = None
 
@@ -120,7 +150,7 @@ class SeedSearch:
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
-        devices = self._fleet.drafters(window.weights_key, with_trainer=False)
+        devices = self._fleet.drafters(window.weights_key)
         if not devices:
             return self._explorer.plain(iteration, *self._no_device(iteration))
         rescores = [
@@ -129,8 +159,11 @@ class SeedSearch:
         ]
         # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
         planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
-        bench = self._bench(devices, window.weights_key, window, self._settings.stop_with_training)
-        made = self._draft(bench, iteration, planner, window.policy_version, rescores)
+        limits = self._limits(window, self._settings.stop_with_training)
+        with self._fleet.beside_training():
+            made = self._draft(
+                window.weights_key, limits, iteration, planner, window.policy_version, rescores
+            )
         window.device_s, window.full_drafts = made.device_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not matter.
@@ -144,13 +177,13 @@ class SeedSearch:
         budget: float | None = self._settings.drafts or None
         if self._settings.strategy == "stale":
             # In place of what a window would have held.
-            budget = self._budget(len(self._fleet.drafters(weights.key, with_trainer=False)))
+            budget = self._budget(len(self._fleet.drafters(weights.key)))
             if not budget:
                 return self._explorer.plain(iteration)
         planner = self._explorer.begin(iteration, budget)
-        devices = self._fleet.drafters(weights.key, with_trainer=True)
-        bench = self._bench(devices, weights.key, None, False)
-        return self._finish(iteration, planner, self._draft(bench, iteration, planner, policy_version, ()))
+        limits = self._limits(None, False)
+        made = self._draft(weights.key, limits, iteration, planner, policy_version, ())
+        return self._finish(iteration, planner, made)
 
     def review(
         self, plan: SeedPlan, scored: Scored, next_plan: SeedPlan | None, policy_version: int
@@ -224,33 +257,26 @@ class SeedSearch:
         counts = Counter(task.fidelity for task in tasks)
         return sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
 
-    def _bench(self, devices: list[Device], key: str, window: TrainingWindow | None, stops: bool) -> Bench:
-        bench = Bench(
-            fleet=self._fleet,
-            devices=devices,
-            judging=self._scoring.open(_IMAGES_A_CALL, tolerant=True),
-            prompts=self._prompts,
-            weights_key=key,
-            batch_size=self._config.sampling.batch_size,
-            cost=self._cost,
-            window=window,
-            stops_with_training=stops,
-            lease_s=self._config.runtime.lease_s,
-        )
-        return replace(bench, fits=self._explorer.forecast.fits) if stops else bench
+    def _limits(self, window: TrainingWindow | None, stops: bool) -> DraftLimits:
+        limits = DraftLimits(self._config.sampling.batch_size, self._steps, self._cost, window, stops)
+        return replace(limits, fits=self._explorer.forecast.fits) if stops else limits
 
     def _draft(
         self,
-        bench: Bench,
+        key: str,
+        limits: DraftLimits,
         iteration: int,
         planner: DraftPlanner,
         policy_version: int,
         rescores: Sequence[DraftTask],
     ) -> Drafted:
-        task = partial(self._task, iteration, policy_version)
-        made = DraftingLoop(bench, PlannedDrafts(planner, self._explorer, task)).run(rescores)
-        self._fleet.samples_returned += made.returned
-        return made
+        """Let the devices that hold the weights called `key` draft what a planner asks for."""
+        source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, policy_version))
+        judging = self._scoring.open(_IMAGES_A_CALL, tolerant=True)
+        phase = DraftPhase(rescores, source, judging, self._prompts, policy_version, limits)
+        self._fleet.do(phase, key)
+        phase.collect_what_is_done()
+        return phase.made
 
     def _finish(self, iteration: int, planner: DraftPlanner, made: Drafted) -> SeedPlan:
         return self._explorer.finish(
@@ -261,7 +287,7 @@ class SeedSearch:
         prompt = self._prompts[draft.prompt_id].text
         request = SampleRequest(
             RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
-            policy_version, prompt,
+            policy_version, prompt, preview_step(draft.fidelity) or 0,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
 

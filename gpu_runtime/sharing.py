@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError
 from contextlib import contextmanager
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import Device
-from gpu_runtime.generation import GeneratingFleet
+from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from storage.config import RunConfig
@@ -42,22 +42,22 @@ class Sharing:
         """Answers of workers that came when their group was over, and were dropped."""
 
     @contextmanager
-    def phase(
-        self, fleet: GeneratingFleet, requests: Sequence[SampleRequest], key: str
-    ) -> Iterator[GeneratingFleet]:
+    def phase(self, fleet: GeneratingFleet, kind: RequestKind, key: str) -> Iterator[GeneratingFleet]:
         """The fleet as a phase's samples are to be shared by it: itself, where each device works alone.
 
         Args:
             fleet: the devices.
-            requests: of the phase, all of one kind.
+            kind: of the phase's requests.
             key: name of the weights that it generates with.
 
         Raises:
             ConfigurationError: if the model's sequences do not divide by the degree.
         """
         settings = self._config.sequence_parallel
-        evaluates = bool(requests) and requests[0].kind is RequestKind.EVALUATE
-        degree = settings.evaluate if evaluates else settings.rollout
+        degree = settings.by_kind[kind]
+        if settings.largest > 1 and not self._degrees:
+            # Asked in a run's first phase, which is none of drafts: later the trainer may be training.
+            self._degrees = self._degrees_up_to(settings.largest)
         if degree == 1:
             yield fleet
             return
@@ -70,11 +70,11 @@ class Sharing:
             self.late += grouped.late
 
     def _grouped(self, fleet: GeneratingFleet, key: str, degree: int) -> GroupedFleet:
-        possible = self._possible_degrees()
+        possible = self._degrees
         if degree not in possible:
             raise ConfigurationError(
                 f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
-                f"sequence_parallel.rollout and evaluate to {', '.join(map(str, possible))}"
+                f"sequence_parallel.rollout, evaluate and explore to {', '.join(map(str, possible))}"
             )
         # Large groups first: each weighs more than any smaller ones of as many devices.
         weights = {size: 1 / size**2 for size in possible if size <= degree}
@@ -82,12 +82,6 @@ class Sharing:
         return GroupedFleet(
             fleet, key, weights, self._meeting_place(), self._book, self._instance_of, lease_s
         )
-
-    def _possible_degrees(self) -> tuple[int, ...]:
-        """By how many devices the model's sequences can be shared; asked once."""
-        if not self._degrees:
-            self._degrees = self._degrees_up_to(self._config.sequence_parallel.largest)
-        return self._degrees
 
     def _meeting_place(self) -> ControlStore:
         """Where groups meet; there from the first phase that shares."""

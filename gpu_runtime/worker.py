@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
-from gpu_runtime.drafts_in_flight import DraftChunk, DraftsInFlight
 from gpu_runtime.history_log import HistoryLog, HistoryPlace
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
@@ -77,7 +76,6 @@ class DeviceWorker:
             self._sampler, self.notice if watched else None, written, config.runtime.notices != "none"
         )
         self._place = PlaceInGroup(name, model)
-        self._drafts = DraftsInFlight(self._sampler)
         self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
         self._holds = ""
         self._set_aside: WeightState | None = None
@@ -99,7 +97,7 @@ class DeviceWorker:
         """
         if self._trainer is not None and self._set_aside is None:
             self._set_aside = self._policy.state()
-        self._drop_all()
+        self._samples.drop()  # half a sample with other weights would be of no use
         self._policy.load(state)
         self._holds = key
         return weights_digest(self._policy.state())
@@ -116,7 +114,7 @@ class DeviceWorker:
         if self._set_aside is not None:
             self._policy.load(self._set_aside)
             self._set_aside = None
-        self._drop_all()
+        self._samples.drop()  # half a sample with other weights would be of no use
         with exchanging(self._among):
             self._policy.gather()
         self._holds = key
@@ -197,38 +195,6 @@ class DeviceWorker:
         """
         return self._place.together(epoch, lambda: getattr(self, method)(*args))
 
-    def begin_drafts(
-        self, key: str, requests: Sequence[SampleRequest], preview_step: int | None, steps: int
-    ) -> DraftChunk:
-        """Begin drafts with the weights called `key`, and do their first denoising steps.
-
-        Drafts begun before are dropped, as they are when other weights are loaded.
-
-        Args:
-            key: weights to draft with.
-            requests: what to draft.
-            preview_step: after how many denoising steps to decode the model's prediction; None for
-                finished images.
-            steps: most denoising steps of this call.
-
-        Returns:
-            The images, or none while there are steps left: go on with `advance_drafts`.
-
-        Raises:
-            RuntimeFailure: if the worker holds other weights.
-        """
-        self._refuse_other_weights(key)
-        self._drafts.begin(requests, preview_step)
-        return self.advance_drafts(steps)
-
-    def advance_drafts(self, steps: int) -> DraftChunk:
-        """Go on with the drafts begun last, by at most so many denoising steps.
-
-        Raises:
-            RuntimeFailure: if there are none.
-        """
-        return DraftChunk(self._drafts.advance(steps), self.notice())
-
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Trainers only: take an iteration's training steps on their own weights.
 
@@ -268,11 +234,6 @@ class DeviceWorker:
     @property
     def _leads(self) -> bool:
         return self._among is None or self._among.leads
-
-    def _drop_all(self) -> None:
-        """Forget what is in flight: half a sample with other weights would be nobody's."""
-        self._samples.drop()
-        self._drafts.drop()
 
     def _refuse_other_weights(self, key: str) -> None:
         if self._holds != key:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpu_runtime.diffusion.sampler import SampleState
-    from gpu_runtime.drafts_in_flight import DraftChunk
     from gpu_runtime.learning.objective import TrainingSample
     from gpu_runtime.learning.policy import WeightState
     from gpu_runtime.learning.trainer import TrainingReport
@@ -67,12 +66,6 @@ class Worker(Protocol):
     def leave_group(self) -> None: ...
 
     def in_group(self, epoch: int, method: str, *args: Any) -> Any: ...
-
-    def begin_drafts(
-        self, key: str, requests: Sequence[SampleRequest], preview_step: int | None, steps: int
-    ) -> DraftChunk: ...
-
-    def advance_drafts(self, steps: int) -> DraftChunk: ...
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport: ...
 

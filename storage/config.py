@@ -269,7 +269,7 @@ class RunConfig(Section):
     def _groups_can_be(self) -> Self:
         workers = self.runtime.reserved_workers + self.runtime.spot_workers
         shared = self.sequence_parallel
-        for kind, degree in (("rollout", shared.rollout), ("evaluate", shared.evaluate)):
+        for kind, degree in shared.by_kind.items():
             if degree > workers:
                 raise ValueError(
                     f"sequence_parallel.{kind} is {degree}, but there are {workers} workers; lower it, or "
@@ -278,7 +278,7 @@ class RunConfig(Section):
         if self.model.compile and shared.largest > 1:
             raise ValueError(
                 f"model.compile is true with samples shared by {shared.largest} devices, which was never "
-                "tried together; set model.compile=false, or sequence_parallel.rollout=1 and evaluate=1"
+                "tried together; set model.compile=false, or all degrees of sequence_parallel to 1"
             )
         return self
 
@@ -289,7 +289,7 @@ class RunConfig(Section):
             raise ValueError(
                 f"runtime.trainer_workers is {training} and sequence_parallel shares samples between up to "
                 f"{shared} devices: a process is in one group at a time, so runs do one or the other; set "
-                "runtime.trainer_workers=1, or sequence_parallel.rollout=1 and evaluate=1"
+                "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
             )
         return self
 

@@ -43,7 +43,7 @@ class SequenceParallelConfig(Section):
     At 1, everywhere, devices work alone and nothing of this is started. Above it, devices of an instance
     form groups of that size; what is left over forms smaller ones, down to a device that works alone.
     With `auto`, measured times of a denoising step say how many share, and groups grow where a phase has
-    fewer batches left than devices. Drafts are always made by one device each.
+    fewer batches left than devices.
     """
 
     rollout: Degree = Field(default=1, le=MOST_DEGREE)
@@ -54,16 +54,25 @@ class SequenceParallelConfig(Section):
     evaluate: Degree = Field(default=1, le=MOST_DEGREE)
     """Devices that share an image in an evaluation, or `auto`."""
 
+    explore: int = Field(default=1, ge=1, le=MOST_DEGREE)
+    """Devices that share a draft. One each makes the most drafts; more where the model needs it, or where
+    training windows are short. Drafts with the rollout's degree have the rollout's bits."""
+
     at_most: int = Field(default=MOST_DEGREE, ge=1, le=MOST_DEGREE)
     """Most devices that `auto` lets share an image. They are always of one instance, so by default all of it
     may."""
 
     @property
+    def by_kind(self) -> dict[str, int]:
+        """The degree of each kind of request."""
+        return {"rollout": self.rollout, "evaluate": self.evaluate, "explore": self.explore}
+
+    @property
     def largest(self) -> int:
         """The largest degree that any kind of request may have."""
-        return max(self.at_most if degree == AUTO else degree for degree in (self.rollout, self.evaluate))
+        return max(self.at_most if degree == AUTO else degree for degree in self.by_kind.values())
 
     @property
     def is_measured(self) -> bool:
         """Whether measured times choose any degree, so that runs repeat up to rounding only."""
-        return AUTO in (self.rollout, self.evaluate) and self.at_most > 1
+        return AUTO in self.by_kind.values() and self.at_most > 1

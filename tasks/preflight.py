@@ -101,7 +101,7 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     if config.model.attention != "auto":
         refuse_attention(config.model.attention)
     shape = shape_of(outline.transformer, *outline.sequence_lengths())
-    for kind, degree in (("rollout", settings.rollout), ("evaluate", settings.evaluate)):
+    for kind, degree in settings.by_kind.items():
         if degree == AUTO:
             continue
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import Empty
 from typing import Any, TypeVar
 
@@ -12,11 +13,13 @@ import numpy as np
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
-from gpu_runtime.drafting import CHUNK_STEPS
-from gpu_runtime.drafts_in_flight import DraftChunk, DraftImage
+from gpu_runtime.diffusion.sampler import GeneratedImage, SampleState, Trajectory
+from gpu_runtime.dispatch.dispatcher import DRAFT_CHUNK_STEPS
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.scoring_pool import ScoringPool
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker_protocol import ImageScorer, Worker
 from storage.errors import WorkerLostError
@@ -53,11 +56,18 @@ class Script:
     ) -> None:
         self.under_way: list[tuple[str, Future[Any], Any]] = []
         self.waits = 0
+        self.now = 0.0
         self.dying = set(dying)
         self.hung = set(hung)
+        self.idle: Callable[[], object] = lambda: None
+        """What happens when the loop waits although nothing is under way."""
         self._choose = choose
         self._before = before or {}
         self._ended: deque[Future[Any] | None] = deque()
+
+    def clock(self) -> float:
+        """Seconds: one for each call that ends, and what the loop waits for in vain."""
+        return self.now
 
     def start(self, name: str, answer: Any) -> Future[Any]:
         """A call whose answer is known, but which has not ended."""
@@ -73,18 +83,28 @@ class Script:
         """As of a queue, but where nothing has ended yet, something does."""
         number, self.waits = self.waits, self.waits + 1
         self._before.get(number, lambda: None)()
+        if not self._ended and not self.under_way:
+            self.idle()
         if not self._ended:
             assert self.under_way, "the loop waits for nothing"
             places = [place for place, (name, _, _) in enumerate(self.under_way) if name not in self.hung]
             if not places:
                 assert timeout is not None, "the loop waits for what hangs"
+                self.now += timeout
                 raise Empty
             self.end(places[self._choose([self.under_way[place][0] for place in places])])
+        return self._ended.popleft()
+
+    def get_nowait(self) -> Future[Any] | None:
+        """As of a queue."""
+        if not self._ended:
+            raise Empty
         return self._ended.popleft()
 
     def end(self, place: int) -> None:
         """End one of the calls under way."""
         name, call, answer = self.under_way.pop(place)
+        self.now += 1.0
         if name in self.dying:
             self.dying.remove(name)
             call.set_exception(WorkerLostError(f"{name} is gone"))
@@ -97,26 +117,32 @@ class FakeDrafter(RemoteActor[Worker]):
 
     def __init__(self, name: str, script: Script) -> None:
         super().__init__(name)
-        self.begun: list[list[SampleRequest]] = []
+        self.begun: list[list[SampleRequest | SampleState]] = []
         self.chunks = 0
         self.notice_from_chunk: int | None = None
         self._script = script
-        self._left = 0
+        self._states: list[SampleState] = []
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
-        """`begin_drafts` and `advance_drafts`, as the worker has them."""
+        """`begin_samples` and `advance_samples`, as the worker has them."""
         self.chunks += 1
-        if method.__name__ == "begin_drafts":
-            key, requests, until, steps = args
+        if method.__name__ == "begin_samples":
+            key, _, work, steps = args
             assert key == "v1"
-            self.begun.append(list(requests))
-            self._left = (until or STEPS) - steps
+            self.begun.append(list(work))
+            self._states = [item if isinstance(item, SampleState) else _begun(item) for item in work]
         else:
-            assert (method.__name__, args) == ("advance_drafts", (CHUNK_STEPS,))
-            self._left -= CHUNK_STEPS
-        images = [DraftImage(r, _picture(r)) for r in self.begun[-1]] if self._left <= 0 else None
+            assert method.__name__ == "advance_samples"
+            steps = args[1]
+        assert steps <= DRAFT_CHUNK_STEPS
+        self._states = [replace(state, step=state.step + steps) for state in self._states]
         warned = self.notice_from_chunk is not None and self.chunks >= self.notice_from_chunk
-        return self._script.start(self.name, DraftChunk(images, NOTICE if warned else None))
+        chunk = SampleChunk(tuple(self._states), notice=NOTICE if warned else None)
+        request = self._states[0].request
+        if self._states[0].step == (request.preview_step or STEPS):
+            images = tuple(GeneratedImage(state.request, _picture(state.request)) for state in self._states)
+            chunk = SampleChunk(samples=images, notice=chunk.notice)
+        return self._script.start(self.name, chunk)
 
     def kill(self) -> None:
         """Its calls end, late."""
@@ -161,9 +187,23 @@ class FakePool(ScoringPool):
 class FakeFleet:
     """Notes what is booked."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Sequence[Device] = ()) -> None:
+        self.devices = list(devices)
+        self.newcomers: list[Future[Any]] = []
         self.states: dict[str, list[str]] = {}
         self.lost: list[str] = []
+
+    def workers(self, key: str) -> list[Device]:
+        """As of the fleet."""
+        return list(self.devices)
+
+    def welcome(self) -> list[Future[Any]]:
+        """As of the fleet."""
+        return [call for call in self.newcomers if not call.done()]
+
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """As of the fleet."""
+        return False
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """As of the fleet."""
@@ -174,6 +214,7 @@ class FakeFleet:
     def lose(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self.lost.append(device.name)
+        self.devices.remove(device)
 
     def give_up(self, device: Device, reason: str) -> None:
         """As of the fleet."""
@@ -198,3 +239,8 @@ def fake_prompts(count: int) -> dict[int, PromptRecord]:
 
 def _picture(request: SampleRequest) -> np.ndarray:
     return np.array([[[request.prompt_id, request.seed_index, 0]]], np.uint8)
+
+
+def _begun(request: SampleRequest) -> SampleState:
+    none = np.empty(0)
+    return SampleState(request, 0, 0, none, Trajectory(none, none, none, none))

@@ -61,18 +61,27 @@ class SampleState:
 
 
 @dataclass(frozen=True)
-class GeneratedSample:
-    """A finished sample.
+class GeneratedImage:
+    """The image of a finished sample: all that a scorer needs.
 
     Attributes:
         request: its identity.
         image_HWC: uint8 RGB, shape (H, W, 3).
-        trajectory: its stochastic steps.
-        latents_SC: float32 latents that the image was decoded from.
     """
 
     request: SampleRequest
     image_HWC: np.ndarray
+
+
+@dataclass(frozen=True)
+class GeneratedSample(GeneratedImage):
+    """A finished sample.
+
+    Attributes:
+        trajectory: its stochastic steps.
+        latents_SC: float32 latents that the image was decoded from.
+    """
+
     trajectory: Trajectory
     latents_SC: np.ndarray
 
@@ -94,10 +103,8 @@ class Sampler:
         }
 
     def total_steps(self, request: SampleRequest) -> int:
-        """Denoising steps from noise to image for this kind of request."""
-        if request.kind is RequestKind.EVALUATE:
-            return self._sampling.evaluate_steps
-        return self._sampling.rollout_steps
+        """Denoising steps that a request takes; a preview's are fewer than its schedule has."""
+        return request.preview_step or self._schedule_steps(request)
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
         """From nothing to images; the result has the order of the requests."""
@@ -123,15 +130,16 @@ class Sampler:
         """Do at most `steps` denoising steps on each state (all that remain by default).
 
         Keeps the order of `states`. States of different kinds or steps may be mixed; each batch
-        holds one kind at one step.
+        holds one kind at one step, with as many left.
 
         Raises:
             NonFiniteError: a sample is not finite after these steps.
         """
         result = list(states)
-        batches: dict[tuple[bool, int], list[int]] = defaultdict(list)
+        batches: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
         for index, state in enumerate(states):
-            batches[state.request.kind is RequestKind.EVALUATE, state.step].append(index)
+            alike = state.request.kind is RequestKind.EVALUATE, self.total_steps(state.request), state.step
+            batches[alike].append(index)
         size = self._sampling.batch_size
         for indices in batches.values():
             for first in range(0, len(indices), size):
@@ -142,12 +150,15 @@ class Sampler:
         return result
 
     def finish(self, states: Sequence[SampleState]) -> list[GeneratedSample]:
-        """Decode finished states.
+        """Decode states that have had all their denoising steps; previews by what the model predicts of them.
 
         Raises:
-            ValueError: if a state has denoising steps left.
+            ValueError: if a state has denoising steps left, or previews are mixed with others.
             NonFiniteError: an image is not finite.
         """
+        previews = {bool(state.request.preview_step) for state in states}
+        if len(previews) > 1:
+            raise ValueError("previews and finished samples are decoded apart")
         for state in states:
             if state.step != self.total_steps(state.request):
                 raise ValueError(
@@ -157,28 +168,9 @@ class Sampler:
         samples = []
         for batch in self._batches(states):
             latents = self._padded(np.stack([state.latents_SC for state in batch]))
+            if True in previews:
+                latents = self._predicted(batch, latents)
             samples += self._decoded(batch, latents)
-        return samples
-
-    @torch.no_grad()
-    def preview(self, states: Sequence[SampleState]) -> list[GeneratedSample]:
-        """Decode what the model predicts of unfinished states: x0 = x - sigma * v, one evaluation each.
-
-        Raises:
-            ValueError: if a state has no denoising step left.
-            NonFiniteError: a prediction is not finite.
-        """
-        samples = []
-        for batch in self._batches(states):
-            if any(state.step >= self.total_steps(state.request) for state in batch):
-                raise ValueError("a finished sample has nothing to predict; finish() decodes it")
-            padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
-            sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
-            sigma_B = sigma_B.float().to(self._model.device)
-            latents = self._padded(np.stack([state.latents_SC for state in batch]))
-            conditioning = self.conditioning(state.request.prompt for state in padded)
-            velocity = self._model.velocity(latents, sigma_B, conditioning)
-            samples += self._decoded(batch, latents - sigma_B[:, None, None] * velocity)
         return samples
 
     def conditioning(self, prompts: Iterable[str]) -> Conditioning:
@@ -196,7 +188,23 @@ class Sampler:
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
         """The noise schedule of this kind of request, T + 1 values from 1 to 0."""
-        return self._sigmas[self.total_steps(request)]
+        return self._sigmas[self._schedule_steps(request)]
+
+    def _schedule_steps(self, request: SampleRequest) -> int:
+        """Denoising steps from noise to image for this kind of request."""
+        if request.kind is RequestKind.EVALUATE:
+            return self._sampling.evaluate_steps
+        return self._sampling.rollout_steps
+
+    @torch.no_grad()
+    def _predicted(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
+        """What the model predicts of unfinished latents: x0 = x - sigma * v, one evaluation each."""
+        padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
+        sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
+        sigma_B = sigma_B.float().to(self._model.device)
+        conditioning = self.conditioning(state.request.prompt for state in padded)
+        velocity_BSC = self._model.velocity(latents_BSC, sigma_B, conditioning)
+        return latents_BSC - sigma_B[:, None, None] * velocity_BSC
 
     def _batches(self, states: Sequence[SampleState]) -> Iterator[list[SampleState]]:
         size = self._sampling.batch_size

@@ -8,6 +8,8 @@ which samples were asked for, and how often each was accepted; who held a sample
 - A sample that is accepted has had all its denoising steps.
 - With a notice a loss costs a sample at most one denoising step, without at most the commit interval.
 
+The same holds of drafts, but that none has to be accepted: a training window that closes drops what is left.
+
 A life that ends in the middle (its driver died) leaves its last phase unfinished; a resumed run does that
 again from its checkpoint, which is no step of a sample done again.
 """
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpu_runtime.scheduling.history_report import HistoryReport, MissingHistory, Redone
+from gpu_runtime.scheduling.requests import RequestKind
 
 DRIVER = "driver"
 """Name of the process that grants leases."""
@@ -52,10 +55,11 @@ class HistoryLine:
 
 @dataclass
 class _Phase:
-    """A phase of generating: what was asked for and what became of it."""
+    """A phase of generating: what was asked for and what became of it; of drafts nothing has to be done."""
 
     steps: int
     requests: list[str]
+    drafts: bool = False
     ended: bool = False
     accepted: Counter[str] = field(default_factory=Counter)
     leases: list[int] = field(default_factory=list)
@@ -65,6 +69,7 @@ class _Phase:
 class _Lease:
     worker: str
     requests: list[str]
+    until: int
     interval: int = 0
     done: set[int] = field(default_factory=set)
     back_at: float | None = None
@@ -110,7 +115,7 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
         by_life[line.life].append(line)
     numbered = {number: _read(of_life) for number, of_life in sorted(by_life.items())}
     alive = list(numbered.values())
-    ended = [phase for life in alive for phase in life.phases if phase.ended]
+    ended = [phase for life in alive for phase in life.phases if phase.ended and not phase.drafts]
     return HistoryReport(
         requested=sum(len(phase.requests) for phase in ended),
         lost=tuple(name for phase in ended for name in phase.requests if not phase.accepted[name]),
@@ -131,7 +136,7 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
             len(life.leases[lease].done) * len(life.leases[lease].requests)
             for life in alive
             for phase in life.phases
-            if phase.ended
+            if phase.ended and not phase.drafts
             for lease in phase.leases
         ),
         redone=tuple(loss for number, life in numbered.items() for loss in _redone(number, life)),
@@ -139,7 +144,7 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
             len(phase.requests) - len(phase.accepted)
             for life in alive
             for phase in life.phases
-            if not phase.ended
+            if not (phase.ended or phase.drafts)
         ),
         missing=tuple(one for of_life in by_life.values() for one in _missing(of_life)),
     )
@@ -172,15 +177,17 @@ def _hear_driver(life: _Life, line: HistoryLine) -> None:
     if line.event == "notice":
         life.noticed_at.setdefault(facts["worker"], line.at)
     elif line.event == "generate":
-        life.phases.append(_Phase(facts["steps"], list(facts["requests"])))
+        drafts = facts.get("kind") == RequestKind.EXPLORE
+        life.phases.append(_Phase(facts["steps"], list(facts["requests"]), drafts))
     elif line.event == "generated":
         life.phases[-1].ended = True
     elif line.event == "lease":
         number, names = facts["lease"], facts["requests"]
         life.held_twice += [name for name in names if name in life.holder]
         life.holder |= dict.fromkeys(names, number)
-        life.leases[number] = _Lease(facts["worker"], list(names))
-        life.phases[-1].leases.append(number)
+        phase = life.phases[-1]
+        life.leases[number] = _Lease(facts["worker"], list(names), facts.get("until", phase.steps))
+        phase.leases.append(number)
     elif line.event == "deliver":
         life.phases[-1].accepted.update(facts["accepted"])
         life.dropped += len(facts["dropped"])
@@ -210,10 +217,12 @@ def _hear_worker(life: _Life, line: HistoryLine) -> None:
 def _incomplete(life: _Life, phase: _Phase) -> list[str]:
     """Accepted samples of a phase, some of whose denoising steps nobody did."""
     done: dict[str, set[int]] = defaultdict(set)
-    for number in phase.leases:
-        for name in life.leases[number].requests:
-            done[name] |= life.leases[number].done
-    return [name for name in phase.accepted if not done[name].issuperset(range(phase.steps))]
+    until: dict[str, int] = {}
+    for lease in (life.leases[number] for number in phase.leases):
+        for name in lease.requests:
+            done[name] |= lease.done
+            until[name] = lease.until
+    return [name for name in phase.accepted if not done[name].issuperset(range(until[name]))]
 
 
 def _redone(number: int, life: _Life) -> list[Redone]:

@@ -153,9 +153,7 @@ class PullScheduler(Generic[RequestT]):
         count = min(self._batch_size, room, self._max_held - self._leases.held(worker))
         if count <= 0 or worker in self._drained:
             return None
-        if not self._exploring:
-            kinds = _NOT_EXPLORE if kinds is ALL_KINDS else _NOT_EXPLORE.intersection(kinds)
-        taken = self._waiting.take(holds, kinds, count)
+        taken = self._waiting.take(holds, self._served(kinds), count)
         if not taken:
             return None
         item = taken[0].item
@@ -165,6 +163,11 @@ class PullScheduler(Generic[RequestT]):
         lease = Lease(number, worker, item.kind, item.version, item.steps, taken[0].step, requests, states)
         self._leases.grant(lease, taken, now + self._lease_s)
         return lease
+
+    def following(self, holds: int, kinds: Collection[RequestKind] = ALL_KINDS) -> WorkItem[RequestT] | None:
+        """What the next lease begins with; None when nothing fits. Takes what `pull` takes."""
+        progress = self._waiting.first(holds, self._served(kinds))
+        return None if progress is None else progress.item
 
     def commit(
         self, lease: Lease[RequestT], commits: Mapping[RequestT, tuple[int, object]], now: float
@@ -261,6 +264,12 @@ class PullScheduler(Generic[RequestT]):
     def admit(self, worker: str) -> None:
         """Offer a drained worker work again, because its notice was withdrawn."""
         self._drained.discard(worker)
+
+    def _served(self, kinds: Collection[RequestKind]) -> Collection[RequestKind]:
+        """Those of some kinds that are served now."""
+        if self._exploring:
+            return kinds
+        return _NOT_EXPLORE if kinds is ALL_KINDS else _NOT_EXPLORE.intersection(kinds)
 
     def _renew(
         self, lease: Lease[RequestT], requests: Collection[RequestT], now: float

@@ -26,6 +26,8 @@ class SampleRequest:
         seed_index: which of the prompt's noise streams; a seed is the whole stream.
         policy_version: weights that must be used.
         prompt: the prompt's text; follows from prompt_id and is not compared.
+        preview_step: denoising steps after which the model's prediction of the image is decoded; 0 for
+            the finished image.
     """
 
     kind: RequestKind
@@ -35,3 +37,4 @@ class SampleRequest:
     seed_index: int
     policy_version: int
     prompt: str = field(compare=False)
+    preview_step: int = 0

@@ -30,7 +30,7 @@ class _Lane(Generic[RequestT]):
         self.turns: OrderedDict[int, OrderedDict[Progress[RequestT], None]] = OrderedDict()
 
     def add(self, progress: Progress[RequestT], first: bool) -> None:
-        prompt = progress.item.prompt_id
+        prompt = progress.item.turn
         queue = self.turns.get(prompt)
         if queue is None:
             queue = self.turns[prompt] = OrderedDict()
@@ -40,10 +40,15 @@ class _Lane(Generic[RequestT]):
             self.turns.move_to_end(prompt, last=False)
 
     def remove(self, progress: Progress[RequestT]) -> None:
-        queue = self.turns[progress.item.prompt_id]
+        queue = self.turns[progress.item.turn]
         del queue[progress]
         if not queue:
-            del self.turns[progress.item.prompt_id]
+            del self.turns[progress.item.turn]
+
+    @property
+    def first(self) -> Progress[RequestT]:
+        """What `take` takes first."""
+        return next(iter(self.turns[next(iter(self.turns))]))
 
     def take(self, count: int) -> list[Progress[RequestT]]:
         taken: list[Progress[RequestT]] = []
@@ -95,14 +100,24 @@ class _Shelf(Generic[RequestT]):
             heapq.heappop(self._begun)
         return -self._begun[0][0] if self._begun else 0
 
+    @property
+    def first(self) -> Progress[RequestT]:
+        """What `take` takes first."""
+        return self.lanes[self._next].first
+
     def take(self, count: int) -> list[Progress[RequestT]]:
-        step = self.furthest
-        key = (self._begun[0][2], step) if step else next(iter(self._fresh))
+        key = self._next
         taken = self.lanes[key].take(count)
-        if not step:
+        if key in self._fresh:
             self._fresh.move_to_end(key)
         self._forget_if_empty(key)
         return taken
+
+    @property
+    def _next(self) -> _Key:
+        """The lane that is served next."""
+        step = self.furthest
+        return (self._begun[0][2], step) if step else next(iter(self._fresh))
 
     def _forget_if_empty(self, key: _Key) -> None:
         if not self.lanes[key].turns:
@@ -153,6 +168,25 @@ class WaitingRequests(Generic[RequestT]):
         Returns:
             At most `count` requests of one lane; empty when nothing fits.
         """
+        found = self._next(version, kinds)
+        if found is None:
+            return []
+        kind, shelf = found
+        self._takes += 1
+        shelf.served = self._takes
+        taken = shelf.take(count)
+        self._left(kind, version, len(taken))
+        return taken
+
+    def first(self, version: int, kinds: Collection[RequestKind]) -> Progress[RequestT] | None:
+        """What `take` takes first of a version and some kinds; None when nothing fits."""
+        found = self._next(version, kinds)
+        return None if found is None else found[1].first
+
+    def _next(
+        self, version: int, kinds: Collection[RequestKind]
+    ) -> tuple[RequestKind, _Shelf[RequestT]] | None:
+        """The kind that is served next, and what waits of it."""
         for equals in PRIORITIES:
             there = [
                 (-shelf.furthest, shelf.served, kind, shelf)
@@ -162,12 +196,8 @@ class WaitingRequests(Generic[RequestT]):
             if there:
                 # Two shelves never tie to the end: their kinds differ.
                 _, _, kind, shelf = min(there)
-                self._takes += 1
-                shelf.served = self._takes
-                taken = shelf.take(count)
-                self._left(kind, version, len(taken))
-                return taken
-        return []
+                return kind, shelf
+        return None
 
     def _left(self, kind: RequestKind, version: int, count: int) -> None:
         self.count[kind] -= count

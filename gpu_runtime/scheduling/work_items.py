@@ -20,7 +20,7 @@ class WorkItem(Generic[RequestT]):
         request: its identity.
         kind: why it is generated; decides its priority.
         steps: all denoising steps it takes, at least 1.
-        prompt_id: prompts are served in turn.
+        turn: requests of different turns are served in turn, those of one in the order of their coming.
         version: the policy version it must be generated with, from its first step to its last.
 
     Raises:
@@ -30,7 +30,7 @@ class WorkItem(Generic[RequestT]):
     request: RequestT
     kind: RequestKind
     steps: int
-    prompt_id: int
+    turn: int
     version: int
 
     def __post_init__(self) -> None:

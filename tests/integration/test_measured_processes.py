@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.measured_fleet import MeasuredFleet
@@ -48,24 +49,21 @@ class Run:
     def __init__(self, fleet: ProcessFleet, config: RunConfig, history: Path) -> None:
         self.fleet, self.config, self.history = fleet, config, history
         self.store, self.book = ControlStore(), EpochBook()
-        self.next_lease = 0
+        self.loop = Dispatcher(config, history=HistoryLog(history / "0001", "driver"))
 
     def generate(self, requests: Sequence[SampleRequest], pace: Pace) -> tuple[list[Delivered], list[int]]:
         """One phase, and the degrees of its groups that stood to the end or were changed for others."""
-        log = HistoryLog(self.history / "0001", "driver")
         lease_s = self.config.runtime.lease_s
         groups = MeasuredFleet(
             self.fleet, KEY, pace, (1, 2, 4), self.store, self.book, lambda device: "", lease_s
         )
-        loop = Generation(groups, requests, KEY, self.config, history=log, first_lease=self.next_lease)
+        phase = SamplePhase(requests, self.config.sampling)
         try:
-            delivered = loop.run()
+            self.loop.run(groups, KEY, phase)
         finally:
             groups.close()
-            log.close()
-        self.next_lease = loop.next_lease
-        assert loop.counters.redone_steps == loop.counters.duplicates == 0
-        return delivered, [len(record.members) for record in groups.records]
+        assert self.loop.counters.redone_steps == self.loop.counters.duplicates == 0
+        return phase.delivered, [len(record.members) for record in groups.records]
 
     def degrees(self, delivered: Sequence[Delivered]) -> list[tuple[int, ...]]:
         """By how many devices each denoising step of each sample was shared."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.spot import notice_watch
 from gpu_runtime.spot.notice import Notice, NoticeKind
 from gpu_runtime.spot.notice_watch import NoticeWatch
@@ -102,4 +103,5 @@ def test_a_spot_worker_under_notice_gives_its_samples_back(service: PlayedServic
     wait_until(lambda: worker.notice() is not None)
     chunk = worker.advance_samples(0, 2)
     assert chunk.notice is not None and chunk.states == () and chunk.samples == ()
-    assert worker.begin_drafts("v0", wanted, None, 1).notice is not None
+    drafts = [replace(one, kind=RequestKind.EXPLORE) for one in wanted]
+    assert worker.begin_samples("v0", 1, drafts, 1).notice is not None

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,9 +14,11 @@ import pytest
 from gpu_runtime.actors.local_instances import LocalInstances
 from gpu_runtime.actors.trace_replay import TraceReplay
 from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.generation import Generation
+from gpu_runtime.fleet import Fleet
 from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
 from storage.config_loading import load_config
@@ -59,16 +61,15 @@ def same(a: Rollout, b: Rollout) -> bool:
 
 
 def at_first_chunk_of_a_spot_worker(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    settle, acted = Generation._settle, threading.Event()
+    on_chunk, acted = Fleet.heed, threading.Event()
 
-    def act_and_settle(loop: Generation, call: Future) -> None:
-        flight = loop._flight_of.get(call)
-        if flight is not None and flight.device.market == "spot" and not acted.is_set():
+    def act_on_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
+        if device.market == "spot" and not acted.is_set():
             acted.set()
             act()
-        settle(loop, call)
+        on_chunk(fleet, device, notice)
 
-    monkeypatch.setattr(Generation, "_settle", act_and_settle)
+    monkeypatch.setattr(Fleet, "heed", act_on_chunk)
 
 
 @pytest.mark.slow
@@ -120,7 +121,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert (len(replay.done.added), instances.names) == (1, ["two"])
     redone = runtime.steps_redone
     instances.warn("two")
-    while runtime._fleet.drafters("v0", with_trainer=False):
+    while runtime._fleet.drafters("v0"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert workers_of(runtime.rollout(PLAN)) == {"reserved-0"}

@@ -19,7 +19,7 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.generation import Generation
+from gpu_runtime.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
@@ -82,16 +82,16 @@ def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
 
 def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> int:
     """Send a worker a signal when its first chunk of the next rollout has come in; its process."""
-    settle, victim = Generation._settle, worker_process(re.sub(r"\W", "_", name)).pid
+    on_chunk, victim = Fleet.heed, worker_process(re.sub(r"\W", "_", name)).pid
     struck: list[int] = []
 
-    def strike_and_settle(generation, call):
-        if not struck and generation._flight_of[call].device.name == name:
+    def strike_on_chunk(fleet, device, notice):
+        if not struck and device.name == name:
             struck.append(victim)
             os.kill(victim, number)
-        settle(generation, call)
+        on_chunk(fleet, device, notice)
 
-    monkeypatch.setattr(Generation, "_settle", strike_and_settle)
+    monkeypatch.setattr(Fleet, "heed", strike_on_chunk)
     return victim
 
 

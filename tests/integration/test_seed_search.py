@@ -88,14 +88,14 @@ def test_seeds_are_chosen_from_drafts_of_the_last_rollouts_weights(fresh):
 def test_a_full_draft_is_the_rollout_to_the_bit_under_equal_weights(fresh):
     rolled = fresh.rollout(fresh.explore(1))
     key = fresh._current.key
-    (device, *_) = fresh._fleet.drafters(key, with_trainer=False)
+    (device, *_) = fresh._fleet.drafters(key)
     chosen = [delivered.sample for delivered in rolled.delivered[:4]]
     requests = [replace(sample.request, kind=RequestKind.EXPLORE) for sample in chosen]
-    chunk, chunks = device.actor.call(Worker.begin_drafts, key, requests, None, 1).result(), 1
-    while chunk.images is None:
-        chunk, chunks = device.actor.call(Worker.advance_drafts, 1).result(), chunks + 1
+    chunk, chunks = device.actor.call(Worker.begin_samples, key, -1, requests, 1).result(), 1
+    while not chunk.samples:
+        chunk, chunks = device.actor.call(Worker.advance_samples, -1, 1).result(), chunks + 1
     assert chunks == fresh.config.sampling.rollout_steps
-    for image, sample in zip(chunk.images, chosen, strict=True):
+    for image, sample in zip(chunk.samples, chosen, strict=True):
         assert np.array_equal(image.image_HWC, sample.image_HWC)
 
 
@@ -205,10 +205,10 @@ def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh):
     """Last in this file: there are no spot workers afterwards."""
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
-    for device in fresh._fleet.drafters(fresh._current.key, with_trainer=False):
+    for device in fresh._fleet.drafters(fresh._current.key):
         os.kill(process_of(device.name.replace("-", "_").replace(".", "_")).pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while fresh._fleet.drafters(fresh._current.key, with_trainer=False):
+    while fresh._fleet.drafters(fresh._current.key):
         # Who is dead is noticed by the next call.
         assert time.monotonic() < deadline
         assert all(len(seeds) == 4 for seeds in fresh.explore(2).seeds.values())

@@ -14,16 +14,20 @@ import numpy as np
 import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
+from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
+from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.played_service import PlayedNotices
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import Worker
@@ -57,7 +61,8 @@ class Phase:
 
     delivered: list[Delivered]
     degrees: dict[str, tuple[int, ...]]
-    loop: Generation
+    loop: Dispatcher
+    next_lease: int
     groups: GroupedFleet
 
     def apart(self, samples: list[GeneratedSample]) -> dict[str, float]:
@@ -73,7 +78,7 @@ def generate(
     history: Path,
     store: ControlStore,
     book: EpochBook,
-    strike: Callable[[Generation], bool] = lambda loop: True,
+    strike: Callable[[Dispatcher], bool] = lambda loop: True,
     first_lease: int = 0,
     requests: Sequence[SampleRequest] = REQUESTS,
 ) -> Phase:
@@ -82,21 +87,25 @@ def generate(
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
     groups = GroupedFleet(fleet, KEY, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s)
-    loop = Generation(groups, requests, KEY, config, history=log, first_lease=first_lease)
-    settle, struck = loop._settle, False
+    scheduler: PullScheduler[SampleRequest] = PullScheduler(
+        config.sampling.batch_size, config.runtime.lease_s, config.sampling.batch_size, first_lease
+    )
+    loop, phase = Dispatcher(config, history=log, scheduler=scheduler), SamplePhase(requests, config.sampling)
+    on_chunk, struck = groups.heed, False
 
-    def settle_and_strike(call):
+    def strike_on_chunk(device: Device, notice: Notice | None) -> None:
         nonlocal struck
-        settle(call)
         struck = struck or strike(loop)
+        on_chunk(device, notice)
 
-    loop._settle = settle_and_strike  # type: ignore[method-assign]
+    groups.heed = strike_on_chunk  # type: ignore[method-assign]
     try:
-        delivered = loop.run()
+        loop.run(groups, KEY, phase)
+        delivered = phase.delivered
     finally:
         groups.close()
         log.close()
-    return Phase(delivered, degrees_of(read_history(history)), loop, groups)
+    return Phase(delivered, degrees_of(read_history(history)), loop, scheduler.next_lease, groups)
 
 
 def alone(config: RunConfig) -> list[GeneratedSample]:
@@ -105,7 +114,7 @@ def alone(config: RunConfig) -> list[GeneratedSample]:
     return worker.generate(KEY, REQUESTS)
 
 
-def strike_after_two_commits(victim: WorkerProcess, number: signal.Signals, loop: Generation) -> bool:
+def strike_after_two_commits(victim: WorkerProcess, number: signal.Signals, loop: Dispatcher) -> bool:
     """Send a worker a signal once two chunks are committed; whether that is done."""
     if loop.counters.commits >= 2:
         victim.send(number)
@@ -127,7 +136,7 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
         assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
         strike = partial(strike_after_two_commits, fleet.actors[victim], number)
-        rough = generate(fleet, config, tmp_path, store, book, strike, calm.loop.next_lease)
+        rough = generate(fleet, config, tmp_path, store, book, strike, calm.next_lease)
         assert fleet.lost == [victim]
         assert check_history(read_history(tmp_path)).broken() == []
         expected = [one.sample for one in calm.delivered]

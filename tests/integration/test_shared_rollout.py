@@ -14,7 +14,7 @@ import pytest
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.generation import Generation
+from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.history_log import names_of
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Rollout, Runtime
@@ -88,7 +88,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
 
 def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Kill a worker when the first chunk of its group has come in."""
-    settle = Generation._settle
+    on_chunk = GroupedFleet.heed
     (victim,) = (
         process
         for process in psutil.Process().children(recursive=True)
@@ -96,14 +96,13 @@ def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     )
     struck: list[int] = []
 
-    def strike_and_settle(generation, call):
-        flight = generation._flight_of.get(call)
-        if not struck and flight is not None and name in flight.device.name.split("+"):
+    def strike_on_chunk(groups, device, notice):
+        if not struck and name in device.name.split("+"):
             struck.append(victim.pid)
             os.kill(victim.pid, signal.SIGKILL)
-        settle(generation, call)
+        on_chunk(groups, device, notice)
 
-    monkeypatch.setattr(Generation, "_settle", strike_and_settle)
+    monkeypatch.setattr(GroupedFleet, "heed", strike_on_chunk)
 
 
 @pytest.mark.parametrize("victim", ["spot-0", "spot-2"])

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_runtime.drafting import Drafted, DraftingLoop, DraftTask
-from gpu_runtime.drafting_bench import Bench
+from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.training_window import TrainingWindow
-from tests.fake_drafters import FakeDrafter, FakeFleet, FakePool, Judge, Script, fake_devices, fake_prompts
+from tests.fake_drafters import (
+    STEPS,
+    FakeDrafter,
+    FakeFleet,
+    FakePool,
+    Judge,
+    Script,
+    fake_devices,
+    fake_prompts,
+)
+from tests.tiny_run import tiny_config
 
 PROMPTS, GROUP, BATCH = 3, 2, 4
 
 
 def task(draft: Draft, round_: int, iteration: int = 2) -> DraftTask:
-    request = SampleRequest(RequestKind.EXPLORE, 0, iteration, draft.prompt_id, draft.seed_index, 1, "")
+    preview = preview_step(draft.fidelity) or 0
+    request = SampleRequest(
+        RequestKind.EXPLORE, 0, iteration, draft.prompt_id, draft.seed_index, 1, "", preview
+    )
     return DraftTask(request, draft.fidelity, round_)
 
 
@@ -56,33 +71,52 @@ class Planned:
 
 
 class Stage:
-    """All that a loop needs."""
+    """All that a phase needs."""
 
-    def __init__(self, script: Script, devices: int = 2, judge: Judge = rare_success, **bench: Any) -> None:
-        self.script, self.fleet, self.source = script, FakeFleet(), Planned()
+    def __init__(
+        self,
+        script: Script,
+        devices: int = 2,
+        judge: Judge = rare_success,
+        stops_with_training: bool = True,
+        fits: Callable[[float, float], bool] = lambda elapsed_s, full_drafts: True,
+    ) -> None:
+        self.script, self.source = script, Planned()
         self.pool = FakePool(2, script, judge)
         self.window = TrainingWindow(SeedPlan(1, {}), "v1", 1)
-        self.bench = Bench(
-            fleet=self.fleet,
-            devices=fake_devices(devices, script),
-            judging=self.pool.open(4, tolerant=True),
-            prompts=fake_prompts(PROMPTS),
-            weights_key="v1",
+        self.devices = fake_devices(devices, script)
+        self.fleet = FakeFleet(self.devices)
+        self.limits = DraftLimits(
             batch_size=BATCH,
+            steps={"full": STEPS, "preview-2": 2},
             cost={"full": 1.0, "preview-2": 0.75},
             window=self.window,
+            stops_with_training=stops_with_training,
+            fits=fits,
         )
-        self.bench = replace(self.bench, **bench)
+        self.dispatcher = Dispatcher(tiny_config(), script.clock, ended=script)  # type: ignore[arg-type]
 
     def run(self, *first: DraftTask) -> Drafted:
-        loop = DraftingLoop(self.bench, self.source)
-        loop._ended = self.script  # type: ignore[assignment]
-        return loop.run(first)
+        judging = self.pool.open(4, tolerant=True)
+        phase = DraftPhase(
+            first, self.source, judging, fake_prompts(PROMPTS), 1, self.limits, self.script.clock
+        )
+        self.dispatcher.run(self.fleet, "v1", phase)
+        phase.collect_what_is_done()
+        return phase.made
+
+    @property
+    def returned(self) -> int:
+        return self.dispatcher.counters.returned
 
     def drafter(self, place: int) -> FakeDrafter:
-        actor = self.bench.devices[place].actor
+        actor = self.devices[place].actor
         assert isinstance(actor, FakeDrafter)
         return actor
+
+
+def request_of(item: SampleRequest | SampleState) -> SampleRequest:
+    return item.request if isinstance(item, SampleState) else item
 
 
 def choice(stage: Stage) -> dict[int, tuple[int, ...]]:
@@ -183,17 +217,17 @@ def test_an_abandoned_window_stops_even_that():
 
 def test_a_device_that_dies_is_reported_and_another_does_its_drafts():
     stage = Stage(Script(dying=["spot-0"]))
-    made = stage.run()
+    stage.run()
     assert stage.fleet.lost == ["spot-0"]
-    assert made.returned == BATCH
+    assert stage.returned == BATCH
     assert choice(stage) == choice(undisturbed())
 
 
 def test_a_device_that_hangs_is_given_up_and_another_does_its_drafts():
-    stage = Stage(Script(hung=["spot-0"]), lease_s=0.0)
-    made = stage.run()
+    stage = Stage(Script(hung=["spot-0"]))
+    stage.run()
     assert stage.fleet.lost == ["spot-0"]
-    assert made.returned == BATCH
+    assert stage.returned == BATCH
     # What it sent when it was killed came late, and counts for nothing.
     assert stage.script.under_way == [] and stage.drafter(0).chunks == 1
     assert choice(stage) == choice(undisturbed())
@@ -203,13 +237,72 @@ def test_a_device_that_hangs_is_given_up_and_another_does_its_drafts():
 def test_a_device_under_notice_drafts_no_more_and_another_does_its_drafts(chunk: int):
     stage = Stage(Script())
     stage.drafter(0).notice_from_chunk = chunk
-    made = stage.run()
+    stage.run()
     # A draft takes two chunks: at an even one its images are there, and count.
-    assert made.returned == (BATCH if chunk % 2 else 0)
+    assert stage.returned == (BATCH if chunk % 2 else 0)
     assert stage.drafter(0).chunks == chunk
-    assert stage.bench.devices[0].notice is not None and stage.fleet.lost == []
+    assert stage.devices[0].notice is not None and stage.fleet.lost == []
     assert stage.fleet.states["spot-0"][-1] == "idle"
     assert choice(stage) == choice(undisturbed())
+
+
+@pytest.mark.parametrize("fate", ["notice", "death"])
+def test_a_draft_goes_on_elsewhere_from_its_last_commit(fate: str):
+    script = Script()
+    stage = Stage(script)
+    if fate == "notice":
+        stage.drafter(0).notice_from_chunk = 1
+    else:
+        script._before[2] = lambda: script.dying.add("spot-0")
+    stage.run()
+    gone_on = [item for work in stage.drafter(1).begun for item in work if isinstance(item, SampleState)]
+    assert [item.step for item in gone_on] == [2] * BATCH
+    assert {item.request for item in gone_on} == {request_of(item) for item in stage.drafter(0).begun[0]}
+    assert stage.dispatcher.counters.redone_steps == (0 if fate == "notice" else 2 * BATCH)
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_a_device_that_comes_in_the_window_drafts():
+    script = Script()
+    stage = Stage(script)
+    newcomer = stage.fleet.devices.pop()
+    loaded: Future[None] = Future()
+    stage.fleet.newcomers = [loaded]
+
+    def join() -> None:
+        stage.fleet.devices.append(newcomer)
+        loaded.set_result(None)
+
+    script._before[3] = join
+    stage.run()
+    assert stage.drafter(1).begun
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_drafts_wait_for_a_newcomer_while_training_goes_on_and_no_longer():
+    script = Script()
+    stage = Stage(script, devices=1, stops_with_training=False)
+    stage.fleet.devices.clear()
+    stage.fleet.newcomers = [Future()]
+    script.idle = lambda: stage.window.close(1.0)
+    assert stage.run().candidates == []
+    assert script.waits == 1
+
+
+def test_what_a_closed_window_has_cut_off_does_not_disturb_the_next_phase():
+    script = Script()
+    stage = Stage(script)
+    script._before[9] = lambda: stage.window.close(1.0)
+    stage.run()
+    left = [name for name, _, _ in script.under_way]
+    assert any(name.startswith("spot") for name in left)
+    again = Stage(Script())
+    again.script, again.dispatcher, again.pool = script, stage.dispatcher, stage.pool
+    again.fleet, again.devices = stage.fleet, stage.devices
+    made = again.run()
+    assert len(made.candidates) == again.source.planner.spent
+    assert (stage.returned, stage.dispatcher.counters.duplicates) == (0, 0)
+    assert choice(again) == choice(undisturbed())
 
 
 def test_when_all_devices_die_what_was_judged_counts():
@@ -265,8 +358,8 @@ def test_the_monitor_s_drafts_go_first_and_a_batch_has_one_fidelity():
     made = stage.run(*again)
     begun = stage.drafter(0).begun
     assert [len(requests) for requests in begun[:3]] == [3, 4, 1]
-    assert {request.iteration for requests in begun[:3] for request in requests} == {1}
-    assert {request.iteration for requests in begun[3:] for request in requests} == {2}
+    iterations = [{request_of(item).iteration for item in work} for work in begun]
+    assert iterations[:3] == [{1}] * 3 and iterations[3:] == [{2}] * (len(begun) - 3)
     assert [c.round for c in made.candidates[:8]] == [-1] * 8
     assert made.full_drafts == (1 + len(begun[3:]) + 2 * 0.75) * BATCH
     assert choice(stage) == choice(undisturbed())

@@ -40,7 +40,7 @@ class Stage:
         return [device.name for device in self.fleet.workers(key)]
 
     def drafters(self, key: str) -> list[str]:
-        return [device.name for device in self.fleet.drafters(key, with_trainer=False)]
+        return [device.name for device in self.fleet.drafters(key)]
 
 
 def test_spot_workers_watch_and_are_asked_reserved_ones_are_not():

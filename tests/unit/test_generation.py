@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
-from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.spot.notice import Notice
 from storage.errors import RuntimeFailure
@@ -40,11 +41,13 @@ class Stage:
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
         settings = {"commit_steps": commit_steps, "commit_s": commit_s, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
-        self.loop = Generation(self.fleet, requests, key, config, self.script.clock)
-        self.loop._ended = self.script  # type: ignore[assignment]
+        self.key = key
+        self.phase = SamplePhase(requests, config.sampling)
+        self.loop = Dispatcher(config, self.script.clock, ended=self.script)  # type: ignore[arg-type]
 
     def run(self) -> list[Delivered]:
-        return self.loop.run()
+        self.loop.run(self.fleet, self.key, self.phase)
+        return self.phase.delivered
 
     def actor(self, name: str) -> FakeGenerator:
         return self.fleet.actors[name]
@@ -91,7 +94,7 @@ def test_evaluation_has_its_own_number_of_steps():
 def test_nothing_to_generate():
     stage = Stage(requests=[])
     assert stage.run() == []
-    assert stage.fleet.states == {name: ["idle"] for name in (TRAINER, ONE, TWO)}
+    assert stage.script.waits == 0
 
 
 def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
@@ -203,7 +206,7 @@ def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_nobody_el
 
 
 def test_late_samples_are_dropped_where_another_was_faster():
-    script = Script(lambda names: ONE if ONE in names and len(stage.loop._delivered) == 12 else names[0])
+    script = Script(lambda names: ONE if ONE in names and len(stage.phase._delivered) == 12 else names[0])
     stage = Stage(script, names=[TRAINER, ONE], commit_steps=0)
     script.hung.add(ONE)
     stage.actor(ONE).deaf = True
@@ -297,7 +300,7 @@ def test_a_newcomer_ends_the_wait_for_a_device_that_hangs():
     script.before[3] = lambda: (seen.append(script.now), script.hung.discard(TRAINER))
     assert_all_there(stage.run())
     assert seen == [0.0]
-    assert ONE in {one.worker for one in stage.loop._delivered.values()}
+    assert ONE in {one.worker for one in stage.phase._delivered.values()}
 
 
 @pytest.mark.parametrize("seed", range(6))

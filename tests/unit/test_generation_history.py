@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.generation import Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.samples_in_flight import SamplesInFlight
@@ -39,24 +40,19 @@ class Stage:
         self.driver = HistoryLog(self.life, "driver")
         settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
         self.config = tiny_config(runtime=settings)
-        self.next_lease = 0
-
-    def run(self, accepted: dict | None = None) -> Generation:
-        loop = Generation(
-            self.fleet,
-            REQUESTS,
-            "v1",
+        self.loop = Dispatcher(
             self.config,
-            self.script.clock,
-            history=self.driver,
-            first_lease=self.next_lease,
+            script.clock,
+            self.driver,
+            ended=script,  # type: ignore[arg-type]
         )
-        loop._ended = self.script  # type: ignore[assignment]
+
+    def run(self, accepted: dict | None = None) -> Dispatcher:
+        phase = SamplePhase(REQUESTS, self.config.sampling)
         if accepted is not None:
-            loop._delivered = accepted
-        loop.run()
-        self.next_lease = loop.next_lease
-        return loop
+            phase._delivered = accepted
+        self.loop.run(self.fleet, "v1", phase)
+        return self.loop
 
     def report(self) -> HistoryReport:
         return check_history(read_history(self.folder))

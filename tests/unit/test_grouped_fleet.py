@@ -10,7 +10,8 @@ import pytest
 
 from gpu_runtime import generating_group, grouped_fleet
 from gpu_runtime.diffusion.sampler import SampleState
-from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.history_tail import read_history
@@ -82,12 +83,13 @@ class Stage:
         settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         driver = HistoryLog(history and new_life(history), "driver")
-        self.loop = Generation(self.groups, REQUESTS, "v1", config, self.script.clock, history=driver)
-        self.loop._ended = self.script  # type: ignore[assignment]
+        self.loop = Dispatcher(config, self.script.clock, driver, ended=self.script)  # type: ignore[arg-type]
+        self.phase = SamplePhase(REQUESTS, config.sampling)
 
     def run(self) -> list[Delivered]:
         try:
-            return self.loop.run()
+            self.loop.run(self.groups, "v1", self.phase)
+            return self.phase.delivered
         finally:
             self.groups.close()
 
@@ -230,7 +232,7 @@ def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):
 def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.MonkeyPatch):
     stage = Stage()
     stage.meeting.dead = lambda place: ["nobody that anyone knows of"]  # type: ignore[method-assign]
-    with pytest.raises(RuntimeFailure, match=r"although all members live.*sequence_parallel\.rollout=1"):
+    with pytest.raises(RuntimeFailure, match=r"although all members live.*all degrees of"):
         stage.run()
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime import generating_group, grouped_fleet
-from gpu_runtime.generation import Delivered, Generation
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.history_tail import read_history
@@ -55,9 +56,11 @@ class Phase:
             self.groups = MeasuredFleet(self.fleet, "v1", self.pace, DEGREES, *rest, time.clock)
         settings = {"commit_steps": 1, "commit_s": 0.0, "lease_s": LEASE_S}
         self.requests = requests(batches)
-        self.loop = Generation(self.groups, self.requests, "v1", tiny_config(runtime=settings), time.clock)
-        self.loop._ended = time  # type: ignore[assignment]
-        delivered = self.loop.run()
+        config = tiny_config(runtime=settings)
+        self.loop = Dispatcher(config, time.clock, ended=time)  # type: ignore[arg-type]
+        self.phase = SamplePhase(self.requests, config.sampling)
+        self.loop.run(self.groups, "v1", self.phase)
+        delivered = self.phase.delivered
         self.took_s = time.now
         self.groups.close()
         assert_all_there(delivered, SAMPLER.generate(self.requests))
@@ -70,7 +73,7 @@ class Phase:
     @property
     def degrees(self) -> list[int]:
         """By how many devices the leases were shared, in the order of their deliveries."""
-        return [len(one.worker.split("+")) for one in self.loop._delivered.values()][::BATCH]
+        return [len(one.worker.split("+")) for one in self.phase._delivered.values()][::BATCH]
 
     def idle_share(self) -> float:
         return self.fleet.spent_s.get("idle", 0.0) / (4 * self.took_s)
@@ -158,8 +161,9 @@ def in_any_order(
     )  # fmt: skip
     settings = {"commit_steps": chance.choice([0, 1, 2]), "commit_s": 0.0, "lease_s": LEASE_S}
     driver = HistoryLog(new_life(history), "driver")
-    loop = Generation(groups, requests(8), "v1", tiny_config(runtime=settings), script.clock, history=driver)
-    loop._ended = script  # type: ignore[assignment]
+    config = tiny_config(runtime=settings)
+    loop = Dispatcher(config, script.clock, driver, ended=script)  # type: ignore[arg-type]
+    phase = SamplePhase(requests(8), config.sampling)
     for name in names[1:]:
         actor, waits = fleet.actors[name], chance.randrange(60)
         fate = chance.choice(["dies", "hangs", "notice", "lives"])
@@ -171,7 +175,8 @@ def in_any_order(
             since, until = waits, waits + chance.randrange(12)
             actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
     try:
-        return loop.run()
+        loop.run(groups, "v1", phase)
+        return phase.delivered
     finally:
         groups.close()
 

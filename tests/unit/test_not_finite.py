@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gpu_runtime.drafts_in_flight import DraftsInFlight
 from gpu_runtime.learning.policy import refuse_not_finite
 from gpu_runtime.learning.trainer_state import trainer_blobs
 from gpu_runtime.models.embedded import EmbeddedModel
@@ -69,10 +68,10 @@ def test_the_step_is_exact_where_a_device_stops_after_each():
 
 def test_a_draft_that_is_a_prediction():
     run = TinyRun(tiny_config(), BreaksAt(2, 0.6))
-    drafts = DraftsInFlight(run.sampler)
-    drafts.begin([request(1, 0, RequestKind.EXPLORE)], 2)
+    drafts = SamplesInFlight(run.sampler)
+    drafts.begin(1, [replace(request(1, 0, RequestKind.EXPLORE), preview_step=2)])
     with pytest.raises(NonFiniteError, match=r"explore sample prompt 1 .* after denoising step 2"):
-        drafts.advance(4)
+        drafts.advance(1, 4)
 
 
 def test_an_image_of_finite_latents():

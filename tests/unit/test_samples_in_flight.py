@@ -7,7 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
-from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
 from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker import DeviceWorker
@@ -39,7 +39,7 @@ def test_chunks_each_on_another_device_end_as_one_go(sampler, steps, kind):
         assert (not chunk.states) == bool(chunk.samples) and chunk.notice is None
     assert chunks == -(-sampler.total_steps(wanted[0]) // steps)
     for found, expected in zip(samples, sampler.generate(wanted), strict=True):
-        assert found.request == expected.request
+        assert isinstance(found, GeneratedSample) and found.request == expected.request
         assert np.array_equal(found.image_HWC, expected.image_HWC)
         assert np.array_equal(found.trajectory.after_WSC, expected.trajectory.after_WSC)
 

@@ -13,9 +13,9 @@ import pytest
 from PIL import Image
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
-from gpu_runtime.generation import Delivered
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
 from gpu_runtime.seed_search import SeedReview

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.window import WindowForecast
-from gpu_runtime.training_window import TrainingWindow
 
 
 def window() -> TrainingWindow:

@@ -1,0 +1,1 @@
+"""One loop that hands leases to devices, for rollouts, evaluations and drafts alike."""

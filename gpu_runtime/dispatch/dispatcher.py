@@ -1,0 +1,359 @@
+"""The loop that hands leases to devices: free ones pull, commit every few denoising steps, deliver.
+
+Rollouts, evaluations and drafts take the same way. What a device loses goes on elsewhere from its last
+commit, to the same bits. Devices that come in the midst of a phase pull once they hold its weights. The loop
+waits for one thing at a time: the next call that ends, or the moment when a lease expires.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from gpu_runtime.devices import Device
+from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, Phase
+from gpu_runtime.history_log import HistoryLog, names_of
+from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.scheduler_counters import Counters
+from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft
+from gpu_runtime.worker_protocol import Worker
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+
+_CALLS_AHEAD = 2
+"""Calls that a device has at once: while one's commit travels and is booked, it works on the next."""
+
+DRAFT_CHUNK_STEPS = 2
+"""Denoising steps of a draft's calls, of which a device has one at a time: what the rollout may have to wait
+for when a training window closes."""
+
+
+class Dispatcher:
+    """Does the phases of a run, one after another, on one scheduler.
+
+    Leases are numbered through the run. A phase may be done in any thread, but not two at a time.
+
+    Args:
+        config: the run's configuration.
+        clock: seconds, of a clock that never goes back.
+        history: where leases, commits and deliveries are noted; None notes nothing.
+        scheduler: which device gets what; a pull scheduler by default.
+        ended: where calls go when they have ended, in that order; None wakes the loop.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        clock: Callable[[], float] = time.monotonic,
+        history: HistoryLog | None = None,
+        scheduler: PullScheduler[SampleRequest] | None = None,
+        ended: SimpleQueue[Future[Any] | None] | None = None,
+    ) -> None:
+        size = config.sampling.batch_size
+        self._commit_steps = config.runtime.commit_steps
+        self._commit_s = config.runtime.commit_s
+        self._lease_s = config.runtime.lease_s
+        self._batch_size = size
+        self._clock = clock
+        self._history = history or HistoryLog(None, "")
+        self._scheduler = scheduler or PullScheduler[SampleRequest](size, self._lease_s, size)
+        self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
+        self._flights: dict[str, Flight] = {}
+        self._flight_of: dict[Future[SampleChunk], Flight] = {}
+        # Calls of devices on their way into the phase.
+        self._coming: set[Future[Any]] = set()
+        self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
+        self._freed = False
+
+    @property
+    def counters(self) -> Counters:
+        """What went otherwise than planned, in all phases."""
+        return self._scheduler.counters
+
+    def run(self, fleet: GeneratingFleet, key: str, phase: Phase) -> None:
+        """Do a phase: each of its requests at most once, all with the same weights.
+
+        Args:
+            fleet: the devices.
+            key: name of the weights that they generate with.
+            phase: what is asked for, and what becomes of it.
+
+        Raises:
+            RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
+                no device is left for requests that must be done.
+        """
+        self._fleet, self._key, self._phase = fleet, key, phase
+        self._coming, self._items, self._freed = set(), {}, False
+        if phase.kind is RequestKind.EXPLORE:
+            self._scheduler.open_window()
+        try:
+            self._add(phase.begin(lambda: self._ended.put(None)))
+            self._note_begin()
+            self._welcome()
+            while not phase.over:
+                self._dispatch()
+                if not self._has_work():
+                    break
+                for call in self._await():
+                    self._settle(call)
+                self._give_up_what_hangs()
+            self._history.note("generated")
+        finally:
+            self._drop_what_is_left()
+
+    def work_left(self) -> WorkLeft:
+        """What is left of the phase, in batches."""
+        leased = {request for flight in self._flights.values() for request in flight.lease.requests}
+        waiting = sorted(
+            item.steps - commit.step
+            for request, item in self._items.items()
+            if request not in leased and (commit := self._scheduler.committed(request)) is not None
+        )
+        under_way = {
+            name: UnderWay(flight.lease.steps - flight.timed_step, flight.step - flight.timed_step)
+            for name, flight in self._flights.items()
+        }
+        return WorkLeft(tuple(waiting[:: self._batch_size]), under_way)
+
+    def _has_work(self) -> bool:
+        """Whether there is anything to wait for.
+
+        Raises:
+            RuntimeFailure: if there is not, although requests are left that must be done.
+        """
+        if self._flights or self._phase.calls:
+            return True
+        if self._coming and (self._phase.awaits_devices and self._scheduler.waiting(self._phase.kind)):
+            return True
+        if self._phase.must_end:
+            left = self._scheduler.unfinished(self._phase.kind)
+            raise RuntimeFailure(f"no device is left for {left} samples; resume the run")
+        return False
+
+    def _add(self, items: Collection[WorkItem[SampleRequest]]) -> None:
+        self._scheduler.add(items)
+        self._items |= {item.request: item for item in items}
+
+    def _note_begin(self) -> None:
+        """Note in the history what is asked for; drafts are not known from the start."""
+        wanted = [] if self._phase.kind is RequestKind.EXPLORE else list(self._items)
+        steps = self._items[wanted[0]].steps if wanted else 0
+        self._history.note("generate", kind=self._phase.kind, requests=names_of(wanted), steps=steps)
+
+    def _welcome(self) -> None:
+        """Places are free, or devices have loaded: the loop hears of it when there is more of it."""
+        for call in self._fleet.welcome():
+            if call not in self._coming:
+                self._coming.add(call)
+                call.add_done_callback(self._ended.put)
+
+    def _dispatch(self) -> None:
+        """Let every free device pull that is not under notice; before that, groups may change."""
+        freed, self._freed = self._freed, False
+        if self._fleet.regroups(self.work_left, freed):
+            self._welcome()
+        devices = self._fleet.workers(self._key)
+        free = [device for device in devices if device.name not in self._flights]
+        usable = [device for device in free if device.notice is None]
+        awaited = not devices and bool(self._coming)
+        self._refill((len(usable) + awaited) * self._batch_size)
+        for device in free:
+            lease = self._pull(device) if device.notice is None else None
+            state = "explore" if self._phase.kind is RequestKind.EXPLORE else "rollout"
+            self._fleet.enter(device.name, state if lease else "idle")
+            if lease:
+                self._begin(device, lease)
+        for call in self._phase.feed():
+            call.add_done_callback(self._ended.put)
+
+    def _refill(self, room: int) -> None:
+        """Ask for requests as long as devices could take them; a batch that is not full wastes a device."""
+        while self._scheduler.waiting(self._phase.kind) < room:
+            items = self._phase.more()
+            if not items:
+                return
+            self._add(items)
+
+    def _pull(self, device: Device) -> Lease[SampleRequest] | None:
+        version, kinds = self._phase.version, (self._phase.kind,)
+        following = self._scheduler.following(version, kinds)
+        if following is None or not self._phase.may_pull(device, following):
+            return None
+        return self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kinds)
+
+    def _begin(self, device: Device, lease: Lease[SampleRequest]) -> None:
+        work = [
+            state if isinstance(state, SampleState) else request
+            for request, state in zip(lease.requests, lease.states, strict=True)
+        ]
+        flight = self._flights[device.name] = Flight(device, lease, self._clock())
+        self._history.note(
+            "lease",
+            lease=lease.number,
+            worker=device.name,
+            step=lease.step,
+            until=lease.steps,
+            requests=names_of(lease.requests),
+        )
+        steps = self._chunk(flight)
+        self._start(flight, device.actor.call(Worker.begin_samples, self._key, lease.number, work, steps))
+        self._go_on(flight)
+
+    def _go_on(self, flight: Flight) -> None:
+        """Start the next chunks of a lease, ahead of the commits of those before."""
+        ahead = 1 if flight.lease.kind is RequestKind.EXPLORE else _CALLS_AHEAD
+        while len(flight.calls) < ahead and flight.step < flight.lease.steps:
+            steps = self._chunk(flight)
+            self._start(flight, flight.device.actor.call(Worker.advance_samples, flight.lease.number, steps))
+
+    def _start(self, flight: Flight, call: Future[SampleChunk]) -> None:
+        flight.calls[call] = flight.step
+        self._flight_of[call] = flight
+        call.add_done_callback(self._ended.put)
+
+    def _chunk(self, flight: Flight) -> int:
+        """Denoising steps of a lease's next call, which are counted as begun."""
+        most = self._steps_to_commit(flight.device) or flight.lease.steps
+        if flight.lease.kind is RequestKind.EXPLORE:
+            most = min(most, DRAFT_CHUNK_STEPS)
+        steps = min(most, flight.lease.steps - flight.step)
+        flight.step += steps
+        return steps
+
+    def _steps_to_commit(self, device: Device) -> int:
+        """Denoising steps of a device's next chunk; 0 for all that are left.
+
+        A commit costs some milliseconds, whatever the model: it must save more than that.
+        """
+        least = self._commit_steps
+        if not (least and self._commit_s and device.step_s):
+            return least
+        return least * max(1, math.ceil(self._commit_s / (least * device.step_s)))
+
+    def _await(self) -> list[Future[Any]]:
+        """Wait for a call to end, a lease to expire or the phase's word; all calls that have ended."""
+        expiry_s = self._scheduler.next_expiry_s
+        left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
+        ended: list[Future[Any] | None] = []
+        try:
+            ended.append(self._ended.get(timeout=left_s))
+            while True:
+                # What is there already must be booked before any device counts as hung.
+                ended.append(self._ended.get_nowait())
+        except Empty:
+            return [call for call in ended if call is not None]
+
+    def _settle(self, call: Future[Any]) -> None:
+        """A chunk or a call of the phase's own has ended, or a device has come nearer."""
+        if call in self._coming:
+            self._coming.remove(call)
+            self._welcome()
+        elif call in self._flight_of:
+            flight = self._flight_of.pop(call)
+            if not flight.dropped:
+                self._settle_chunk(flight, call)
+        elif call in self._phase.calls:  # and not a late one of an earlier phase
+            self._phase.settle(call)
+
+    def _settle_chunk(self, flight: Flight, call: Future[SampleChunk]) -> None:
+        try:
+            chunk = call.result()
+        except WorkerLostError as error:
+            if not flight.over:
+                self._end(flight)
+                self._history.note("back", lease=flight.lease.number, why="lost")
+                self._scheduler.lose(flight.device.name, flight.reached)
+                self._fleet.lose(flight.device, error)
+                self._welcome()
+            return
+        self._time(flight, flight.calls.pop(call), chunk)
+        left = self._book(flight, chunk)
+        if flight.over:
+            return
+        self._fleet.heed(flight.device, chunk.notice)
+        if chunk.notice is not None:
+            self._history.note("back", lease=flight.lease.number, why="notice")
+            self._scheduler.hand_back(flight.lease)
+            self._welcome()
+        elif left and not flight.device.retiring and not self._phase.over:
+            self._go_on(flight)
+        if not flight.calls and not (left and self._phase.over):
+            self._end(flight)
+            if left and chunk.notice is None:
+                self._history.note("back", lease=flight.lease.number, why="retired")
+            self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
+
+    def _time(self, flight: Flight, step: int, chunk: SampleChunk) -> None:
+        """Learn from a call that ended at `step` how long a step takes its device."""
+        now, done = self._clock(), step - flight.timed_step
+        # What a notice has cut says nothing, nor do calls whose answers come in another order.
+        if done > 0 and chunk.notice is None and (chunk.states or chunk.samples):
+            flight.device.step_s = (now - flight.since_s) / done
+        flight.since_s, flight.timed_step = now, step
+
+    def _book(self, flight: Flight, chunk: SampleChunk) -> bool:
+        """Commit or deliver; whether the lease's samples are still its device's to do."""
+        now, lease = self._clock(), flight.lease
+        reached = {state.request: (state.step, state) for state in chunk.states}
+        held = self._scheduler.commit(lease, reached, now)
+        accepted = set(self._scheduler.deliver(lease, [sample.request for sample in chunk.samples], now))
+        self._write_down(lease, chunk, accepted)
+        images = [sample for sample in chunk.samples if sample.request in accepted]
+        if images:
+            self._phase.deliver(Delivery(lease, images, flight.device.name, now - flight.began_s))
+        return bool(held) and not chunk.samples
+
+    def _write_down(
+        self, lease: Lease[SampleRequest], chunk: SampleChunk, accepted: set[SampleRequest]
+    ) -> None:
+        """Note in the history what a chunk brought."""
+        if not self._history.kept:
+            return
+        if chunk.states:
+            self._history.note("commit", lease=lease.number, step=chunk.states[0].step)
+        if chunk.samples:
+            brought = [sample.request for sample in chunk.samples]
+            self._history.note(
+                "deliver",
+                lease=lease.number,
+                accepted=names_of(request for request in brought if request in accepted),
+                dropped=names_of(request for request in brought if request not in accepted),
+            )
+
+    def _give_up_what_hangs(self) -> None:
+        for lease in self._scheduler.expire(self._clock()):
+            self._history.note("back", lease=lease.number, why="expired")
+            flight = self._flights[lease.holder]
+            self._end(flight)
+            for request, step in flight.reached.items():
+                commit = self._scheduler.committed(request)
+                if commit is not None:
+                    self.counters.redone_steps += max(0, step - commit.step)
+            self._fleet.give_up(
+                flight.device,
+                f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
+            )
+            self._welcome()
+
+    def _end(self, flight: Flight) -> None:
+        """A device has nothing more to do with a lease; calls of it that still end are late."""
+        flight.over = self._freed = True
+        del self._flights[flight.device.name]
+
+    def _drop_what_is_left(self) -> None:
+        """A phase is over: what devices still do of it is not wanted, nor what waits."""
+        for flight in list(self._flights.values()):
+            self._end(flight)
+            flight.dropped = True
+            self._history.note("back", lease=flight.lease.number, why="dropped")
+            self._scheduler.drop(flight.lease.requests)
+        self._scheduler.close_window()
+        self._scheduler.drop_waiting(self._phase.kind)

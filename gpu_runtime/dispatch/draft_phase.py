@@ -1,0 +1,223 @@
+"""The phase that explores: devices draft what a planner asks for, scorers judge it, until there is no more.
+
+It is done in the thread of the `explore` task, beside training, and ends with the planner's last draft or
+with the training window: then at once. What a device has in flight, at most one chunk of denoising steps, is
+dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpu_runtime.devices import Device
+from gpu_runtime.dispatch.phase import Delivery
+from gpu_runtime.dispatch.training_window import TrainingWindow
+from gpu_runtime.exploration.draft_planner import Draft
+from gpu_runtime.exploration.plan import Candidate
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.scoring_pool import Judging
+from storage.prompts import PromptRecord
+
+
+@dataclass(frozen=True)
+class DraftTask:
+    """A draft to make: whose noise, with which weights, how faithful, and for which round."""
+
+    request: SampleRequest
+    fidelity: str
+    round: int
+
+    @property
+    def draft(self) -> Draft:
+        """The planner's name of it."""
+        return Draft(self.request.prompt_id, self.request.seed_index, self.fidelity)
+
+
+class DraftSource(Protocol):
+    """Where drafts come from, beyond those that were there at the start."""
+
+    def more(self) -> list[DraftTask]:
+        """The next drafts; none if there are no more, or none before others are judged."""
+        ...
+
+    def judged(self, candidate: Candidate) -> None:
+        """A draft has its judgement, or the reason why it has none."""
+        ...
+
+
+@dataclass
+class Drafted:
+    """What a phase has made.
+
+    Attributes:
+        candidates: judged drafts, in the order of their judgement.
+        device_s: device time of the batches that were finished.
+        full_drafts: what these batches have room for, in full drafts: a short one takes as long.
+    """
+
+    candidates: list[Candidate] = field(default_factory=list)
+    device_s: float = 0.0
+    full_drafts: float = 0.0
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """What a phase of drafts has to keep to.
+
+    Attributes:
+        batch_size: drafts that a device makes at once.
+        steps: fidelity → denoising steps of a draft.
+        cost: fidelity → what a draft costs, in full drafts.
+        window: the training window to keep to; None where nothing trains meanwhile.
+        stops_with_training: whether the phase ends with the training steps.
+        fits: whether so many full drafts may be begun after so many seconds.
+    """
+
+    batch_size: int
+    steps: Mapping[str, int]
+    cost: Mapping[str, float]
+    window: TrainingWindow | None = None
+    stops_with_training: bool = True
+    fits: Callable[[float, float], bool] = lambda elapsed_s, full_drafts: True
+
+
+class DraftPhase:
+    """A phase of drafts.
+
+    Args:
+        first: drafts that are made before all others.
+        source: where further drafts come from.
+        judging: the scorers.
+        prompts: what images are judged by, by prompt_id.
+        version: policy version of the weights that all drafts are made with.
+        limits: what the phase has to keep to.
+        clock: seconds, of a clock that never goes back.
+    """
+
+    kind = RequestKind.EXPLORE
+    must_end = False
+
+    def __init__(
+        self,
+        first: Sequence[DraftTask],
+        source: DraftSource,
+        judging: Judging,
+        prompts: Mapping[int, PromptRecord],
+        version: int,
+        limits: DraftLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.version = version
+        self.made = Drafted()
+        """What it has made so far."""
+        self._first = first
+        self._source = source
+        self._judging = judging
+        self._prompts = prompts
+        self._limits = limits
+        self._clock = clock
+        self._began_s = clock()
+        self._tasks: dict[SampleRequest, DraftTask] = {}
+        self._images: list[DraftTask] = []
+        self._tried: set[str] = set()
+
+    @property
+    def over(self) -> bool:
+        """The window is over, where the phase has one."""
+        window = self._limits.window
+        if window is None:
+            return False
+        return window.abandoned or (window.closed and self._limits.stops_with_training)
+
+    @property
+    def awaits_devices(self) -> bool:
+        """As long as the trainer is busy anyway; the rollout does not wait for devices to draft."""
+        return self._limits.window is not None and not self._limits.window.closed
+
+    @property
+    def calls(self) -> Collection[Future[Any]]:
+        """Those of the scorers."""
+        return self._judging.calls
+
+    def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
+        """See `Phase`."""
+        self._began_s = self._clock()
+        if self._limits.window is not None:
+            self._limits.window.on_end(wake)
+        return self._items(self._first)
+
+    def more(self) -> Collection[WorkItem[SampleRequest]]:
+        """The source's next drafts."""
+        return self._items(self._source.more())
+
+    def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
+        """Whether its batch can end in the window.
+
+        A device's first batch is always tried: what it takes is how forecasts come true again.
+        """
+        fidelity = self._tasks[following.request].fidelity
+        elapsed_s = self._clock() - self._began_s
+        if device.name in self._tried and not self._limits.fits(elapsed_s, self._cost_of_batch(fidelity)):
+            return False
+        self._tried.add(device.name)
+        return True
+
+    def deliver(self, delivery: Delivery) -> None:
+        """A batch is finished: its images go to the scorers."""
+        lease = delivery.lease
+        fidelity = self._tasks[lease.requests[0]].fidelity
+        self.made.device_s += delivery.device_s
+        # A lease that goes on from another device's commit has the rest of a batch to do.
+        share = (lease.steps - lease.step) / lease.steps
+        self.made.full_drafts += share * self._cost_of_batch(fidelity)
+        for image in delivery.images:
+            prompt = self._prompts[image.request.prompt_id]
+            self._judging.add(len(self._images), image.image_HWC, prompt)
+            self._images.append(self._tasks[image.request])
+
+    def feed(self) -> Collection[Future[Any]]:
+        """Let every free scorer pull."""
+        return self._judging.feed()
+
+    def settle(self, call: Future[list[Score]]) -> None:
+        """A scorer has judged some images."""
+        for number, score in self._judging.collect(call).items():
+            task = self._images[number]
+            candidate = Candidate(
+                prompt_id=task.request.prompt_id,
+                seed_index=task.request.seed_index,
+                fidelity=task.fidelity,
+                policy_version=task.request.policy_version,
+                value=score.value,
+                exact=score.exact,
+                error=score.error,
+                round=task.round,
+            )
+            self.made.candidates.append(candidate)
+            self._source.judged(candidate)
+
+    def collect_what_is_done(self) -> None:
+        """At the window's end judgements count that are there; the rollout waits for no others."""
+        if self._limits.window is not None and self._limits.window.abandoned:
+            return
+        for call in self._judging.calls:
+            if call.done():
+                self.settle(call)
+
+    def _items(self, tasks: Sequence[DraftTask]) -> list[WorkItem[SampleRequest]]:
+        self._tasks |= {task.request: task for task in tasks}
+        # All have one turn: the planner's order counts.
+        return [
+            WorkItem(task.request, self.kind, self._limits.steps[task.fidelity], turn=0, version=self.version)
+            for task in tasks
+        ]
+
+    def _cost_of_batch(self, fidelity: str) -> float:
+        """In full drafts; a short batch takes as long as a full one."""
+        return self._limits.batch_size * self._limits.cost[fidelity]

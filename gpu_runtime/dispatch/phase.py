@@ -1,0 +1,170 @@
+"""What the dispatcher is asked for: a phase, and what it needs of the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gpu_runtime.devices import Device
+from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.sequence_parallel.phase_end import WorkLeft
+from gpu_runtime.spot.notice import Notice
+from storage.errors import WorkerLostError
+from storage.records import DeviceState
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a device has finished.
+
+    Attributes:
+        lease: that it finished.
+        images: those that nobody had delivered before.
+        worker: its name.
+        device_s: seconds since the lease was granted.
+    """
+
+    lease: Lease[SampleRequest]
+    images: Sequence[GeneratedImage]
+    worker: str
+    device_s: float
+
+
+class Phase(Protocol):
+    """Requests of one kind and policy version, and what becomes of their images."""
+
+    @property
+    def kind(self) -> RequestKind:
+        """Of all its requests."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The policy version of all its requests."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the dispatcher is to stop; what is leased or waits is then dropped."""
+        ...
+
+    @property
+    def must_end(self) -> bool:
+        """Whether every request has to be done; else a phase without devices is over."""
+        ...
+
+    @property
+    def awaits_devices(self) -> bool:
+        """Whether requests wait for devices that are on their way, when there is no other."""
+        ...
+
+    @property
+    def calls(self) -> Collection[Future[Any]]:
+        """The phase's own calls that are under way, such as those of scorers."""
+        ...
+
+    def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
+        """The requests that are known from the start.
+
+        Args:
+            wake: lets the dispatcher look at `over` again; may be called from any thread.
+        """
+        ...
+
+    def more(self) -> Collection[WorkItem[SampleRequest]]:
+        """Further requests, asked for while devices could take some; none if there are none now."""
+        ...
+
+    def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
+        """Whether a device may begin with this request, which is next."""
+        ...
+
+    def deliver(self, delivery: Delivery) -> None:
+        """A device has finished a lease."""
+        ...
+
+    def feed(self) -> Collection[Future[Any]]:
+        """Start further calls of the phase's own; `settle` gets them as they end."""
+        ...
+
+    def settle(self, call: Future[Any]) -> None:
+        """One of the phase's own calls has ended."""
+        ...
+
+
+class GeneratingFleet(Protocol):
+    """The devices of a phase."""
+
+    def workers(self, key: str) -> list[Device]:
+        """The devices that hold the weights called `key` now, those under notice too."""
+        ...
+
+    def welcome(self) -> list[Future[Any]]:
+        """Take in newcomers; the calls of those on their way: when one ends, welcome again."""
+        ...
+
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """Whether devices should share samples otherwise; if so, `welcome` lets them.
+
+        Args:
+            left: what is left of the phase.
+            freed: whether a lease has ended since this was asked last.
+        """
+        ...
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a device does from now on."""
+        ...
+
+    def heed(self, device: Device, notice: Notice | None) -> None:
+        """What a device's provider says now."""
+        ...
+
+    def lose(self, device: Device, error: WorkerLostError) -> None:
+        """A device has died."""
+        ...
+
+    def give_up(self, device: Device, reason: str) -> None:
+        """A device hangs: it is killed, and lost."""
+        ...
+
+
+@dataclass(eq=False)
+class Flight:
+    """A lease on its device.
+
+    Attributes:
+        device: its holder.
+        lease: as it was granted.
+        began_s: when it was granted.
+        step: denoising step that the last call started will end at.
+        since_s: when it began, or its last call ended.
+        calls: calls under way, each with the step that it will end at.
+        over: the device has nothing more to do with it; what still arrives is late.
+        dropped: its requests are not wanted any more; what still arrives is of no use.
+        timed_step: step that the last call to end was to end at.
+    """
+
+    device: Device
+    lease: Lease[SampleRequest]
+    began_s: float
+    step: int = field(init=False)
+    since_s: float = field(init=False)
+    calls: dict[Future[SampleChunk], int] = field(default_factory=dict)
+    over: bool = False
+    dropped: bool = False
+    timed_step: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.step = self.timed_step = self.lease.step
+        self.since_s = self.began_s
+
+    @property
+    def reached(self) -> dict[SampleRequest, int]:
+        """How far the samples may have got: the chunk under way counts in full, as it may have been done."""
+        return dict.fromkeys(self.lease.requests, min(self.calls.values()))

@@ -1,0 +1,96 @@
+"""A rollout or an evaluation: requests that are all known from the start, each of which must be done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.devices import Device
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.phase import Delivery
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.work_items import WorkItem
+from storage.config import SamplingConfig
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """A finished sample and the worker that finished it."""
+
+    sample: GeneratedSample
+    worker: str
+
+
+class SamplePhase:
+    """A phase of rollouts or of evaluations.
+
+    Args:
+        requests: distinct, of one kind and policy version.
+        sampling: says how many denoising steps they take.
+    """
+
+    must_end = True
+    awaits_devices = True
+    calls: Collection[Future[Any]] = ()
+
+    def __init__(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> None:
+        self._requests = requests
+        evaluates = bool(requests) and requests[0].kind is RequestKind.EVALUATE
+        self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
+        self._delivered: dict[SampleRequest, Delivered] = {}
+
+    @property
+    def kind(self) -> RequestKind:
+        """See `Phase`."""
+        return self._requests[0].kind if self._requests else RequestKind.ROLLOUT
+
+    @property
+    def version(self) -> int:
+        """See `Phase`."""
+        return self._requests[0].policy_version if self._requests else 0
+
+    @property
+    def over(self) -> bool:
+        """Every request has been delivered."""
+        return self.done == len(self._requests)
+
+    @property
+    def done(self) -> int:
+        """Samples that have been delivered."""
+        return len(self._delivered)
+
+    @property
+    def delivered(self) -> list[Delivered]:
+        """The samples, in the order of the requests."""
+        return [self._delivered[request] for request in self._requests]
+
+    def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
+        """All requests; prompts take turns."""
+        return [
+            WorkItem(request, request.kind, self._steps, request.prompt_id, request.policy_version)
+            for request in self._requests
+        ]
+
+    def more(self) -> Collection[WorkItem[SampleRequest]]:
+        """See `Phase`; there are no further ones."""
+        return ()
+
+    def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
+        """See `Phase`; any device may."""
+        return True
+
+    def deliver(self, delivery: Delivery) -> None:
+        """See `Phase`."""
+        for sample in delivery.images:
+            assert isinstance(sample, GeneratedSample), "only drafts come without their trajectories"
+            self._delivered[sample.request] = Delivered(sample, delivery.worker)
+
+    def feed(self) -> Collection[Future[Any]]:
+        """See `Phase`; it has no calls of its own."""
+        return ()
+
+    def settle(self, call: Future[Any]) -> None:
+        """See `Phase`."""
+        raise AssertionError("a phase of samples has no calls of its own")

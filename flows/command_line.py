@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flows.configuration import given_configuration as _configuration
-from flows.configuration import look_at_inputs
+from flows.configuration import look_at_inputs, on_cluster
 from flows.configuration import look_before as _preflight
 from flows.evaluation_commands import evaluate_and_show, evaluations, look_at_outputs
 from flows.listing_commands import presets, runs
@@ -45,6 +45,13 @@ class EmbeddedTaskName(StrEnum):
     SHAPES = "shapes"
 
 
+class ClusterName(StrEnum):
+    """What can start the processes of a run."""
+
+    RAY = "ray"
+    LOCAL = "local"
+
+
 Preset = Annotated[str | None, typer.Option("--preset", "-p", help="A preset's name, or a TOML file.")]
 Sets = Annotated[
     list[str] | None,
@@ -52,6 +59,11 @@ Sets = Annotated[
 ]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
+]
+
+ClusterKind = Annotated[
+    ClusterName | None,
+    typer.Option(help="What starts the processes: ray, or local, which forks them on this machine."),
 ]
 
 
@@ -62,6 +74,7 @@ def train(
     preset: Preset = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
     run_id: Annotated[
         str | None, typer.Option(help="Identifier of the new run; made up where missing.")
     ] = None,
@@ -71,7 +84,7 @@ def train(
 
     if run_id is not None:
         check_run_id(run_id)
-    config = with_prices(_configuration(preset, set_, ray_address))
+    config = with_prices(_configuration(preset, set_, ray_address, cluster=cluster))
     home = Home.from_environment().ensure()
     run_id = run_id or new_run_id(config.name)
     if any(row.run_id == run_id for row in RunStore(home).runs()):
@@ -84,6 +97,7 @@ def train(
 def resume(
     run_id: str,
     ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
     take_over: Annotated[
         bool,
         typer.Option(
@@ -101,10 +115,7 @@ def resume(
         store.take_over(row)
         row = store.run(run_id)
     check_resumable(row)
-    config = row.config
-    if ray_address is not None:
-        runtime = config.runtime.model_copy(update={"ray_address": ray_address})
-        config = config.model_copy(update={"runtime": runtime})
+    config = on_cluster(row.config, cluster, ray_address)
     from tasks.inputs import refuse_changed_inputs
 
     refuse_changed_inputs(row.environment, config)
@@ -122,6 +133,7 @@ def evaluate(
     preset: Preset = None,
     set_: Sets = None,
     ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
     images: Annotated[
         str | None, typer.Option(help="Keep the images in this new folder, in GenEval's own layout.")
     ] = None,
@@ -137,7 +149,7 @@ def evaluate(
             "--preset is given with a run, which has a configuration of its own; drop one"
         )
     base = RunStore(home).run(run_id).config if run_id else None
-    config = _configuration(preset, set_, ray_address, base)
+    config = _configuration(preset, set_, ray_address, base, cluster)
     if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     look_at_inputs(config)

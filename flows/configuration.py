@@ -16,6 +16,7 @@ def given_configuration(
     settings: Sequence[str] | None,
     ray_address: str | None = None,
     base: RunConfig | None = None,
+    cluster: str | None = None,
 ) -> RunConfig:
     """Put a configuration together; paths become absolute as seen from this process's folder.
 
@@ -24,6 +25,7 @@ def given_configuration(
         settings: `section.key=value` each.
         ray_address: a running Ray cluster; None leaves what the settings say.
         base: an earlier run's configuration, in place of the defaults.
+        cluster: what starts the processes; None leaves what the settings say.
 
     Raises:
         ConfigurationError: any problem, one line each.
@@ -31,7 +33,28 @@ def given_configuration(
     changes = list(settings or [])
     if ray_address is not None:
         changes.append(f'runtime.ray_address="{ray_address}"')
+    changes += [f"runtime.cluster={cluster}"] if cluster is not None else []
     return with_absolute_paths(load_config(preset, changes, os.environ, base))
+
+
+def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
+    """An earlier run's configuration, to go on with on another cluster.
+
+    Args:
+        config: as the run was started with.
+        cluster: what starts the processes; None leaves it, unless an address is given.
+        ray_address: a running Ray cluster; None leaves it, unless the cluster is local.
+
+    Raises:
+        ConfigurationError: the two do not fit, or not to the run.
+    """
+    if ray_address is not None:
+        cluster = cluster or "ray"
+    elif cluster == "local":
+        ray_address = ""
+    changes = [f"runtime.cluster={cluster}"] if cluster is not None else []
+    changes += [f'runtime.ray_address="{ray_address}"'] if ray_address is not None else []
+    return load_config(None, changes, {}, config) if changes else config
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

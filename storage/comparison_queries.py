@@ -15,7 +15,7 @@ import pandas as pd
 
 from storage.queries import cost_by_iteration, score_curve
 
-_SAME_RUN = (("name",), ("seed",), ("runtime", "ray_address"))
+_SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"), ("runtime", "ray_address"))
 """Settings in which two runs may differ that are still the same but for the seed."""
 
 

@@ -294,6 +294,7 @@ class RunConfig(Section):
         return self
 
     def computes_like(self, other: RunConfig) -> bool:
-        """Whether both compute the same: all is equal but the Ray cluster they run on."""
-        there = self.runtime.model_copy(update={"ray_address": other.runtime.ray_address})
+        """Whether both compute the same: all is equal but the cluster they run on."""
+        cluster = {"cluster": other.runtime.cluster, "ray_address": other.runtime.ray_address}
+        there = self.runtime.model_copy(update=cluster)
         return self.model_copy(update={"runtime": there}) == other

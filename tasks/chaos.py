@@ -104,7 +104,11 @@ def _unmet(config: RunConfig) -> dict[str, str]:
     unmet: dict[str, str] = {}
     if os.environ.get("PREFECT_API_URL"):
         unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
-    if config.runtime.ray_address:
+    if config.runtime.cluster != "ray":
+        unmet["agent_death"] = (
+            f"runtime.cluster={config.runtime.cluster} has no agents of Ray; set runtime.cluster=ray"
+        )
+    elif config.runtime.ray_address:
         unmet["agent_death"] = (
             "runtime.ray_address names another Ray cluster than the run's own; leave it empty"
         )

@@ -17,7 +17,7 @@ _DATA = "digest "
 _CODE = "commit"
 _CONFIDENCE = 0.95
 _SHOWN_PROMPTS = 5
-_IGNORED_SETTINGS = {"runtime.ray_address"}
+_IGNORED_SETTINGS = {"runtime.cluster", "runtime.ray_address"}
 """Where a run computes, not what."""
 
 Difference = dict[str, str]

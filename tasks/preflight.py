@@ -13,6 +13,7 @@ from gpu_runtime.models.loading import (
     outline_model,
     refuse_missing_cuda,
     refuse_shared_gpus,
+    refuse_undivided_gpus,
 )
 from gpu_runtime.models.model_files import model_files
 from gpu_runtime.models.protocol import DiffusionModel
@@ -49,6 +50,7 @@ def check(config: RunConfig) -> list[str]:
         _refuse_missing_gpu_of_scorers(config)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
+        refuse_undivided_gpus(config)
         refuse_shared_gpus(config)
         outline.check_machine(config)
     scorer = build_scorer(config.reward.scorer, config.reward)

@@ -106,6 +106,10 @@ def plan_trace(
             "--trace starts Ray instances of its own, but runtime.ray_address is "
             f"{config.runtime.ray_address!r}; leave it empty"
         )
+    if config.runtime.cluster != "ray":
+        raise ConfigurationError(
+            f"--trace starts Ray instances, but runtime.cluster is {config.runtime.cluster}; set it to ray"
+        )
     if config.model.device == "cuda":
         raise ConfigurationError(
             "--trace starts instances without GPUs, but model.device is cuda; set model.device=cpu"

@@ -20,7 +20,11 @@ def build_cluster(config: RunConfig) -> Cluster:
         RuntimeFailure: if it does not start, or none answers at the address.
         ConfigurationError: if it has not what the settings ask for.
     """
-    from gpu_runtime.actors.ray_cluster import RayCluster  # takes seconds
+    if config.runtime.cluster == "local":
+        from gpu_runtime.cluster.local_cluster import LocalCluster
+
+        return LocalCluster(config)
+    from gpu_runtime.actors.ray_cluster import RayCluster  # nobody else need import Ray
 
     return RayCluster(config)
 

@@ -90,6 +90,22 @@ def refuse_missing_cuda(config: ModelConfig) -> None:
         raise ConfigurationError("model.device = cuda, but no CUDA device is visible here; use auto or cpu")
 
 
+def refuse_undivided_gpus(config: RunConfig) -> None:
+    """Refuse a cluster of local processes where there are several GPUs: it would use the first one alone.
+
+    Raises:
+        ConfigurationError: it is one.
+    """
+    if config.runtime.cluster != "local" or device_of(config.model).type != "cuda":
+        return
+    gpus = torch.cuda.device_count()
+    if gpus > 1:
+        raise ConfigurationError(
+            f"runtime.cluster=local does not divide the {gpus} GPUs of this machine between its workers; set "
+            "runtime.cluster=ray, or let one be seen alone with CUDA_VISIBLE_DEVICES=0"
+        )
+
+
 def refuse_shared_gpus(config: RunConfig) -> None:
     """Refuse devices that train together where workers of this machine share GPUs.
 

@@ -60,6 +60,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         (("--set", 'runtime.ray_address="10.0.0.7:6379"'), ("processes of this machine", "leave it empty")),
         (("--preset", "glyphs-stale"), ("set exploration.stop_with_training=false",)),
         (("--set", "runtime.history=false"), ("runtime.history is false", "leave it out")),
+        (("--set", "runtime.cluster=local", "--kinds", "agent_death"), ("no agents of Ray", "cluster=ray")),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(refusal, arguments, says):
@@ -166,6 +167,7 @@ def trace_file(folder: Path, text: str = "0,add,a\n9000,remove,a\n") -> str:
         (("--trace", "TRACE", "--faults", "3"), "leave --faults, --kinds and --schedule out"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
         (("--trace", "TRACE", "--set", "runtime.ray_address=127.0.0.1:6379"), "Ray instances of its own"),
+        (("--trace", "TRACE", "--set", "runtime.cluster=local"), "runtime.cluster is local; set it to ray"),
         (("--trace", "TRACE", "--degree", "2", "--set", "runtime.spot_workers=2"), "one worker each"),
         (("--trace", "TRACE", "--set", "model.device=cuda"), "set model.device=cpu"),
         (("--trace", "TRACE", "--notice", "inf"), "a notice of inf s"),

@@ -207,6 +207,37 @@ def test_resuming_on_another_cluster(shell: Shell, home: Home, begun: list[tuple
     assert store.run("mine").config == RunConfig(seed=3)
 
 
+@pytest.mark.parametrize(
+    ("stored", "options", "cluster"),
+    [
+        ({}, ("--cluster", "local"), ("local", "")),
+        ({"ray_address": "10.0.0.1:6379"}, ("--cluster", "local"), ("local", "")),
+        ({"cluster": "local"}, ("--ray-address", "10.0.0.1:6379"), ("ray", "10.0.0.1:6379")),
+        ({"cluster": "local"}, ("--cluster", "ray"), ("ray", "")),
+        ({"cluster": "local"}, (), ("local", "")),
+    ],
+)
+def test_resuming_with_and_without_ray(
+    shell: Shell, home: Home, begun: list[tuple[str, RunConfig]], stored, options, cluster
+):
+    store = RunStore(home)
+    store.create_run("mine", RunConfig.model_validate({"runtime": stored}), {}, os.getpid())
+    store.set_status("mine", "failed", "gone")
+    shell("resume", "mine", *options)
+    [(_, config)] = begun
+    assert (config.runtime.cluster, config.runtime.ray_address) == cluster
+    assert config.computes_like(store.run("mine").config)
+
+
+def test_a_local_cluster_has_no_address(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
+    store = RunStore(home)
+    store.create_run("mine", RunConfig(), {}, os.getpid())
+    store.set_status("mine", "failed", "gone")
+    refusal = shell.refusal("resume", "mine", "--cluster", "local", "--ray-address", "10.0.0.1:6379")
+    assert "leave it empty, or set runtime.cluster=ray" in refusal
+    assert begun == []
+
+
 def test_resuming_with_other_prompts(shell: Shell, home: Home, begun: list[tuple[str, RunConfig]]):
     store = RunStore(home)
     store.create_run("mine", RunConfig(), {"digest prompts.train": "0" * 64}, os.getpid())

@@ -1,0 +1,137 @@
+"""The driver's side of the fork server: started once, asked for one process after another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from gpu_runtime.cluster.fork_server import PID_BYTES
+from storage.errors import RuntimeFailure
+
+_IMPORTED = ("gpu_runtime.cluster.local_worker", "gpu_runtime.worker", "gpu_runtime.scoring_worker")
+_LAUNCHER = "from gpu_runtime.cluster.fork_server import main; main()"
+_TAIL_BYTES = 4096
+
+
+class ForkedProcess:
+    """A process that the fork server has forked.
+
+    Args:
+        pid: its number.
+        handle: a descriptor of the process; None if it has ended already.
+        link: the connection to it.
+        output: what it prints is written there.
+
+    Attributes:
+        pid: its number.
+        link: the connection to it.
+    """
+
+    def __init__(self, pid: int, handle: int | None, link: Connection, output: int) -> None:
+        self.pid = pid
+        self.link = link
+        self._handle = handle
+        self._output = output
+
+    def kill(self) -> None:
+        """End it, whatever it is doing."""
+        if self._handle is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """How it ended, as far as it said."""
+        printed = _last_line(self._output)
+        return f"its process ended; it last printed: {printed}" if printed else "its process ended"
+
+    def close(self) -> None:
+        """Let go of a process that has ended."""
+        self.link.close()
+        os.close(self._output)
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+
+class _ForkServer:
+    """The process, from its start; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._output = os.memfd_create("spotlight-fork-server")
+        self._socket, theirs = socket.socketpair()
+        # One thread in all libraries, as Ray gives its workers: a fork has only the thread that forks.
+        environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCHER, str(theirs.fileno()), *_IMPORTED],
+                env=environment, pass_fds=[theirs.fileno()], start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
+            )  # fmt: skip
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is there, and this process is the one that has started it."""
+        return self._process.poll() is None
+
+    def fork(self, limit_s: float) -> ForkedProcess:
+        ours, theirs = socket.socketpair()
+        output = os.memfd_create("spotlight-worker")
+        with self._lock, theirs:
+            self._socket.settimeout(limit_s)
+            try:
+                socket.send_fds(self._socket, [b"f"], [theirs.fileno(), output])
+                number, handles, _, _ = socket.recv_fds(self._socket, PID_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+            except OSError as error:
+                number, handles, reason = b"", [], str(error)
+            else:
+                reason = "it ended"
+        if not number:
+            ours.close()
+            os.close(output)
+            self._process.kill()
+            raise RuntimeFailure(
+                f"the process that workers are forked from does not answer: {reason} "
+                f"(runtime.start_timeout_s={limit_s:g}); {_last_line(self._output) or 'it printed nothing'}"
+            )
+        link = Connection(ours.detach())
+        return ForkedProcess(int.from_bytes(number, "little"), handles[0] if handles else None, link, output)
+
+
+_lock = threading.Lock()
+_server: _ForkServer | None = None
+
+
+def start_fork_server() -> None:
+    """Let the fork server of this process begin with its imports, if it has not."""
+    _running()
+
+
+def fork(limit_s: float) -> ForkedProcess:
+    """Fork a process; waits until the fork server has its imports done.
+
+    Raises:
+        RuntimeFailure: if it does not answer in so many seconds.
+    """
+    return _running().fork(limit_s)
+
+
+def _running() -> _ForkServer:
+    global _server
+    with _lock:
+        if _server is None or not _server.alive:
+            _server = _ForkServer()
+        return _server
+
+
+def _last_line(output: int) -> str:
+    """The last line that a process has printed."""
+    size = os.fstat(output).st_size
+    text = os.pread(output, _TAIL_BYTES, max(0, size - _TAIL_BYTES)).decode(errors="replace")
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,0 +1,220 @@
+"""Workers as processes of this machine, forked from one that has their imports done; without Ray."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from weakref import WeakSet
+
+from gpu_runtime.cluster.fork_client import ForkedProcess, fork, start_fork_server
+from gpu_runtime.cluster.local_worker import Answer, Surroundings
+from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.shared_values import SharedValue
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, WorkerLostError
+from storage.records import Market
+
+_END_S = 30.0
+
+WorkerT = TypeVar("WorkerT")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class LocalCluster:
+    """Processes of this machine; ends with `shutdown`, or with the driver.
+
+    Clusters of one driver have their fork server in common, which stays for the next one.
+
+    Args:
+        config: the run's configuration.
+
+    Raises:
+        ConfigurationError: on another system than Linux.
+    """
+
+    tells_markets_apart = False
+    host = "127.0.0.1"
+
+    def __init__(self, config: RunConfig) -> None:
+        if sys.platform != "linux":
+            raise ConfigurationError(
+                f"runtime.cluster=local needs Linux, and this is {sys.platform}; set runtime.cluster=ray"
+            )
+        self._start_limit_s = config.runtime.start_timeout_s
+        self._actors: list[LocalActor[Any]] = []
+        self._shared: WeakSet[SharedValue] = WeakSet()
+        start_fork_server()
+
+    def start(
+        self,
+        name: str,
+        worker: type[WorkerT],
+        *args: Any,
+        gpu: bool,
+        market: Market = "reserved",
+        gpu_share: float = 0.0,
+    ) -> RemoteActor[WorkerT]:
+        """As of every cluster; a GPU that this process sees is seen by all of them."""
+        surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
+        process = fork(self._start_limit_s)
+        actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (worker, args))
+        self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
+        return actor
+
+    def share(self, value: T) -> T:
+        """Pickle a value once; the stand-in maps it in each worker."""
+        shared = SharedValue(value)
+        self._shared.add(shared)
+        return cast(T, shared)
+
+    def needed_processes(self) -> dict[str, int]:
+        """None: the loss of the fork server is the loss of its workers."""
+        return {}
+
+    def describe(self) -> str:
+        """Resources of this machine, for messages."""
+        return f"{os.cpu_count()} CPUs, all on this machine"
+
+    def shutdown(self) -> None:
+        """End all workers of this cluster; returns when they are gone."""
+        for actor in self._actors:
+            actor.kill()
+        for actor in self._actors:
+            actor.wait(_END_S)
+        for shared in list(self._shared):
+            shared.close()
+        self._actors = []
+
+
+class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
+    """A worker in a local process.
+
+    One thread sends its calls, so that no caller waits for a process that is stopped; another one receives
+    the answers, which come in the order of the calls.
+
+    Args:
+        name: of the worker.
+        process: its process.
+        surroundings: what the process takes over from this one.
+        worker: the worker's class and arguments.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        process: ForkedProcess,
+        surroundings: Surroundings,
+        worker: tuple[type[WorkerT], tuple[Any, ...]],
+    ) -> None:
+        super().__init__(name)
+        self.pid = process.pid
+        self._process = process
+        self._lock = threading.Lock()
+        self._open: deque[tuple[Future[Any], Any]] = deque()
+        self._to_send: SimpleQueue[bytes | None] = SimpleQueue()
+        self._gone = threading.Event()
+        self._loss = ""
+        self._worker = worker  # until it is built, as are the arguments of calls until they are answered
+        self._to_send.put(pickle.dumps(surroundings, protocol=5))
+        self._to_send.put(pickle.dumps(worker, protocol=5))
+        threading.Thread(target=self._send, name=f"send-{name}", daemon=True).start()
+        threading.Thread(target=self._receive, name=f"receive-{name}", daemon=True).start()
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended."""
+        return self._gone.is_set()
+
+    def call(
+        self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """As of every actor."""
+        message = pickle.dumps((method.__name__, args, kwargs), protocol=5)
+        call: Future[R] = Future()
+        call.set_running_or_notify_cancel()  # nothing takes a call back
+        with self._lock:
+            if not self.gone:
+                # A shared value is there as long as its stand-in is.
+                self._open.append((call, (args, kwargs)))
+                self._to_send.put(message)
+                return call
+        call.set_exception(self._lost())
+        return call
+
+    def kill(self) -> None:
+        """As of every actor."""
+        with self._lock:
+            if not self.gone:
+                self._process.kill()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait until its process has ended, and its calls with it."""
+        self._gone.wait(limit_s)
+
+    def _send(self) -> None:
+        while (message := self._to_send.get()) is not None:
+            with suppress(OSError):  # its process has ended, which the other thread sees too
+                self._process.link.send_bytes(message)
+        self._process.close()
+
+    def _receive(self) -> None:
+        loss = self._receive_until_the_end()
+        with self._lock:
+            self._loss = loss or self._process.last_words()
+            self._gone.set()
+            left, self._open = self._open, deque()
+            self._to_send.put(None)
+        for call, _ in left:
+            call.set_exception(self._lost())
+
+    def _receive_until_the_end(self) -> str:
+        """Settle calls until the process ends; why it could not build its worker, where it could not."""
+        built = self._next_answer()
+        if built is None:
+            return ""
+        if built.error is not None:
+            self._process.kill()
+            return f"{type(built.error).__name__}: {built.error}"
+        del self._worker
+        while self._settle_next():
+            pass
+        return ""
+
+    def _settle_next(self) -> bool:
+        """Settle the oldest call; whether the process was there to answer it."""
+        answer = self._next_answer()
+        if answer is None:
+            return False
+        with self._lock:
+            call = self._open.popleft()[0]
+        if answer.error is None:
+            call.set_result(answer.value)
+            return True
+        if answer.trace:
+            answer.error.add_note(f"in worker {self.name!r}:\n{answer.trace}")
+        call.set_exception(answer.error)
+        return True
+
+    def _next_answer(self) -> Answer | None:
+        """None when the process has ended."""
+        try:
+            message = self._process.link.recv_bytes()
+        except (EOFError, OSError):
+            return None
+        try:
+            return pickle.loads(message)
+        except Exception as error:  # noqa: BLE001 - a value that does not come back from its bytes
+            return Answer(error=error)
+
+    def _lost(self) -> WorkerLostError:
+        return WorkerLostError(f"worker {self.name!r} is gone: {self._loss}")

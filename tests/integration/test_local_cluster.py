@@ -1,0 +1,281 @@
+"""Local processes without Ray: what goes in, comes back, is raised, or is lost; and that none is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
+from gpu_runtime.cluster.protocol import RemoteActor
+from storage.errors import RuntimeFailure, WorkerLostError
+from tests.tiny_run import tiny_config
+
+LIMIT_S = 240.0
+
+
+class Parrot:
+    """Says what it is told.
+
+    Args:
+        word: its first one; the wrong one keeps it from being built.
+    """
+
+    def __init__(self, word: str = "hello") -> None:
+        if word == "wrong":
+            raise RuntimeFailure(f"no parrot says {word}")
+        self.said: list[Any] = [word]
+
+    def say(self, *what: Any, loudly: bool = False) -> Any:
+        self.said.append(what)
+        return (what, loudly)
+
+    def all_said(self) -> list[Any]:
+        return self.said
+
+    def sleep(self, seconds: float = 3600.0) -> None:
+        time.sleep(seconds)
+
+    def refuse(self, why: str) -> None:
+        raise RuntimeFailure(why)
+
+    def unreadable(self) -> Unreadable:
+        return Unreadable()
+
+    def unsendable(self) -> Any:
+        return threading.Lock()
+
+    def where(self) -> tuple[int, str, str, int]:
+        name = psutil.Process().name()
+        return os.getpid(), name, os.environ.get("SAID", ""), len(os.listdir(f"/proc/{os.getppid()}/task"))
+
+    def print_and_end(self, text: str) -> None:
+        print(text, file=sys.stderr)
+        os._exit(3)
+
+    def write_into(self, array: np.ndarray) -> None:
+        array[0] = 1
+
+    def kept(self, array: np.ndarray) -> None:
+        self.said = [array]
+
+
+class Unreadable:
+    """Goes into bytes and not back."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    cluster = LocalCluster(tiny_config())
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def parrot(cluster: LocalCluster) -> Iterator[RemoteActor[Parrot]]:
+    parrot = cluster.start("parrot-0", Parrot, gpu=False)
+    yield parrot
+    parrot.kill()
+
+
+def is_there(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def await_end(pid: int) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while is_there(pid):
+        assert time.monotonic() < deadline, f"process {pid} is left"
+        time.sleep(0.02)
+
+
+def test_calls_are_served_in_the_order_in_which_they_were_made(parrot):
+    calls = [parrot.call(Parrot.say, number) for number in range(2000)]
+    assert [call.result(LIMIT_S) for call in calls] == [((number,), False) for number in range(2000)]
+    assert parrot.call(Parrot.all_said).result(LIMIT_S) == ["hello", *[(number,) for number in range(2000)]]
+    assert parrot.call(Parrot.say, 1, loudly=True).result(LIMIT_S) == ((1,), True)
+
+
+def test_calls_of_several_threads_all_have_their_own_answers(parrot):
+    answers: dict[int, Any] = {}
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 200):
+            answers[number] = parrot.call(Parrot.say, number).result(LIMIT_S)
+
+    threads = [threading.Thread(target=ask, args=(1000 * place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 800
+    assert all(answer == ((number,), False) for number, answer in answers.items())
+
+
+def test_large_values_go_both_ways_while_more_are_on_their_way(parrot):
+    large = np.arange(3_000_000, dtype=np.float64)
+    for call in [parrot.call(Parrot.say, large + number, number) for number in range(4)]:
+        (array, number), _ = call.result(LIMIT_S)
+        assert np.array_equal(array, large + number)
+
+
+def test_errors_arrive_as_they_were_raised_with_the_worker_s_traceback(parrot):
+    with pytest.raises(RuntimeFailure, match="no seed today") as raised:
+        parrot.call(Parrot.refuse, "no seed today").result(LIMIT_S)
+    (note,) = raised.value.__notes__
+    assert note.startswith("in worker 'parrot-0':") and "in refuse" in note
+    with pytest.raises(ValueError, match="no number"):
+        parrot.call(Parrot.unreadable).result(LIMIT_S)
+    with pytest.raises(RuntimeFailure, match="what it returned cannot be sent"):
+        parrot.call(Parrot.unsendable).result(LIMIT_S)
+    with pytest.raises(TypeError):
+        parrot.call(Parrot.say, threading.Lock())
+    assert parrot.call(Parrot.say, "still").result(LIMIT_S) == (("still",), False)
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_kill_in_the_midst_of_a_call_ends_all_open_calls(parrot, stopped: bool):
+    pid, *_ = parrot.call(Parrot.where).result(LIMIT_S)
+    if stopped:
+        os.kill(pid, signal.SIGSTOP)
+    # More than a socket holds: a stopped process reads none of it, and nobody may wait for that here.
+    open_calls = [parrot.call(Parrot.sleep), *(parrot.call(Parrot.say, bytes(10**6)) for _ in range(5))]
+    assert not open_calls[0].done()
+    parrot.kill()
+    for call in open_calls:
+        with pytest.raises(WorkerLostError, match="worker 'parrot-0' is gone: its process ended"):
+            call.result(LIMIT_S)
+    with pytest.raises(WorkerLostError):
+        parrot.call(Parrot.say).result(LIMIT_S)
+    parrot.kill()
+    await_end(pid)
+
+
+def test_a_process_that_ends_by_itself_is_lost_with_what_it_printed_last(parrot):
+    with pytest.raises(WorkerLostError, match=r"its process ended; it last printed: out of memory"):
+        parrot.call(Parrot.print_and_end, "out of memory").result(LIMIT_S)
+
+
+def test_a_worker_that_cannot_be_built_says_why_to_all_that_call_it(cluster: LocalCluster):
+    parrot = cluster.start("parrot-1", Parrot, "wrong", gpu=False)
+    for _ in range(2):
+        with pytest.raises(WorkerLostError, match="'parrot-1' is gone: RuntimeFailure: no parrot says wrong"):
+            parrot.call(Parrot.say).result(LIMIT_S)
+
+
+def test_processes_are_named_and_have_the_environment_of_now_and_a_single_threaded_parent(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SAID", "something")
+    parrot = cluster.start("spot-7.1", Parrot, gpu=False)
+    pid, name, said, threads = parrot.call(Parrot.where).result(LIMIT_S)
+    assert (name, said, threads) == ("spot-7.1", "something", 1)
+    assert pid in {child.pid for child in psutil.Process().children(recursive=True)}
+    assert isinstance(parrot, LocalActor) and parrot.pid == pid
+    parrot.kill()
+
+
+def test_shared_values_arrive_as_they_are_and_are_read_only(cluster: LocalCluster, parrot):
+    value = {
+        "a": np.arange(5.0),
+        "b": np.zeros((0, 3), np.uint8),
+        "c": np.ones((2, 2))[:, :1],
+        "d": [b"x", None],
+    }
+    shared = cluster.share(value)
+    ((one, other), _) = parrot.call(Parrot.say, shared, shared).result(LIMIT_S)
+    for there in (one, other):
+        assert there.keys() == value.keys() and there["d"] == value["d"]
+        assert all(np.array_equal(there[name], value[name]) for name in "abc")
+    with pytest.raises(ValueError, match="read-only"):
+        parrot.call(Parrot.write_into, cluster.share(np.zeros(3))).result(LIMIT_S)
+
+
+def test_a_shared_value_lives_until_its_calls_have_ended_and_no_longer(cluster: LocalCluster, parrot):
+    def shared() -> int:
+        files = [file for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        return sum("spotlight-shared-value" in os.readlink(file) for file in files)
+
+    gc.collect()
+    assert shared() == 0
+    busy = parrot.call(Parrot.sleep, 0.3)
+    calls = [parrot.call(Parrot.say, cluster.share(np.full(1000, float(number)))) for number in range(3)]
+    assert shared() == 3
+    busy.result(LIMIT_S)
+    for number, call in enumerate(calls):
+        ((array,), _) = call.result(LIMIT_S)
+        assert array[0] == number
+    parrot.call(Parrot.say).result(LIMIT_S)
+    assert shared() == 0
+    # What a worker has mapped it keeps.
+    parrot.call(Parrot.kept, cluster.share(np.full(1000, 7.0))).result(LIMIT_S)
+    (kept,) = parrot.call(Parrot.all_said).result(LIMIT_S)
+    assert kept[-1] == 7.0
+
+
+def test_clusters_share_the_fork_server_and_end_their_own_workers_only(cluster: LocalCluster, parrot):
+    other = LocalCluster(tiny_config())
+    pid, *_ = other.start("parrot-2", Parrot, gpu=False).call(Parrot.where).result(LIMIT_S)
+    here, *_ = parrot.call(Parrot.where).result(LIMIT_S)
+    assert psutil.Process(pid).ppid() == psutil.Process(here).ppid()
+    other.shutdown()
+    assert not is_there(pid)
+    assert parrot.call(Parrot.say, 1).result(LIMIT_S) == ((1,), False)
+
+
+def test_the_loss_of_the_fork_server_loses_its_workers_and_the_next_ones_have_another(cluster: LocalCluster):
+    first = cluster.start("parrot-3", Parrot, gpu=False)
+    pid, *_ = first.call(Parrot.where).result(LIMIT_S)
+    os.kill(psutil.Process(pid).ppid(), signal.SIGKILL)
+    with pytest.raises(WorkerLostError):
+        first.call(Parrot.sleep).result(LIMIT_S)
+    await_end(pid)
+    second = cluster.start("parrot-4", Parrot, gpu=False)
+    assert second.call(Parrot.say, 1).result(LIMIT_S) == ((1,), False)
+    second.kill()
+
+
+DRIVER = """
+import sys, time
+from gpu_runtime.cluster.local_cluster import LocalCluster
+from tests.integration.test_local_cluster import Parrot
+from tests.tiny_run import tiny_config
+cluster = LocalCluster(tiny_config())
+actors = [cluster.start(f"parrot-{n}", Parrot, gpu=False) for n in range(3)]
+print(*[actor.call(Parrot.where).result()[0] for actor in actors], flush=True)
+actors[0].call(Parrot.sleep)
+time.sleep(3600 if sys.argv[1] == "wait" else 0)
+"""
+
+
+@pytest.mark.parametrize("end", ["wait", "leave"])
+def test_no_process_outlives_the_driver(end: str):
+    """One worker is idle, one in a call, one stopped; the driver is killed, or ends by itself."""
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, end], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 3
+    if end == "wait":
+        family = {psutil.Process(pid).ppid() for pid in pids} | set(pids)
+        os.kill(pids[2], signal.SIGSTOP)
+        driver.kill()
+    else:
+        family = set(pids)
+    assert driver.wait(LIMIT_S) == (-signal.SIGKILL if end == "wait" else 0)
+    driver.stdout.close()
+    for pid in family:
+        await_end(pid)

@@ -17,6 +17,7 @@ from benchmarks.bare_loop import run
 from gpu_runtime.actors.ray_cluster import RayActor
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet import Fleet
@@ -156,7 +157,7 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
     name = [device.name for device in runtime._fleet.workers("v0") if device.market == "spot"][-1]
     impatient = runtime.config.runtime.model_copy(update={"lease_s": 15.0})
     config = runtime.config.model_copy(update={"runtime": impatient})
-    monkeypatch.setattr(runtime._fleet, "_config", config)
+    monkeypatch.setattr(runtime._fleet, "_dispatcher", Dispatcher(config))
     stopped = strike_at_first_commit(monkeypatch, name, signal.SIGSTOP)
     steps = steps_gone_on_from(monkeypatch)
     try:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,9 +17,7 @@ from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
 from tasks.chaos import Fault, Plan, Verdict, digests, judge
-
-if TYPE_CHECKING:  # it imports Ray
-    from tasks.replayed_trace import TracePlan
+from tasks.replayed_trace import TracePlan, replayed, time_in_phases_s
 
 SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
@@ -93,8 +91,6 @@ def _replay(
     home: Home, run_id: str, arguments: Sequence[str], plan: TracePlan, config: RunConfig, tally: Tally
 ) -> None:
     """One run while the instances of a trace come and go."""
-    from tasks.replayed_trace import replayed, time_in_phases_s
-
     length_s = plan.stretch * time_in_phases_s(home, run_id.removesuffix("-trace") + "-calm")
     with replayed(plan, config, length_s) as replay:
         joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.actors.local_instances import LocalInstances
-from gpu_runtime.actors.trace_replay import TraceReplay as TraceReplay
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.spot.replay import Replay, thinned
 from gpu_runtime.spot.trace import Trace
@@ -20,6 +18,9 @@ from storage.config import RunConfig
 from storage.errors import ConfigurationError, TraceError
 from storage.home import Home
 from tasks.chaos import refuse_unfit
+
+if TYPE_CHECKING:  # it imports Ray
+    from gpu_runtime.actors.trace_replay import TraceReplay as TraceReplay
 
 GENERATED = "generated"
 """In place of a file: a trace is drawn."""
@@ -138,6 +139,9 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
         config: of the run that will join them.
         length_s: how long the replay lasts.
     """
+    from gpu_runtime.actors.local_instances import LocalInstances
+    from gpu_runtime.actors.trace_replay import TraceReplay
+
     instances = LocalInstances(config.runtime.reserved_workers + config.runtime.scorer_workers)
     try:
         trace = plan.played.scaled(plan.played.length_s / length_s)

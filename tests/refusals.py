@@ -3,7 +3,7 @@
 A line of the list has
 
 - `what` is wrong, and its `kind`;
-- `command`: what follows `spotlight`, or `trace FILE` for the reader of traces, which no command has yet;
+- `command`: what follows `spotlight`;
 - `says`: what the refusal must hold;
 - and perhaps `env`: variables; `files`: name -> text, or a list of kind and value (`folder`, `link`, `pipe`,
   `hex`); `runs`: runs that the home holds (see `_HOMES`); `loads`: true where a library has to be asked.
@@ -166,19 +166,10 @@ def _limit(limit_s: int) -> Iterator[None]:
 def _call(arguments: list[str]) -> int:
     """Do what is asked for, as the entry point does; its exit code."""
     from flows.command_line import main
-    from storage.errors import TraceError
 
     try:
-        if arguments[:1] == ["trace"]:
-            from gpu_runtime.spot.trace_files import read_trace
-
-            read_trace(arguments[1])
-            return 0
         sys.argv = ["spotlight", *arguments]
         main()
-    except TraceError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except SystemExit as ended:
         return int(ended.code or 0)
     return 0

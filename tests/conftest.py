@@ -11,12 +11,22 @@ import pytest
 from hypothesis import settings
 
 import flows  # noqa: F401  (switches telemetry off)
+from tests import tiers
+from tests.tiers import (  # noqa: F401  (pytest takes hooks from here)
+    pytest_collection_modifyitems,
+    pytest_runtest_call,
+    pytest_runtest_makereport,
+    pytest_runtest_setup,
+)
 
-# Times on a shared machine say nothing, and a failure must be the same one tomorrow.
-settings.register_profile("spotlight", deadline=None, derandomize=True, max_examples=50)
-settings.load_profile("spotlight")
+# Times on a shared machine say nothing, and a failure must be the same one tomorrow. `make test-all` takes
+# the second profile.
+settings.register_profile("first-tier", deadline=None, derandomize=True, max_examples=10)
+settings.register_profile("all", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("first-tier")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the tests of pages keep the pictures that they take; nowhere, without it."""
     parser.addoption("--pictures", metavar="FOLDER", help="keep the pictures of pages that the tests take")
+    tiers.pytest_addoption(parser)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runtime.sequence_parallel.degree_choice import LEAST_GAIN, choose_layout, degree_to_try
 from gpu_runtime.sequence_parallel.layout import Group, Layout
 from gpu_runtime.sequence_parallel.pace import Pace
 from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft, batch_ends_s, name_of
+from tests.examples import examples
 
 DEGREES = (1, 2, 3, 4)
 
@@ -42,7 +43,7 @@ def chosen(case) -> Layout:
     return choose_layout(devices, before, left, pace, DEGREES)
 
 
-@settings(max_examples=300)
+@examples(6)
 @given(cases())
 def test_every_device_is_in_one_group_of_its_instance(case):
     devices, *_ = case
@@ -53,7 +54,7 @@ def test_every_device_is_in_one_group_of_its_instance(case):
         assert {devices[name] for name in group.members} == {group.instance}
 
 
-@settings(max_examples=300)
+@examples(6)
 @given(cases())
 def test_groups_change_only_where_the_phase_ends_clearly_sooner(case):
     devices, before, left, pace = case

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runtime.spot.fault_schedule import (
@@ -65,7 +65,6 @@ def test_json_and_back(faults):
     assert faults_from_json(faults_to_json(faults)) == faults
 
 
-@settings(max_examples=50)
 @given(schedules, st.lists(st.floats(0, 2e4), max_size=20))
 def test_each_fault_comes_due_once_and_not_before_its_moment(faults, moments):
     pending = PendingFaults(faults)

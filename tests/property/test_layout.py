@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout, rate_of
+from tests.examples import examples
 
 Worth = tuple[int, int, int, int]
 
@@ -69,7 +70,7 @@ def cases(draw: st.DrawFn):
     return devices, step_s, before, draw(st.sampled_from([None, 1, 2, 3]))
 
 
-@settings(max_examples=150)
+@examples(3)
 @given(cases())
 def test_no_other_grouping_is_worth_more(case):
     devices, step_s, before, at_once = case

@@ -12,6 +12,7 @@ from benchmarks.random_schedules import run_schedules
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from tests.examples import examples
 
 WORKERS = st.sampled_from(("a", "b", "c"))
 KINDS = frozenset(RequestKind)
@@ -249,7 +250,7 @@ class Scheduling(RuleBasedStateMachine):
 
 
 TestScheduling = Scheduling.TestCase
-TestScheduling.settings = settings(max_examples=100, stateful_step_count=50)
+TestScheduling.settings = settings(examples(2), stateful_step_count=50)
 
 
 def test_random_schedules_lose_nothing_and_do_nothing_twice():

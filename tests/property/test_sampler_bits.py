@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config import SamplingConfig
+from tests.examples import examples
 from tests.tiny_model import TinyModel
 from tests.tiny_run import request, tiny_config
 
@@ -56,7 +57,7 @@ def cut(states: list[SampleState], sizes: list[int]) -> list[list[SampleState]]:
     return [lot for lot in [*lots, states[first:]] if lot]
 
 
-@settings(max_examples=12)
+@examples(0.25)
 @given(
     key=st.sampled_from(sorted(SETTINGS)),
     order=st.permutations(range(len(REQUESTS))),

@@ -3,13 +3,14 @@
 import tempfile
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_runtime.spot.trace_files import read_trace, write_trace
 from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
 from gpu_runtime.spot.trace_summary import summarise
 from storage.errors import ConfigurationError
+from tests.examples import examples
 
 shapes = st.builds(
     TraceShape,
@@ -25,13 +26,11 @@ shapes = st.builds(
 seeds = st.integers(0, 2**64 - 1)
 
 
-@settings(max_examples=40, deadline=None)
 @given(shapes, seeds)
 def test_the_same_seed_gives_the_same_trace(shape, seed):
     assert generate_trace(shape, seed) == generate_trace(shape, seed)
 
 
-@settings(max_examples=60, deadline=None)
 @given(shapes, seeds)
 def test_never_more_than_wanted_and_no_name_twice(shape, seed):
     trace = generate_trace(shape, seed)
@@ -49,7 +48,6 @@ def test_never_more_than_wanted_and_no_name_twice(shape, seed):
     assert trace.length_s == shape.length_s
 
 
-@settings(max_examples=40, deadline=None)
 @given(shapes, seeds)
 def test_what_is_lost_together_is_of_one_zone_and_no_larger_than_asked(shape, seed):
     lost: dict[float, list[str]] = {}
@@ -64,7 +62,7 @@ def test_what_is_lost_together_is_of_one_zone_and_no_larger_than_asked(shape, se
         assert all(len(zones) > 1 for zones in lost.values())
 
 
-@settings(max_examples=15, deadline=None)
+@examples(0.3)
 @given(share=st.floats(0, 1), seed=seeds, zones=st.integers(1, 3))
 def test_the_share_of_common_losses_and_the_lifetimes_are_near_those_asked_for(share, seed, zones):
     # About 3,300 losses: four standard deviations of the share are below 0.08 even in bursts of six.
@@ -75,7 +73,7 @@ def test_the_share_of_common_losses_and_the_lifetimes_are_near_those_asked_for(s
     assert 3600 / (figures.losses_per_instance_hour or 0) == pytest.approx(6000, rel=0.2)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(0.4)
 @given(shapes, seeds)
 def test_a_file_of_it_reads_back_the_same(shape, seed):
     trace = generate_trace(shape, seed)

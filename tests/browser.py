@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 START_LIMIT_S = 60.0
@@ -30,6 +31,9 @@ _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
 )  # fmt: skip
+
+
+NewPage = Callable[..., AbstractContextManager[Page]]
 
 
 def find_chromium() -> str | None:
@@ -73,34 +77,47 @@ def dashboard(home: Path, log: Path, port: int | None = None) -> Iterator[Dashbo
 
 
 @contextmanager
-def browser_page(width: int = 1400, height: int = 1000, alone: bool = True) -> Iterator[Page]:
-    """A page of headless chromium.
+def chromium() -> Iterator[NewPage]:
+    """A headless chromium; what it yields opens a page of it, apart from those before.
 
-    Args:
-        width, height: of its window, in pixels.
-        alone: whether it is an error if a page asks another machine for anything.
+    Its loop holds the thread: `asyncio.run` does not work meanwhile.
 
     Raises:
         FileNotFoundError: there is no chromium on this machine.
-        AssertionError: naming what it asked another machine for.
     """
-    chromium = find_chromium()
-    if chromium is None:
+    path = find_chromium()
+    if path is None:
         raise FileNotFoundError("no chromium on the path; install it (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+        browser = playwright.chromium.launch(executable_path=path, args=list(_FLAGS))
         try:
-            page = browser.new_context(viewport={"width": width, "height": height}).new_page()
-            page.set_default_timeout(_PATIENCE_S * 1000)
-            asked: set[str] = set()
-            page.on("request", lambda request: asked.add(request.url))
-            yield page
-            # A browser without windows does not ask for the icon in a window's title: the page names it.
-            asked |= set(page.evaluate(_NAMED_ADDRESSES))
-            foreign = sorted(address for address in asked if not _is_of_this_machine(address))
-            assert not (alone and foreign), f"the page asked other machines: {foreign}"
+            yield partial(_page, browser)
         finally:
             browser.close()
+
+
+@contextmanager
+def _page(browser: Browser, width: int = 1400, height: int = 1000, alone: bool = True) -> Iterator[Page]:
+    """A page in a window of its own.
+
+    Args:
+        browser: whose.
+        width, height: of the window, in pixels.
+        alone: whether it is an error if the page asks another machine for anything.
+
+    Raises:
+        AssertionError: naming what it asked another machine for.
+    """
+    with browser.new_context(viewport={"width": width, "height": height}) as context:
+        page = context.new_page()
+        page.set_default_timeout(_PATIENCE_S * 1000)
+        asked: set[str] = set()
+        page.on("request", lambda request: asked.add(request.url))
+        yield page
+        # A browser without windows does not ask for the icon in a window's title: the page names it.
+        asked |= set(page.evaluate(_NAMED_ADDRESSES))
+        foreign = sorted(address for address in asked if not _is_of_this_machine(address))
+        assert not (alone and foreign), f"the page asked other machines: {foreign}"
 
 
 def _is_of_this_machine(address: str) -> bool:

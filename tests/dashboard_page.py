@@ -6,10 +6,18 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
+from ui import run_view, runs_view
+
 UI = Path(__file__).resolve().parents[1] / "ui"
 
 CACHE_S = 2.2
 """Seconds after which a page reads the database again."""
+
+
+def read_anew() -> None:
+    """As after `CACHE_S`: pages read again what they keep for so long; what they keep longer, they keep."""
+    for kept in (run_view.load_overview, run_view.load_run, runs_view.load_table, runs_view.load_courses):
+        kept.clear()
 
 
 def opened_page(path: Path, query: dict[str, str]) -> AppTest:

@@ -12,9 +12,8 @@ import psutil
 import pytest
 
 from storage.home import Home
-from storage.run_store import RunStore
 from tests.browser import (
-    browser_page,
+    NewPage,
     dashboard,
     find_chromium,
     open_page,
@@ -23,29 +22,26 @@ from tests.browser import (
     open_spot,
     photograph,
 )
-from tests.sample_run import write_sample_run
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.slow,
+    pytest.mark.xdist_group("recorded"),
     pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
 ]
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("browser")
-    store = RunStore(Home(folder / "home"))
-    write_sample_run(store, "glyphs-1", iterations=40)
-    write_sample_run(store, "explored", iterations=12, exploring=True)
-    with dashboard(folder / "home", folder / "dashboard.log") as served:
+def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("browser") / "dashboard.log"
+    with dashboard(recorded_home.path, log) as served:
         yield served.url
-    assert "Traceback" not in (folder / "dashboard.log").read_text()
+    assert "Traceback" not in log.read_text()
 
 
-def test_a_run_is_shown_with_scores_charts_and_images(url: str, album: Path):
+@pytest.mark.takes(40)
+def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: str, album: Path):
     errors: list[str] = []
-    with browser_page() as page:
+    with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         open_run(page, url, "glyphs-1")
         text = page.inner_text("body")
@@ -71,9 +67,12 @@ def test_a_run_is_shown_with_scores_charts_and_images(url: str, album: Path):
     assert errors == []
 
 
-def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(url: str, album: Path):
+@pytest.mark.slow
+def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
+    new_page: NewPage, url: str, album: Path
+):
     errors: list[str] = []
-    with browser_page() as page:
+    with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         open_seeds(page, url, "explored")
         text = page.inner_text("body")
@@ -100,9 +99,10 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(url
     assert errors == []
 
 
-def test_the_devices_of_a_run_are_shown(url: str, album: Path):
+@pytest.mark.slow
+def test_the_devices_of_a_run_are_shown(new_page: NewPage, url: str, album: Path):
     errors: list[str] = []
-    with browser_page() as page:
+    with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         open_spot(page, url, "explored")
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
@@ -110,12 +110,15 @@ def test_the_devices_of_a_run_are_shown(url: str, album: Path):
             "Cost so far, by market", "What was paid for",
         ]  # fmt: skip
         bars = page.locator(".js-plotly-plot").first.locator(".barlayer .point path")
-        assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, "three iterations, and the evaluation after the tenth"
+        assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, (
+            "three iterations, and the evaluation after the 20th"
+        )
         colours = photograph(page, album / "sample-spot.png")
     assert colours > 300
     assert errors == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "last", "plots"),
     [
@@ -125,9 +128,11 @@ def test_the_devices_of_a_run_are_shown(url: str, album: Path):
         ("health", "Not measured", 0),
     ],
 )
-def test_the_other_pages_are_drawn(url: str, album: Path, name: str, last: str, plots: int):
+def test_the_other_pages_are_drawn(
+    new_page: NewPage, url: str, album: Path, name: str, last: str, plots: int
+):
     errors: list[str] = []
-    with browser_page() as page:
+    with new_page() as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         open_page(page, f"{url}/{name}?run=glyphs-1", last, plots)
         if name == "images":
@@ -141,6 +146,7 @@ def test_the_other_pages_are_drawn(url: str, album: Path, name: str, last: str, 
     assert errors == []
 
 
+@pytest.mark.slow
 def test_ending_the_command_ends_the_server(tmp_path: Path):
     """Also where nobody presses Ctrl-C: a service manager sends SIGTERM, the kernel kills."""
     with dashboard(tmp_path / "home", tmp_path / "log") as served:
@@ -151,6 +157,7 @@ def test_ending_the_command_ends_the_server(tmp_path: Path):
         assert left == []
 
 
+@pytest.mark.slow
 def test_the_port_of_another_is_refused(url: str):
     port = url.rsplit(":", 1)[1]
     answer = subprocess.run(

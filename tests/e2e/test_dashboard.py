@@ -12,8 +12,10 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config import RunConfig
 from storage.run_store import RunStore
-from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, sentences
+from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+
+pytestmark = pytest.mark.xdist_group("recorded")
 
 APP = UI / "app.py"
 
@@ -29,9 +31,8 @@ def test_an_empty_home_says_how_to_start(store: RunStore):
     assert not store.home.database.exists(), "looking must not make anything"
 
 
-def test_a_finished_run(store: RunStore):
-    write_sample_run(store, "glyphs-1", iterations=40)
-    page = opened()
+def test_a_finished_run(recorded: None):
+    page = opened(run="glyphs-1")
     assert "glyphs-1" in page.header[0].value
     assert "finished" in page.header[0].value
     assert "Better: score 0.38 → 0.84 (+0.46 ± 0.06)" in page.success[0].value
@@ -83,7 +84,7 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
     assert ":blue-badge[running]" in page.header[0].value
     store.commit_evaluation(evaluation_record("live", 10, begin + 27))
     store.set_status("live", "failed", "out of memory; costs $5 to $6")
-    time.sleep(CACHE_S)
+    read_anew()
     page.run()
     assert not page.exception
     assert "Better" in sentences(page)
@@ -178,7 +179,7 @@ def test_a_kl_that_was_not_measured_is_not_shown_as_zero(store: RunStore):
     assert figures(opened())["KL to the reference"] == "-"
     record.metrics["kl"] = 0.25
     store.commit_iteration(record)
-    time.sleep(CACHE_S)
+    read_anew()
     assert figures(opened())["KL to the reference"] == "0.25"
 
 

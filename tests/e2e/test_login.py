@@ -8,7 +8,7 @@ import pytest
 
 from storage.home import Home
 from storage.run_store import RunStore
-from tests.browser import Dashboard, browser_page, dashboard, find_chromium, free_port
+from tests.browser import Dashboard, NewPage, dashboard, find_chromium, free_port
 from tests.identity_provider import IdentityProvider, identity_provider
 from tests.sample_login import LOGIN, write_login
 from tests.sample_run import write_sample_run
@@ -41,10 +41,12 @@ def served(tmp_path_factory: pytest.TempPathFactory, provider: IdentityProvider)
     assert "Traceback" not in (folder / "log").read_text()
 
 
-def test_who_is_allowed_sees_the_runs_until_the_login_expires(served: Dashboard, provider: IdentityProvider):
+def test_who_is_allowed_sees_the_runs_until_the_login_expires(
+    new_page: NewPage, served: Dashboard, provider: IdentityProvider
+):
     """The page of a live run, which refreshes without anybody's doing."""
     provider.email, provider.lasts_s = "ada@example.org", 3600
-    with browser_page() as page:
+    with new_page() as page:
         page.goto(served.url)
         page.get_by_text("Log in to see the runs.").wait_for()
         assert "going-on" not in page.content()
@@ -61,9 +63,11 @@ def test_who_is_allowed_sees_the_runs_until_the_login_expires(served: Dashboard,
         assert "going-on" not in page.inner_text("body")
 
 
-def test_who_is_not_on_the_list_sees_nothing(served: Dashboard, provider: IdentityProvider):
+def test_who_is_not_on_the_list_sees_nothing(
+    new_page: NewPage, served: Dashboard, provider: IdentityProvider
+):
     provider.email, provider.lasts_s = "eve@example.org", 3600
-    with browser_page() as page:
+    with new_page() as page:
         page.goto(served.url)
         page.get_by_role("button", name="Log in").click()
         page.get_by_text("eve@example.org may not see this dashboard").wait_for()

@@ -10,9 +10,11 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config import RunConfig
 from storage.run_store import RunStore
-from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, sentences
+from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
+
+pytestmark = pytest.mark.xdist_group("recorded")
 
 PAGES = ("runs", "convergence", "seeds", "spot", "cost", "images", "health")
 
@@ -106,9 +108,8 @@ def test_a_new_run_appears_in_the_table(store: RunStore):
     assert page.multiselect[0].options == ["live"]
 
 
-def test_the_bill_and_what_it_would_be_on_demand_only(store: RunStore):
-    write_sample_run(store, "r", iterations=40)
-    page = opened("cost")
+def test_the_bill_and_what_it_would_be_on_demand_only(recorded: None):
+    page = opened("cost", run="glyphs-1")
     seconds = 40 * 18 + 5 * 9
     shown = figures(page)
     assert shown["On demand only"] == f"${3 * seconds * 10.98 / 3600:.2f}"
@@ -137,9 +138,8 @@ def test_a_bill_without_spot_devices_is_not_compared(store: RunStore):
     assert len(charts(page)) == 3
 
 
-def test_images_over_the_iterations(store: RunStore):
-    write_sample_run(store, "r", iterations=40)
-    page = opened("images")
+def test_images_over_the_iterations(recorded: None):
+    page = opened("images", run="glyphs-1")
     grid = pictures(page)
     assert grid.count("<details") == 8 * 5, "a page of eight prompts, five evaluations"
     assert grid.count("before training</div>") == 8
@@ -155,9 +155,8 @@ def test_images_over_the_iterations(store: RunStore):
     assert "empty the field to see all" in captions(page)
 
 
-def test_images_in_order_of_what_they_gained(store: RunStore):
-    write_sample_run(store, "r", iterations=40)
-    page = opened("images")
+def test_images_in_order_of_what_they_gained(recorded: None):
+    page = opened("images", run="glyphs-1")
     page.selectbox[1].select("most gained").run()
     gained = pictures(page)
     page.selectbox[1].select("most lost").run()
@@ -182,7 +181,7 @@ def test_the_health_of_a_run(store: RunStore):
     record = iteration_record("r", 7, 1e9 + 108)
     record.metrics["clip_share"] = 17.0
     store.commit_iteration(record)
-    time.sleep(CACHE_S)
+    read_anew()
     assert "Lower `optimizer.learning_rate` from 0.0001 to 5e-05" in "\n".join(
         box.value for box in ran(page).error
     )

@@ -19,7 +19,7 @@ from flows.server_password import home_password
 from storage.home import Home
 from storage.ledger import read_ledger
 from storage.run_store import RunStore
-from tests.browser import browser_page, find_chromium, open_page, photograph, save_picture
+from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
 from tests.prefect_pages import RUN_S, PrefectPages
 from tests.running_up import RunningUp, running_up, wait_until
 
@@ -54,9 +54,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
 
 
 @pytest.fixture(scope="module")
-def explored(up: RunningUp) -> Started:
+def explored(new_page: NewPage, up: RunningUp) -> Started:
     """A run that goes on, or has ended: the tests that use it wait for what they look at."""
-    with browser_page(alone=False) as page:
+    with new_page(alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         prefect.choose("Preset", "glyphs-stale")
@@ -66,8 +66,8 @@ def explored(up: RunningUp) -> Started:
         return Started(EXPLORED, prefect.submit())
 
 
-def test_the_form_explains_every_field(up: RunningUp, album: Path):
-    with browser_page(1200, 1180, alone=False) as page:
+def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: Path):
+    with new_page(1200, 1180, alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         for field in TrainingForm.model_json_schema()["properties"].values():
@@ -80,9 +80,9 @@ def test_the_form_explains_every_field(up: RunningUp, album: Path):
         assert save_picture(page, album / "prefect-form.png") > 100
 
 
-def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
+def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, up: RunningUp):
     before = up.flow_run_count()
-    with browser_page(alone=False) as page:
+    with new_page(alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         prefect.write("Iterations", "-1")
@@ -97,8 +97,10 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(up: RunningUp):
     assert up.flow_run_count() == before
 
 
-def test_a_run_is_watched_from_running_to_completed(up: RunningUp, explored: Started, album: Path):
-    with browser_page(1400, 1050, alone=False) as page:
+def test_a_run_is_watched_from_running_to_completed(
+    new_page: NewPage, up: RunningUp, explored: Started, album: Path
+):
+    with new_page(1400, 1050, alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Running")
@@ -135,8 +137,8 @@ def watch_the_dashboard(page: Page, address: str) -> None:
     expect(page.get_by_text(re.compile(rf"^\d+ of {ITERATIONS}$"))).to_be_visible()
 
 
-def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(up: RunningUp):
-    with browser_page(alone=False) as page:
+def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPage, up: RunningUp):
+    with new_page(alone=False) as page:
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_form("post-train")
         prefect.choose("Preset", "smoke")
@@ -182,11 +184,18 @@ def cancelled_in_its_menu(prefect: PrefectPages, store: RunStore, run_id: str) -
     ],
 )
 def test_the_pages_of_a_real_run_are_drawn(
-    up: RunningUp, explored: Started, album: Path, name: str, last: str, plots: int, at_most_px: int | None
+    new_page: NewPage,
+    up: RunningUp,
+    explored: Started,
+    album: Path,
+    name: str,
+    last: str,
+    plots: int,
+    at_most_px: int | None,
 ):
     up.wait_for_end(explored.flow_run_id, RUN_S)
     errors: list[str] = []
-    with browser_page(alone=False) as page:
+    with new_page(alone=False) as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
         path = "" if name == "convergence" else name  # the first page has no path of its own
         open_page(page, f"{up.dashboard}/{path}?run={explored.run_id}", last, plots)
@@ -195,7 +204,9 @@ def test_the_pages_of_a_real_run_are_drawn(
     assert errors == []
 
 
-def test_a_run_done_again_is_shown_and_a_drift_is_red(up: RunningUp, explored: Started, album: Path):
+def test_a_run_done_again_is_shown_and_a_drift_is_red(
+    new_page: NewPage, up: RunningUp, explored: Started, album: Path
+):
     up.wait_for_end(explored.flow_run_id, RUN_S)
     again = {"reference": explored.run_id, "how": "evaluate"}
     ends = []
@@ -203,7 +214,7 @@ def test_a_run_done_again_is_shown_and_a_drift_is_red(up: RunningUp, explored: S
         flow_run = up.start_run("reproduce", again | {"settings": settings}).json()
         ends.append(up.wait_for_end(flow_run["id"])["type"])
     assert ends == ["COMPLETED", "FAILED"]
-    with browser_page(1400, 760, alone=False) as page:
+    with new_page(1400, 760, alone=False) as page:
         open_page(page, f"{up.dashboard}/reproducibility", "What differs", 0)
         red = page.get_by_role("alert").first
         expect(red).to_contain_text("drifted")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from pathlib import Path
 
 import duckdb
@@ -17,13 +16,13 @@ from storage.config import RunConfig
 from storage.home import Home
 from storage.records import GroupRecord, StateInterval, StepTimeRecord
 from storage.run_store import RunStore
+from tests.dashboard_page import read_anew
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = Path(__file__).resolve().parents[2] / "ui" / "screens" / "spot.py"
 TABLES = Path(__file__).resolve().parents[1] / "integration"
-CACHE_S = 2.2
 START = 1.7e9
 
 
@@ -179,12 +178,12 @@ def test_a_live_run_moves_on(store: RunStore):
     for iteration in (1, 2, 3, 4):
         store.commit_iteration(exploring(iteration_record("r", iteration, at)))
         at += 18
-    time.sleep(CACHE_S)
+    read_anew()
     ran(page)
     assert "end of 2" in gantt(page)
     assert "end of 1" not in gantt(page), "the latest three"
     store.commit_iteration(exploring(iteration_record("r", 5, at)))
-    time.sleep(CACHE_S)
+    read_anew()
     ran(page)
     assert "end of 5" in gantt(page)
     assert "end of 2" not in gantt(page)
@@ -268,7 +267,7 @@ def test_the_degree_that_measured_times_have_chosen(store: RunStore):
     assert times["steps a device-second"].tolist() == [1.0, 1.0]
     assert times["chunks timed"].tolist() == [3, 10]
     store.discard_after("r", 1)
-    time.sleep(CACHE_S)
+    read_anew()
     times = ran(page).dataframe[0].value
     assert times["a denoising step (s)"].tolist() == [1.0, 0.4], "what is done again is measured again"
 

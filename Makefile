@@ -2,13 +2,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-TESTS_AT_ONCE ?= 2
+TESTS_AT_ONCE ?= 3
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint ui clean
+.PHONY: help install demo test test-all lint ui clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
 
 install: $(INSTALLED) ## virtual environment with everything (about two minutes)
 
@@ -24,9 +24,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install ## a whole run on this machine, without a GPU
 	$(BIN)/spotlight train --preset glyphs
 
-# Live tests mostly wait for processes to start: two files at a time keep two cores busy.
-test: install ## all tests, on CPU
-	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile
+# Live tests mostly wait for processes to start: three files at a time keep two cores busy.
+PYTEST := $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadgroup --no-loadscope-reorder
+
+test: install ## what must hold for a commit, on CPU (about ten minutes on two cores)
+	$(PYTEST) -m "not slow"
+
+test-all: install ## all tests, and more examples of each property (about half an hour)
+	$(PYTEST) --hypothesis-profile=all
 
 lint: install ## style, types and the borders between the rooms
 	$(BIN)/ruff check .

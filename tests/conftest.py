@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 # Before any import of torch or onnxruntime, which read it once; processes started by tests inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -19,6 +21,9 @@ from tests.tiers import (  # noqa: F401  (pytest takes hooks from here)
     pytest_runtest_setup,
 )
 
+if TYPE_CHECKING:
+    from tests.running_up import RunningUp
+
 # Times on a shared machine say nothing, and a failure must be the same one tomorrow. `make test-all` takes
 # the second profile.
 settings.register_profile("first-tier", deadline=None, derandomize=True, max_examples=10)
@@ -30,3 +35,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Where the tests of pages keep the pictures that they take; nowhere, without it."""
     parser.addoption("--pictures", metavar="FOLDER", help="keep the pictures of pages that the tests take")
     tiers.pytest_addoption(parser)
+
+
+@pytest.fixture(scope="session")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
+    """A `spotlight up`; the files that use it are of the group `up`, and leave each other's runs alone."""
+    from storage.home import Home
+    from tests.running_up import running_up
+
+    folder = tmp_path_factory.mktemp("up")
+    folder.chmod(0o755)  # as a person makes it
+    with running_up(Home(folder)) as running:
+        yield running

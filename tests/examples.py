@@ -7,4 +7,4 @@ from hypothesis import settings
 
 def examples(times: float) -> settings:
     """So many times as many as the profile has: more where they are quick, fewer where each takes long."""
-    return settings(max_examples=max(1, round(times * settings.default.max_examples)))
+    return settings(max_examples=max(1, round(times * settings().max_examples)))

@@ -87,7 +87,7 @@ def complaint(item: pytest.Item, spent_s: float) -> str | None:
     """What is wrong with how long a test took; None where it may."""
     takes = item.get_closest_marker("takes")
     longest_s = float(takes.args[0] if takes is not None else item.config.getini("longest_s"))
-    if spent_s <= longest_s or (takes is None and item.get_closest_marker("slow")):
+    if spent_s <= longest_s or item.get_closest_marker("slow"):
         return None
     return (
         f"{item.nodeid} took {spent_s:.1f} s, but may take {longest_s:g} s: make it faster, leave it to "

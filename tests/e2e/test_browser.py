@@ -76,7 +76,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
         page.on("pageerror", lambda error: errors.append(str(error)))
         open_seeds(page, url, "explored")
         text = page.inner_text("body")
-        assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 11 iterations\)", text)
+        assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 20 iterations\)", text)
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
             "Same seed, older and newer weights", "Do stale ranks hold?",
             "Spread before and after the choice", "Drafts against success", "Drafts by prompt",
@@ -110,9 +110,7 @@ def test_the_devices_of_a_run_are_shown(new_page: NewPage, url: str, album: Path
             "Cost so far, by market", "What was paid for",
         ]  # fmt: skip
         bars = page.locator(".js-plotly-plot").first.locator(".barlayer .point path")
-        assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, (
-            "three iterations, and the evaluation after the 20th"
-        )
+        assert bars.count() == 3 * (4 + 3 + 3) + 3 * 2, "three iterations, and the evaluation after the 20th"
         colours = photograph(page, album / "sample-spot.png")
     assert colours > 300
     assert errors == []

@@ -6,7 +6,6 @@ The dashboard is looked at meanwhile and afterwards; its pictures in the documen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -16,16 +15,16 @@ from playwright.sync_api import Page, expect
 
 from flows.forms import PresetName, TrainingForm
 from flows.server_password import home_password
-from storage.home import Home
 from storage.ledger import read_ledger
 from storage.run_store import RunStore
 from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
 from tests.prefect_pages import RUN_S, PrefectPages
-from tests.running_up import RunningUp, running_up, wait_until
+from tests.running_up import RunningUp, wait_until
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
+    pytest.mark.xdist_group("up"),
     pytest.mark.timeout(1500),  # a whole run that explores, on two cores that have other things to do
     pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
 ]
@@ -45,12 +44,6 @@ class Started:
 
     run_id: str
     flow_run_id: str
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    with running_up(Home(tmp_path_factory.mktemp("up")).ensure()) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from storage.home import Home
 from storage.run_store import RunRow, RunStore
 from tests.running_up import client_of, wait_until
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ("iterations=400", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
 
 

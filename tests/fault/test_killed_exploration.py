@@ -10,6 +10,8 @@ from storage.home import Home
 from storage.run_store import RunStore
 from tests.killed_run import undisturbed_state
 
+pytestmark = pytest.mark.slow
+
 # Drafts are counted and all of them made; with one spot worker dead, another drafts.
 SETTINGS = (
     "runtime.spot_workers=2", "exploration.strategy=stale", "exploration.candidates=12",

@@ -17,6 +17,8 @@ from storage.run_store import RunStore
 from tests.damaged_database import overwrite_a_page
 from tests.killed_run import undisturbed_state
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):

@@ -19,6 +19,8 @@ from flows.local_server import LocalServer
 from storage.home import Home
 from storage.run_store import RunStore
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 6
 SETTINGS = (f"iterations={ITERATIONS}", "runtime.spot_workers=1", "runtime.scorer_workers=1")
 LIMIT_S = 90

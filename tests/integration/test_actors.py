@@ -14,6 +14,8 @@ from gpu_runtime.actors.ray_cluster import RayCluster, kept_signal_handlers, ray
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
+pytestmark = pytest.mark.slow
+
 
 class Parrot:
     def say(self, *what: Any) -> Any:

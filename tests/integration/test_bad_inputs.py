@@ -57,6 +57,7 @@ def is_refusal(entry: dict[str, Any], code: int, out: str, error: str) -> None:
     assert len(error) < 1500, f"{len(error)} characters"
 
 
+@pytest.mark.takes(30)  # the first of each kind runs them all
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["what"])
 def test_it_is_refused(entry: dict[str, Any]):
     outcome = outcomes(entry["kind"], entry.get("loads", False))[entry["what"]]
@@ -65,6 +66,7 @@ def test_it_is_refused(entry: dict[str, Any]):
         assert outcome["loaded"] == [], "what can be known without them is refused before they are imported"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry", SAMPLE, ids=lambda entry: entry["kind"])
 def test_a_sample_of_each_kind_as_it_is_typed(entry: dict[str, Any], record_property: Any):
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,20 @@ import pytest
 
 from benchmarks.attack import Prey, attack, attack_dashboard
 from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER
-from storage.home import Home
 from storage.ledger import read_ledger
 from storage.references import reference_of
 from storage.run_store import RunStore
 from tasks.comparison import compare
 from tests.listening import beyond_this_machine, listening
 from tests.private_files import open_to_others
-from tests.running_up import RunningUp, running_up, spotlight, wait_until
+from tests.running_up import RunningUp, spotlight, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
 SETTINGS = (
     "evaluation.prompts=4", "evaluation.every=0", "evaluation.gallery=0", "runtime.spot_workers=1",
     "runtime.scorer_workers=1", "runtime.history=true",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningUp]:
-    folder = tmp_path_factory.mktemp("up")
-    folder.chmod(0o755)
-    with running_up(Home(folder)) as running:
-        yield running
 
 
 @pytest.mark.parametrize(
@@ -76,11 +66,12 @@ def test_runs_asked_for_at_the_same_moment_wait_for_each_other(up: RunningUp):
 
 
 def test_a_setting_that_only_we_can_judge_fails_the_run_at_once(up: RunningUp):
+    before = RunStore(up.home).runs()
     flow_run = up.start_run("post-train", {"preset": "smoke", "settings": ["sampling.noise_level=7"]}).json()
     state = up.wait_for_end(flow_run["id"])
     assert state["type"] == "FAILED"
     assert "sampling.noise_level = 7 (from --set): must be at most 2.0; lower it" in state["message"]
-    assert RunStore(up.home).runs() == []
+    assert RunStore(up.home).runs() == before
 
 
 def test_the_schedules_are_there_and_off(up: RunningUp):

@@ -77,6 +77,7 @@ def holder(home: Home) -> subprocess.Popen[str]:
     return child
 
 
+@pytest.mark.slow
 def test_several_that_come_at_once_share_one_server_a_home(tmp_path: Path):
     homes = [Home(tmp_path / name) for name in "abc"]
     together = threading.Barrier(6)
@@ -102,6 +103,7 @@ def test_several_that_come_at_once_share_one_server_a_home(tmp_path: Path):
     assert [living_server(home) for home in homes] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_port_that_somebody_has_is_left_to_him(home: Home):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         server = LocalServer(home, taken.getsockname()[1])
@@ -115,6 +117,7 @@ def test_a_port_that_somebody_has_is_left_to_him(home: Home):
             LocalServer(home, taken.getsockname()[1], exact=True)
 
 
+@pytest.mark.slow
 def test_who_wants_another_address_than_the_one_of_the_server_is_refused(home: Home):
     first = LocalServer(home, 0)
     port = first.api_url.split(":")[2].removesuffix("/api")
@@ -126,6 +129,7 @@ def test_who_wants_another_address_than_the_one_of_the_server_is_refused(home: H
         first.stop()
 
 
+@pytest.mark.takes(60)
 def test_the_last_one_ends_it_and_no_other(home: Home):
     first, second = LocalServer(home, 0), LocalServer(home, 0)
     first.wait_ready()
@@ -137,6 +141,7 @@ def test_the_last_one_ends_it_and_no_other(home: Home):
         answering(second)
 
 
+@pytest.mark.slow
 def test_it_outlives_the_kill_of_who_started_it_and_ends_when_all_were_killed(home: Home):
     starter = holder(home)
     other = holder(home)
@@ -154,6 +159,7 @@ def test_it_outlives_the_kill_of_who_started_it_and_ends_when_all_were_killed(ho
     wait_until("the server ends by itself", lambda: living_server(home) is None)
 
 
+@pytest.mark.slow
 def test_who_comes_while_it_ends_gets_a_new_one(home: Home):
     starter = holder(home)
     before = living_server(home)
@@ -168,6 +174,7 @@ def test_who_comes_while_it_ends_gets_a_new_one(home: Home):
         newcomer.stop()
 
 
+@pytest.mark.slow
 def test_one_that_dies_is_started_again_on_its_port_for_all_that_use_it(home: Home, notes: list[str]):
     first, second = LocalServer(home, 0), LocalServer(home, 0)
     with first.kept_alive(), second.kept_alive():
@@ -184,6 +191,7 @@ def test_one_that_dies_is_started_again_on_its_port_for_all_that_use_it(home: Ho
     assert all(note.endswith("it is started again, and what runs goes on meanwhile") for note in notes)
 
 
+@pytest.mark.slow
 def test_one_that_dies_again_and_again_is_given_up(
     home: Home, notes: list[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -196,6 +204,7 @@ def test_one_that_dies_again_and_again_is_given_up(
     assert notes[1].endswith("2 times in a row; what runs goes on without it")
 
 
+@pytest.mark.slow
 def test_one_that_asks_for_no_password_is_refused_and_ended(home: Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WITHOUT_PASSWORD", "1")
     server = LocalServer(home, 0)
@@ -204,6 +213,7 @@ def test_one_that_asks_for_no_password_is_refused_and_ended(home: Home, monkeypa
     assert living_server(home) is None
 
 
+@pytest.mark.slow
 def test_one_that_stays_silent_is_ended(home: Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SILENT", "1")
     monkeypatch.setattr(module, "_START_LIMIT_S", 0.5)
@@ -220,6 +230,7 @@ def test_no_server_starts_without_a_password(home: Home):
     assert not note_file(home).exists()
 
 
+@pytest.mark.slow
 def test_what_nobody_uses_is_ended_by_down_and_what_is_used_is_not(home: Home):
     server = LocalServer(home, 0)
     assert not end_unused_server(home)

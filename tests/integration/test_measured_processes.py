@@ -25,6 +25,8 @@ from storage.config_loading import load_config
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
 from tests.worker_processes import KEY, ProcessFleet, process_fleet
 
+pytestmark = pytest.mark.xdist_group("sharing")
+
 
 class SetPace(Pace):
     """Times of a test's choosing, whatever is measured."""

@@ -33,6 +33,8 @@ from storage.prompts import PromptRecord
 from storage.run_prompts import load_run_prompts
 from tests.ray_processes import worker_process
 
+pytestmark = pytest.mark.takes(120)
+
 SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1", "runtime.commit_s=0"]
 
 

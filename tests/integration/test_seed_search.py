@@ -21,6 +21,8 @@ from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker_protocol import Worker
 from storage.config_loading import load_config
 
+pytestmark = pytest.mark.slow
+
 # Drafts are counted and all of them made: the plan follows from the configuration alone.
 SETTINGS = [
     "sampling.batch_size=4",

@@ -37,6 +37,8 @@ from storage.errors import GroupBrokenError
 from storage.runtime_config import WORKER_IN_URL
 from tests.worker_processes import KEY, ProcessFleet, WorkerProcess, process_fleet
 
+pytestmark = pytest.mark.xdist_group("sharing")
+
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",
     "runtime.commit_s=0", "runtime.lease_s=40",

@@ -23,6 +23,8 @@ from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.run_prompts import load_run_prompts
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.history=true",
     "runtime.start_timeout_s=900", "runtime.commit_steps=1", "runtime.commit_s=0",

@@ -20,6 +20,8 @@ from storage.errors import RuntimeFailure
 from storage.run_prompts import load_run_prompts
 from tests.ray_processes import worker_process
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = [
     "sampling.batch_size=4", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
     "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.start_timeout_s=900",

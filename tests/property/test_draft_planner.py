@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,12 +55,14 @@ def captured(allocation: Literal["bandit", "uniform"], graded: bool, iterations:
     return np.array(shares[3:])
 
 
+@pytest.mark.slow
 def test_the_bandit_beats_uniform_and_comes_near_the_oracle_on_rare_successes():
     gain = captured("bandit", graded=False) - captured("uniform", graded=False)
     assert gain.mean() > 2.6 * gain.std(ddof=1) / len(gain) ** 0.5 > 0
     assert captured("bandit", graded=False).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_bandit_is_no_worse_on_graded_scores():
     gain = captured("bandit", graded=True) - captured("uniform", graded=True)
     assert gain.mean() > 0

@@ -50,7 +50,7 @@ def evaluated(run_id: str | None, scores: list[float]) -> Evaluated:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home without MLflow: `tests/integration/test_post_train_flow.py` has the real one."""
+    """A home without MLflow: `tests/integration/under_prefect/test_post_train_flow.py` has the real one."""
 
     class Silent:
         def __init__(self, home: Home) -> None:

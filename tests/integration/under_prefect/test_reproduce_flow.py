@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.forms import ReproductionForm
 from flows.post_train import post_train
@@ -19,16 +17,7 @@ from storage.references import reference_of, write_reference
 from storage.reproductions import reproduction_of, reproductions
 from storage.run_store import RunStore
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    folder = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPOTLIGHT_HOME", str(folder))
-        with prefect_test_harness(server_startup_timeout=120):
-            yield Home(folder).ensure()
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.evaluate import evaluate_model
 from flows.post_train import post_train
@@ -18,10 +17,11 @@ from storage.clock import process_clock
 from storage.config_loading import load_config
 from storage.database import Database
 from storage.errors import ConfigurationError
-from storage.home import Home
 from storage.ledger import read_ledger
 from storage.results import evaluated_iterations, run_result
 from storage.run_store import RunStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +31,6 @@ def config():
         "reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3", "runtime.history=true",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("home")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SPOTLIGHT_HOME", str(folder))
-    with prefect_test_harness(server_startup_timeout=120):
-        yield Home(folder).ensure()
-    patch.undo()
 
 
 JUMPS_S = {"start": 86_400.0, "rollout 1": -3600.0, "train 2": 3600.0, "rollout 3": -86_400.0}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
 from storage.config_loading import load_config
 from storage.database import Database
-from storage.home import Home
 from storage.ledger import read_ledger
 from storage.run_store import RunStore
+
+pytestmark = [pytest.mark.takes(120), pytest.mark.xdist_group("prefect")]
 
 SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
@@ -27,16 +27,6 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def config():
     return load_config("smoke", SETTINGS, {})
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("home")
-    patch = pytest.MonkeyPatch()
-    patch.setenv("SPOTLIGHT_HOME", str(folder))
-    with prefect_test_harness(server_startup_timeout=120):
-        yield Home(folder).ensure()
-    patch.undo()
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +123,7 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
     assert ledger.lost.device_s > 0, "iterations that were done again"
 
 
+@pytest.mark.slow
 def test_seeds_drafted_anew_on_the_critical_path_resume_to_the_same_bits(home, config):
     """Ranks that agree by less than always are refused: most plans are drafted again."""
     never = config.exploration.model_copy(update={"min_spearman": 1.0, "monitor_prompts": 4})

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.post_train import post_train
 from storage.database import Database
 from storage.device_queries import sequence_groups
-from storage.home import Home
 from tasks.export import export_run
 from tests.pipeline_reference import family_config, own_pipeline
 from tests.tiny_pipelines import save_pipeline
 
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
-    with prefect_test_harness(server_startup_timeout=120):
-        yield Home(tmp_path / "home").ensure()
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
 
 def test_a_model_family_goes_the_whole_road(home, tmp_path):

@@ -20,7 +20,7 @@ TESTS = """
 import time
 import pytest
 
-def work(seconds=0.4):
+def work(seconds=0.2):
     until = time.process_time() + seconds
     while time.process_time() < until:
         pass
@@ -40,7 +40,7 @@ def test_longer_than_it_says(): work()
 def test_pays_for_its_fixture(expensive): pass
 def test_has_it_already(expensive): pass
 """
-INI = "[pytest]\nlongest_s = 0.3\nmarkers =\n    slow: s\n    takes(seconds): t\n    xdist_group(name): g\n"
+INI = "[pytest]\nlongest_s = 0.15\nmarkers =\n    slow: s\n    takes(seconds): t\n    xdist_group(name): g\n"
 
 
 def outcome(folder: Path, *options: str) -> str:

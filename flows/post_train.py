@@ -187,7 +187,11 @@ def _note_troubles(session: Session) -> None:
     for start in failed[session.failed_starts_noted :]:
         session.store.add_event(session.run_id, "failed_start", start.in_words)
         reporter().note(f"worker {start.in_words}")
+    standbys = session.runtime.lost_standbys
+    for happened in standbys[session.lost_standbys_noted :]:
+        session.store.add_event(session.run_id, "standby_lost", f"{happened}; another one is started")
     session.losses_noted, session.failed_starts_noted = len(lost), len(failed)
+    session.lost_standbys_noted = len(standbys)
     for jump in process_clock().take_jumps():
         message = (
             f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times go on "

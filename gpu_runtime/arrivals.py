@@ -1,4 +1,7 @@
-"""Workers on their way into the fleet: started for every place that is free, until they have loaded."""
+"""Workers on their way into the fleet: started for every place that is free, until they have loaded.
+
+Where a standby waits, it takes the place instead of a new process.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from collections.abc import Collection
 from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.devices import Device, slots
+from gpu_runtime.devices import Device, pause, slots
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.standbys import Standbys
 from gpu_runtime.training_place import TrainingPlace
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import Worker, WorkerReady
@@ -20,9 +24,6 @@ from storage.records import Market
 Arrival = tuple[Device, "Future[WorkerReady]"]
 """A worker, and what it says once it has loaded."""
 
-_MOST_PAUSE = 32
-"""Phases at most between two starts of a worker that ends while it loads, again and again."""
-
 
 class Arrivals:
     """At most one worker a place. Nobody waits for one: without an instance for it, its start is pending.
@@ -31,6 +32,7 @@ class Arrivals:
         cluster: where they are started.
         config: the run's configuration; it says which places there are.
         history: of the driver; the workers write theirs beside it.
+        standbys: processes that take the place of workers that are lost.
         meeting: where the devices that train meet; None where one trains alone.
     """
 
@@ -39,12 +41,14 @@ class Arrivals:
         cluster: Cluster,
         config: RunConfig,
         history: HistoryLog,
+        standbys: Standbys,
         meeting: StoreAddress | None = None,
     ) -> None:
         self._meeting = meeting
         self._cluster = cluster
         self._config = config
         self._history = history
+        self._standbys = standbys
         self._generation: dict[str, int] = {}
         self._coming: list[Arrival] = []
         self._phase = 0
@@ -57,7 +61,9 @@ class Arrivals:
         return [loaded for _, loaded in self._coming]
 
     def fill(self, filled: Collection[str], again: bool = True) -> list[Device]:
-        """Start a worker for every place that is neither filled nor has one on its way.
+        """Bring a worker to every place that is neither filled nor has one on its way.
+
+        A standby comes if there is one, even if it still loads: it began before a new process would.
 
         Args:
             filled: places with a worker that stays.
@@ -65,8 +71,9 @@ class Arrivals:
                 next, so each further death in a row doubles the phases until the next start.
 
         Returns:
-            The workers started.
+            The workers that are on their way since.
         """
+        self._end_hung_standbys()
         if again:
             self._phase += 1
         paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
@@ -80,11 +87,22 @@ class Arrivals:
         return [device for device, _ in started]
 
     def take(self) -> list[Arrival]:
-        """Those that have loaded, or died while they did; they are on their way no more."""
-        ended = [arrival for arrival in self._coming if arrival[1].done()]
-        self._coming = [arrival for arrival in self._coming if not arrival[1].done()]
-        for device, loaded in ended:
-            if loaded.exception() is None:
+        """Those that have loaded, or died while they did; they are on their way no more.
+
+        A standby that died is not among them: it says nothing of its place, which a new process gets at once.
+        """
+        ended: list[Arrival] = []
+        for arrival in [arrival for arrival in self._coming if arrival[1].done()]:
+            self._coming.remove(arrival)
+            device, loaded = arrival
+            error = loaded.exception()
+            if error is not None and device.standby:
+                device.actor.kill()
+                self._standbys.on_lost(device.standby, str(error))
+                self._history.note("lost", worker=device.name)
+                continue
+            ended.append(arrival)
+            if error is None:
                 self._failures.pop(device.slot, None)
             else:
                 failures = self._failures[device.slot] = self._failures.get(device.slot, 0) + 1
@@ -139,12 +157,25 @@ class Arrivals:
         trains = market == "reserved" and index < self._config.runtime.trainer_workers
         watches = market == "spot"
         self._history.note("starting", worker=name)
-        place = self._training_place(index) if trains else None
-        told = self._config, trains, watches, name, self._history.place, place
-        actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
-        device, loaded = Device(actor, market, asked_at_s=time.monotonic()), actor.call(Worker.ready)
+        asked_at_s = time.monotonic()
+        standby = None if trains else self._standbys.take(market, name)
+        if standby is not None:
+            device = Device(standby.actor, market, asked_at_s=asked_at_s, standby=standby.name)
+            loaded = standby.actor.call(Worker.take_place, name, watches, self._history.place)
+        else:
+            place = self._training_place(index) if trains else None
+            told = self._config, trains, watches, name, self._history.place, place
+            actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
+            device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))
         return device, loaded
+
+    def _end_hung_standbys(self) -> None:
+        """End standbys that were given a place and do not answer; `take` will find them dead."""
+        latest_s = time.monotonic() - self._config.runtime.start_timeout_s
+        for device, loaded in self._coming:
+            if device.standby and not loaded.done() and device.asked_at_s < latest_s:
+                device.actor.kill()
 
     def _training_place(self, index: int) -> TrainingPlace | None:
         """The place of the index-th device that trains; None where one trains alone."""
@@ -158,14 +189,6 @@ class Arrivals:
             meet_s=settings.start_timeout_s,
             exchange_s=settings.trainer_limit_s,
         )
-
-
-def pause(failures: int) -> int:
-    """Phases until a place gets its next worker, after so many in a row that died while they loaded.
-
-    The first two may be chance, such as an instance that was taken; then the pause doubles.
-    """
-    return min(2 ** max(0, failures - 2), _MOST_PAUSE)
 
 
 def _note_end(device: Device) -> None:

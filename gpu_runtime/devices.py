@@ -9,9 +9,12 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.learning.policy import WeightState
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker_protocol import Worker
-from storage.errors import RuntimeFailure
+from storage.errors import ConfigurationError, RuntimeFailure
 from storage.records import Market
 from storage.runtime_config import RuntimeConfig
+
+_MOST_PAUSE = 32
+"""Phases at most between two starts of a worker that ends while it loads, again and again."""
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Device:
         loaded_at_s: when it was seen to have loaded, or to be gone while it did.
         degree: how many workers it stands for; more than one share each sequence.
         retiring: it gets no further chunk: its lease ends with those under way.
+        standby: name of the standby that has taken its place; empty where a process was started for it.
     """
 
     actor: RemoteActor[Worker]
@@ -41,6 +45,7 @@ class Device:
     loaded_at_s: float | None = None
     degree: int = 1
     retiring: bool = False
+    standby: str = ""
 
     @property
     def name(self) -> str:
@@ -101,6 +106,30 @@ class FailedStart:
         often = f", {self.in_a_row} times in a row" if self.in_a_row > 1 else ""
         when = "with the next phase" if self.pause == 1 else f"in {self.pause} phases"
         return f"{slot} did not start{often}: {self.reason}; it is tried again {when}"
+
+
+def pause(failures: int) -> int:
+    """Phases until the next start of a worker, after so many in a row that died while they loaded.
+
+    The first two may be chance, such as an instance that was taken; then the pause doubles.
+    """
+    return min(2 ** max(0, failures - 2), _MOST_PAUSE)
+
+
+def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
+    """Refuse standbys where the workers have GPUs.
+
+    Ray gives a share of a GPU to a process when it starts it, and to no other later: a standby would hold
+    one that it does not use, or take one that Ray gives to somebody else.
+
+    Raises:
+        ConfigurationError: standbys are asked for.
+    """
+    if runtime.standby_workers:
+        raise ConfigurationError(
+            f"runtime.standby_workers = {runtime.standby_workers}, but the workers have GPUs, and a process "
+            "that waits cannot be given a lost worker's GPU; set it to 0, or model.device=cpu"
+        )
 
 
 def slots(runtime: RuntimeConfig) -> list[tuple[Market, int]]:

@@ -9,9 +9,9 @@ from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from typing import Any
 
-from gpu_runtime.arrivals import Arrivals, pause
+from gpu_runtime.arrivals import Arrivals
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.devices import Device, FailedStart, Weights
+from gpu_runtime.devices import Device, FailedStart, Weights, pause
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
@@ -24,6 +24,7 @@ from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
+from gpu_runtime.standbys import Standbys
 from gpu_runtime.trainers import Trainers, trainer_gone
 from gpu_runtime.worker_protocol import Worker, WorkerReady
 from storage.clock import now, process_clock
@@ -36,10 +37,10 @@ class Fleet:
     """Reserved and spot workers.
 
     The first `runtime.trainer_workers` reserved workers are the trainers. When another one dies, hangs or is
-    under a preemption notice, the requests it held go on elsewhere, and a replacement is started: at once
-    where devices generate, else with the next phase. Who has loaded is taken in then, and pulls once it
-    holds the phase's weights. A worker whose notice is withdrawn pulls again, beside its replacement if
-    there is one.
+    under a preemption notice, the requests it held go on elsewhere, and a standby takes its place or, where
+    none waits, a replacement is started: at once where devices generate, else with the next phase. Who has
+    loaded is taken in then, and pulls once it holds the phase's weights. A worker whose notice is withdrawn
+    pulls again, beside its replacement if there is one.
 
     Beside training, a second thread lets the other devices draft (`beside_training`): the training thread
     then touches the trainers alone. A lock guards what both write.
@@ -75,7 +76,9 @@ class Fleet:
         # Kept for as long as the fleet: the trainers are connected to it.
         self._meeting = ControlStore(cluster.host) if training > 1 else None
         address = None if self._meeting is None else self._meeting.address
-        self._arrivals = Arrivals(cluster, config, self._history, address)
+        self.standbys = Standbys(cluster, config, self._history)
+        """Processes that take the place of workers that are lost."""
+        self._arrivals = Arrivals(cluster, config, self._history, self.standbys, address)
         first = self._arrivals.fill(())[:training]
         self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share)
         """The devices that train."""
@@ -92,6 +95,7 @@ class Fleet:
     def close(self) -> None:
         """End the processes of all workers."""
         self._arrivals.close()
+        self.standbys.close()
         for device in self._devices:
             device.actor.kill()
 
@@ -164,6 +168,7 @@ class Fleet:
         self._take_in()
         self._arrivals.fill(self._filled)
         self.hold(weights)
+        self.standbys.begin_phase()
 
     def welcome(self) -> list[Future[Any]]:
         """In the midst of a phase: take in who has loaded, give out its weights, fill free places.
@@ -180,7 +185,10 @@ class Fleet:
             for device in self._available
             if device.holds != self._weights.key and device.notice is None
         ]
-        return [*self._arrivals.calls, *given]
+        under_way = [*self._arrivals.calls, *given]
+        if not under_way:
+            self.standbys.fill()
+        return under_way
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Never: each device works alone."""
@@ -312,7 +320,9 @@ class Fleet:
             self._timeline.enter(device.name, "idle", now())
             self._devices.append(device)
             where = {"host": ready.host, "history": ready.history} if ready.history else {}
-            self._book(device, "joined", process_clock().at(began_at_s), **where)
+            detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"
+            at = process_clock().at(began_at_s)
+            self._book(device, "joined", at, detail if device.standby else "", **where)
 
     def _start_paying(self, device: Device, at_s: float) -> None:
         """A device is paid for since a moment in monotonic seconds; the caller holds the lock."""

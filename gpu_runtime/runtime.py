@@ -31,7 +31,15 @@ from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch
 from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
-from storage.records import DeviceEvent, DeviceState, GroupRecord, PaidTime, StateInterval, StepTimeRecord
+from storage.records import (
+    DeviceEvent,
+    DeviceState,
+    GroupRecord,
+    PaidTime,
+    StandbyTime,
+    StateInterval,
+    StepTimeRecord,
+)
 from storage.run_prompts import load_run_prompts
 
 
@@ -132,6 +140,11 @@ class Runtime:
     def failed_starts(self) -> list[FailedStart]:
         """Workers that died since the start while they loaded."""
         return list(self._fleet.failed_starts)
+
+    @property
+    def lost_standbys(self) -> list[str]:
+        """What happened to each standby that died since the start, in words."""
+        return list(self._fleet.standbys.lost)
 
     @property
     def samples_returned(self) -> int:
@@ -291,6 +304,10 @@ class Runtime:
     def take_paid_time(self) -> list[PaidTime]:
         """What each device was paid for, over the same time as the intervals that were taken."""
         return self._fleet.take_paid_time()
+
+    def take_standby_time(self) -> list[StandbyTime]:
+        """What processes that wait for a place have used of their hosts since the last call."""
+        return self._fleet.standbys.take_times()
 
     def take_device_events(self) -> list[DeviceEvent]:
         """Which devices joined, did not start, were under notice or were lost since the last call."""

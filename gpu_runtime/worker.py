@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
@@ -28,7 +29,7 @@ from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.notice_watch import NoticeWatch
 from gpu_runtime.trained_weights import build_policy, build_trainer
 from gpu_runtime.training_place import TrainingPlace, exchanging
-from gpu_runtime.worker_protocol import Worker, WorkerReady
+from gpu_runtime.worker_protocol import HostUsage, Worker, WorkerReady
 from storage.clock import process_age_s
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
@@ -59,30 +60,42 @@ class DeviceWorker:
         history: HistoryPlace | None = None,
         among: TrainingPlace | None = None,
     ) -> None:
-        # First of all, as who looks for this process finds it by its history.
-        written = HistoryLog.beside(history, name)
-        self._history_path = written.path
+        self._notices = config.runtime.notices
+        self._notice_url = config.runtime.notice_url
+        # First of all, as who looks for this process finds it by its history. The watch comes before the
+        # model, whose loading takes long: a machine may be taken while it starts.
+        self._open_place(name, watches, history)
         torch.set_num_threads(config.runtime.threads)
-        watched = watches and config.runtime.notices != "none"
-        # Before the model, whose loading takes long: a machine may be taken while it starts.
-        url = config.runtime.notice_url.replace(WORKER_IN_URL, name)
-        self._watch = NoticeWatch(config.runtime.notices, url) if watched else None
-        model = load_model(config.model)
+        self._model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._among = among
-        self._policy = build_policy(model, config, keeps_reference, among)
-        self._sampler = Sampler(model, config.sampling)
-        self._samples = SamplesInFlight(
-            self._sampler, self.notice if watched else None, written, config.runtime.notices != "none"
-        )
-        self._place = PlaceInGroup(name, model)
+        self._policy = build_policy(self._model, config, keeps_reference, among)
+        self._sampler = Sampler(self._model, config.sampling)
+        self._begin_work(name)
         self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
         self._holds = ""
         self._set_aside: WeightState | None = None
 
+    def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
+        """Standbys only: become the worker of a place; arguments as of the constructor.
+
+        Raises:
+            StorageError: the history cannot be written.
+        """
+        self._history.close()
+        self._open_place(name, watches, history)
+        self._begin_work(name)
+        return self.ready()
+
+    def host_usage(self) -> HostUsage:
+        """What this process has taken of its machine so far; answers once the model is loaded."""
+        process = psutil.Process()
+        times = process.cpu_times()
+        return HostUsage(times.user + times.system, process.memory_info().rss)
+
     def ready(self) -> WorkerReady:
         """How old this process is and where it writes; answers once the model is loaded."""
-        history = None if self._history_path is None else str(self._history_path)
+        history = None if self._history.path is None else str(self._history.path)
         return WorkerReady(process_age_s(), socket.gethostname(), history)
 
     def notice(self) -> Notice | None:
@@ -230,6 +243,19 @@ class DeviceWorker:
         """Go on from a checkpoint's state."""
         self._set_aside = None
         restore_trainer(self._the_trainer(), blobs)
+
+    def _open_place(self, name: str, watches: bool, history: HistoryPlace | None) -> None:
+        """Open the history of a place, and watch for its notices."""
+        self._history = HistoryLog.beside(history, name)
+        url = self._notice_url.replace(WORKER_IN_URL, name)
+        watched = watches and self._notices != "none"
+        self._watch = NoticeWatch(self._notices, url) if watched else None
+
+    def _begin_work(self, name: str) -> None:
+        """Begin the work of a place, without samples and in no group."""
+        noticed = self.notice if self._watch is not None else None
+        self._samples = SamplesInFlight(self._sampler, noticed, self._history, self._notices != "none")
+        self._place = PlaceInGroup(name, self._model)
 
     @property
     def _leads(self) -> bool:

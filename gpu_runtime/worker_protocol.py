@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpu_runtime.diffusion.sampler import SampleState
+    from gpu_runtime.history_log import HistoryPlace
     from gpu_runtime.learning.objective import TrainingSample
     from gpu_runtime.learning.policy import WeightState
     from gpu_runtime.learning.trainer import TrainingReport
@@ -42,10 +43,27 @@ class WorkerReady:
     history: str | None = None
 
 
+@dataclass(frozen=True)
+class HostUsage:
+    """What a process has taken of its machine.
+
+    Attributes:
+        cpu_s: processor time since it began.
+        memory_bytes: resident memory now.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+
+
 class Worker(Protocol):
     """A device's worker; `gpu_runtime/worker.py` says what each call does."""
 
     def ready(self) -> WorkerReady: ...
+
+    def host_usage(self) -> HostUsage: ...
+
+    def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady: ...
 
     def notice(self) -> Notice | None: ...
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import duckdb
 
 from storage.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
+from storage.standby_accounts import StandbyAccount, standby_accounts
 from storage.worker_accounts import WorkerAccount, worker_accounts
 
 MOST_UNACCOUNTED = 0.001
@@ -90,6 +91,8 @@ class Ledger:
         failed_starts: workers that ended while they loaded.
         unjoined: devices of the settings that never joined, although others did.
         clock_jumps: what the run's events say of jumps of the wall clock, the newest first.
+        standbys: what processes that wait for a place have used of their hosts. They hold no device: none of
+            the other figures has them.
     """
 
     entries: tuple[Entry, ...]
@@ -102,6 +105,7 @@ class Ledger:
     failed_starts: int = 0
     unjoined: tuple[UnjoinedDevice, ...] = ()
     clock_jumps: tuple[str, ...] = ()
+    standbys: tuple[StandbyAccount, ...] = ()
 
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
@@ -224,6 +228,7 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
         failed_starts=failed_starts(connection, run_id),
         unjoined=unjoined_devices(connection, run_id),
         clock_jumps=tuple(message for (message,) in jumps),
+        standbys=standby_accounts(connection, run_id),
     )
 
 

@@ -22,6 +22,7 @@ from storage.records import (
     PaidTime,
     SampleImage,
     SampleRecord,
+    StandbyTime,
     StateInterval,
     StepTimeRecord,
 )
@@ -58,6 +59,7 @@ def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationReco
     _write_groups(connection, record.run_id, "iteration", record.iteration, record.groups)
     _write_step_times(connection, record.run_id, "iteration", record.iteration, record.step_times)
     _write_paid_time(connection, record.run_id, "iteration", record.iteration, record.paid_time)
+    _write_standby_time(connection, record.run_id, "iteration", record.iteration, record.standby_time)
 
 
 def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRecord) -> None:
@@ -76,6 +78,7 @@ def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRe
     _write_groups(connection, record.run_id, "evaluation", record.iteration, record.groups)
     _write_step_times(connection, record.run_id, "evaluation", record.iteration, record.step_times)
     _write_paid_time(connection, record.run_id, "evaluation", record.iteration, record.paid_time)
+    _write_standby_time(connection, record.run_id, "evaluation", record.iteration, record.standby_time)
 
 
 def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after: int) -> None:
@@ -118,7 +121,19 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
         "ON CONFLICT DO UPDATE SET paid_s = paid_s + excluded.paid_s",
         key,
     )
-    for table in ("worker_states", "costs", "device_events", "sequence_groups", "step_times", "paid_time"):
+    connection.execute(
+        "INSERT INTO standby_time SELECT run_id, 'discarded', iteration, standby, sum(waited_s), sum(cpu_s), "
+        f"max(memory_bytes), sum(taken), sum(lost) FROM standby_time WHERE {later} "
+        "GROUP BY run_id, iteration, standby ON CONFLICT DO UPDATE SET "
+        "waited_s = waited_s + excluded.waited_s, cpu_s = cpu_s + excluded.cpu_s, "
+        "memory_bytes = greatest(memory_bytes, excluded.memory_bytes), "
+        "taken = taken + excluded.taken, lost = lost + excluded.lost",
+        key,
+    )
+    for table in (
+        "worker_states", "costs", "device_events", "sequence_groups", "step_times", "paid_time",
+        "standby_time",
+    ):  # fmt: skip
         connection.execute(f"DELETE FROM {table} WHERE {later}", key)
 
 
@@ -344,5 +359,35 @@ def _write_paid_time(
             "worker": ("VARCHAR", [worker for worker, _ in paid_s]),
             "market": ("VARCHAR", [market for _, market in paid_s]),
             "paid_s": ("DOUBLE", list(paid_s.values())),
+        },
+    )  # fmt: skip
+
+
+def _write_standby_time(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    times: Sequence[StandbyTime],
+) -> None:
+    """Write what each standby has used, a row each."""
+    connection.execute(
+        "DELETE FROM standby_time WHERE run_id = ? AND phase = ? AND iteration = ?",
+        [run_id, phase, iteration],
+    )
+    by_name: defaultdict[str, list[StandbyTime]] = defaultdict(list)
+    for time in times:
+        by_name[time.standby].append(time)
+    parts = list(by_name.values())
+    _insert(
+        connection, "standby_time", run_id, iteration,
+        {
+            "phase": ("VARCHAR", [phase] * len(parts)),
+            "standby": ("VARCHAR", list(by_name)),
+            "waited_s": ("DOUBLE", [sum(t.waited_s for t in part) for part in parts]),
+            "cpu_s": ("DOUBLE", [sum(t.cpu_s for t in part) for part in parts]),
+            "memory_bytes": ("BIGINT", [max(t.memory_bytes for t in part) for part in parts]),
+            "taken": ("INTEGER", [sum(t.end == "taken" for t in part) for part in parts]),
+            "lost": ("INTEGER", [sum(t.end == "lost" for t in part) for part in parts]),
         },
     )  # fmt: skip

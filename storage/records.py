@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
 Market = Literal["reserved", "spot"]
 DeviceState = Literal["rollout", "explore", "train", "load", "regroup", "idle", "lost"]
+StandbyEnd = Literal["", "taken", "lost"]
 DeviceEventKind = Literal["joined", "failed", "notice", "withdrawn", "left", "lost"]
 
 
@@ -69,6 +70,26 @@ class PaidTime:
     worker: str
     market: Market
     paid_s: float
+
+
+@dataclass(frozen=True)
+class StandbyTime:
+    """What a standby has used since the record before: a worker process that waits for a place to be free.
+
+    It holds no device, so it is no part of the bill; it takes processor time and memory of its host.
+
+    Attributes:
+        waited_s: seconds that it was kept, its loading included.
+        cpu_s: processor time, as last read.
+        memory_bytes: resident memory, as last read.
+        end: `taken`: it took a place; `lost`: it died; empty while it waits.
+    """
+
+    standby: str
+    waited_s: float
+    cpu_s: float
+    memory_bytes: int
+    end: StandbyEnd = ""
 
 
 @dataclass(frozen=True)
@@ -185,6 +206,7 @@ class IterationRecord:
         groups: which devices shared sequences; none where each worked alone.
         step_times: what denoising steps took by degree; none where the degree is fixed.
         paid_time: what each device was paid for, over the same time as `intervals`.
+        standby_time: what standbys have used since the record before.
     """
 
     run_id: str
@@ -203,6 +225,7 @@ class IterationRecord:
     groups: list[GroupRecord] = field(default_factory=list)
     step_times: list[StepTimeRecord] = field(default_factory=list)
     paid_time: list[PaidTime] = field(default_factory=list)
+    standby_time: list[StandbyTime] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -241,6 +264,7 @@ class EvaluationRecord:
     groups: list[GroupRecord] = field(default_factory=list)
     step_times: list[StepTimeRecord] = field(default_factory=list)
     paid_time: list[PaidTime] = field(default_factory=list)
+    standby_time: list[StandbyTime] = field(default_factory=list)
 
 
 def record_to_json(record: IterationRecord) -> dict[str, Any]:

@@ -31,6 +31,10 @@ class RuntimeConfig(Section):
     spot_workers: int = Field(default=2, ge=0, le=1024)
     """Spot devices; they only generate."""
 
+    standby_workers: int = Field(default=0, ge=0, le=64)
+    """Processes that wait with their model loaded, and take the place of a lost worker that does not train.
+    Each holds a whole model in the host's memory and no device. Not where workers have GPUs."""
+
     scorer_workers: int = Field(default=2, ge=1, le=256)
     """Processes that score images."""
 

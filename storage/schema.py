@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 _FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -156,6 +156,14 @@ CREATE TABLE paid_time (                -- measured from joining to loss, apart 
     run_id VARCHAR, phase VARCHAR, iteration INTEGER, worker VARCHAR,
     market VARCHAR NOT NULL, paid_s DOUBLE NOT NULL,
     PRIMARY KEY (run_id, phase, iteration, worker)
+);
+""",
+    6: """
+CREATE TABLE standby_time (             -- what processes that wait for a place have used of their hosts
+    run_id VARCHAR, phase VARCHAR, iteration INTEGER, standby VARCHAR,
+    waited_s DOUBLE NOT NULL, cpu_s DOUBLE NOT NULL, memory_bytes BIGINT NOT NULL,
+    taken INTEGER NOT NULL, lost INTEGER NOT NULL, -- how often: each life of a run has one of that name
+    PRIMARY KEY (run_id, phase, iteration, standby)
 );
 """,
 }

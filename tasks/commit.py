@@ -110,6 +110,7 @@ def iteration_record(
         groups=session.runtime.take_groups(),
         step_times=session.runtime.take_step_times(),
         paid_time=session.runtime.take_paid_time(),
+        standby_time=session.runtime.take_standby_time(),
     )
 
 
@@ -140,7 +141,7 @@ def evaluation_record(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,
         evaluation.score, evaluation.exact, images, intervals, session.runtime.take_device_events(),
         part_means(evaluation.scores), session.runtime.take_groups(), session.runtime.take_step_times(),
-        session.runtime.take_paid_time(),
+        session.runtime.take_paid_time(), session.runtime.take_standby_time(),
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from gpu_runtime.devices import refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.loading import (
@@ -48,6 +49,8 @@ def check(config: RunConfig) -> list[str]:
     if not config.runtime.ray_address:  # the devices of a cluster cannot be seen from here
         refuse_missing_cuda(config.model)
         _refuse_missing_gpu_of_scorers(config)
+        if device_of(config.model).type == "cuda":
+            refuse_standbys_with_gpus(config.runtime)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
         refuse_undivided_gpus(config)

@@ -94,6 +94,7 @@ def _check_processes(config: RunConfig) -> list[str]:
     workers, most = runtime.reserved_workers + runtime.spot_workers, _MOST_PROCESSES_A_CORE * cores
     for setting, count, largest in (
         ("reserved_workers + runtime.spot_workers", workers, most),
+        ("standby_workers", runtime.standby_workers, most),
         ("scorer_workers", runtime.scorer_workers, most),
         ("threads", runtime.threads, cores),
     ):

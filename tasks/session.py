@@ -37,6 +37,7 @@ class Session:
         next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
         losses_noted: how many lost workers have their event already.
         failed_starts_noted: how many workers that did not start have.
+        lost_standbys_noted: how many lost standbys have.
         seconds: how long each phase of the running iteration took.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once it is recorded.
@@ -63,6 +64,7 @@ class Session:
         self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
         self.failed_starts_noted = 0
+        self.lost_standbys_noted = 0
         self.seconds: dict[str, float] = {}
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None

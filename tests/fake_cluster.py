@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker_protocol import WorkerReady
+from gpu_runtime.worker_protocol import HostUsage, WorkerReady
 from storage.errors import WorkerLostError
 from storage.records import Market
 
@@ -27,6 +27,7 @@ class FakeWorker(RemoteActor[Any]):
         unanswered: the calls of those, by method.
         dead: all calls end with its loss.
         called: methods called.
+        usage: what it has used of its host.
     """
 
     def __init__(self, name: str, watches: bool) -> None:
@@ -38,6 +39,7 @@ class FakeWorker(RemoteActor[Any]):
         self.unanswered: dict[str, Future[Any]] = {}
         self.dead = False
         self.called: list[str] = []
+        self.usage = HostUsage(3.0, 1000)
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         """As of an actor."""
@@ -50,6 +52,8 @@ class FakeWorker(RemoteActor[Any]):
         else:
             answers: dict[str, Callable[[], Any]] = {
                 "ready": lambda: WorkerReady(0.0),
+                "host_usage": lambda: self.usage,
+                "take_place": lambda: self._take_place(*args),
                 "notice": lambda: self.notice,
                 "load_weights": lambda: f"digest of {args[0]}",
             }
@@ -59,6 +63,14 @@ class FakeWorker(RemoteActor[Any]):
     def kill(self) -> None:
         """As of an actor."""
         self.dead = True
+        for method in list(self.unanswered):
+            call = self.unanswered.pop(method)
+            if not call.done():
+                call.set_exception(WorkerLostError(f"worker {self.name!r} was killed"))
+
+    def _take_place(self, name: str, watches: bool, history: object) -> WorkerReady:
+        self.watches = watches
+        return WorkerReady(60.0)
 
 
 class FakeCluster:
@@ -66,7 +78,7 @@ class FakeCluster:
 
     Attributes:
         workers: all of them, by name.
-        slow: names of those that load until they are told.
+        slow: names of those that load until they are told: `unanswered` has their calls.
         stillborn: names of those that die while they load.
         markets: where each was to be placed, by name.
     """
@@ -94,7 +106,7 @@ class FakeCluster:
         self.markets[name] = market
         self.workers[name].dead = name in self.stillborn
         if name in self.slow:
-            self.workers[name].silent.add("ready")
+            self.workers[name].silent |= {"ready", "host_usage", "take_place"}
         return self.workers[name]
 
     @property

@@ -28,6 +28,7 @@ from gpu_runtime.actors.packing import Answering, pack_call, unpack
 from gpu_runtime.actors.ray_processes import ray_processes
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster_address import refuse_silent_address
+from gpu_runtime.devices import refuse_standbys_with_gpus
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
@@ -104,6 +105,9 @@ class RayCluster:
         workers = 1 if self.tells_markets_apart else self._devices
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
+        if self._gpu_share and config.runtime.standby_workers:
+            self.shutdown()
+            refuse_standbys_with_gpus(config.runtime)
         if scorers and not self._gpu_share:
             self.shutdown()
             raise ConfigurationError(
@@ -127,11 +131,13 @@ class RayCluster:
                 ) from error
             return
         # Workers that play devices share the cores of this machine; Ray's count is only a limit.
+        settings = self._config.runtime
+        processes = self._devices + settings.standby_workers + settings.scorer_workers
         try:
             with on_loopback_alone():
                 ray.init(
                     address="local",
-                    num_cpus=max(os.cpu_count() or 1, self._devices + self._config.runtime.scorer_workers),
+                    num_cpus=max(os.cpu_count() or 1, processes),
                     object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
                     include_dashboard=False,
                     log_to_driver=False,

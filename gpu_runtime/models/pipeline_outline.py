@@ -84,7 +84,8 @@ class PipelineOutline:
         models, trainers, work = 1, 0, WorkNeed()
         if config is not None:
             settings = config.runtime
-            models, trainers = settings.reserved_workers + settings.spot_workers, settings.trainer_workers
+            models = settings.reserved_workers + settings.spot_workers + settings.standby_workers
+            trainers = settings.trainer_workers
             work = self.work_of(config)
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
         refuse_too_large(need, self._device, models, trainers)

@@ -1,0 +1,257 @@
+"""How long a killed worker's place stays empty: with a standby, and with a process started for it.
+
+A run of `embedded:glyphs` on Ray (a reserved and two spot workers) rolls out while one spot worker after the
+other is killed with SIGKILL. The history, which every run can keep, gives the times from each kill to
+
+- the driver's word that the worker is lost;
+- the joining of its replacement;
+- the first lease of its replacement.
+
+In one runtime a standby waits for each kill, in another one there is none; they take turns.
+
+    python -m benchmarks.replacement [--quick] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.elastic_sp import nearest_rank
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.chaos.cast import Cast, Player
+from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.history_tail import HistoryTail, read_history
+from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_history
+from storage.clock import now
+from storage.config_loading import load_config
+from storage.environment import environment
+from storage.records import StandbyTime
+
+_SETTINGS = (
+    "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=2", "runtime.scorer_workers=1",
+    "runtime.commit_steps=1", "runtime.commit_s=0", "runtime.lease_s=60", "runtime.start_timeout_s=600",
+    "sampling.batch_size=4", "sampling.rollout_steps=20", "algorithm.prompts_per_iteration=16",
+    "algorithm.group_size=12",
+)  # fmt: skip
+_KILLS_IN_TURN = 4
+_LOOK_S = 0.005
+_HANG_S = 60.0
+"""A place that stays empty for so long after a kill counts as a hang."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What followed a kill, in seconds; None where it did not come.
+
+    Attributes:
+        known_s: until the driver's word that the worker is lost.
+        joined_s: until its replacement had joined.
+        pulled_s: until its replacement had its first lease.
+    """
+
+    known_s: float | None
+    joined_s: float | None
+    pulled_s: float | None
+
+
+class Killer:
+    """Kills spot workers of a run, one after the other, each while it holds a lease.
+
+    Args:
+        history: of the run.
+        kills: how many.
+        waits: whether a standby that has loaded must wait before each kill.
+        seed: of victims and moments.
+    """
+
+    def __init__(self, history: Path, kills: int, waits: bool, seed: int) -> None:
+        self.left = kills
+        self.killed: list[tuple[str, float]] = []
+        """Workers, and when each was killed (Unix seconds by the run's clock)."""
+        self._tail, self._cast = HistoryTail(history), Cast()
+        self._waits = waits
+        self._random = random.Random(seed)
+        self._holders: dict[int, str] = {}
+        self._ready: set[str] = set()
+        self._awaited = ""
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Kill while the context lasts, or until all kills are done."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._work, args=(over,), name="killer", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _work(self, over: threading.Event) -> None:
+        while self.left and not over.wait(_LOOK_S):
+            victim = self._victim()
+            if victim is None:
+                continue
+            over.wait(self._random.uniform(0.0, 0.1))
+            at = now()
+            if victim.send(signal.SIGKILL):
+                victim.doomed = True
+                self.killed.append((victim.name, at))
+                self._awaited = victim.name.split(".")[0]
+                self.left -= 1
+
+    def _victim(self) -> Player | None:
+        """A spot worker with a lease, once the last one's replacement has one and the next standby waits."""
+        lines = self._tail.new()
+        self._cast.hear(lines)
+        for line in lines:
+            facts = line.facts
+            if line.by == DRIVER and line.event == "lease":
+                self._holders[facts["lease"]] = facts["worker"]
+                last = self.killed[-1][0] if self.killed else ""
+                if facts["worker"].split(".")[0] == self._awaited and facts["worker"] != last:
+                    self._awaited = ""
+            elif line.by == DRIVER and line.event in ("deliver", "back"):
+                self._holders.pop(facts["lease"], None)
+            elif line.event == "standby_ready":
+                self._ready.add(facts["standby"])
+            elif line.event in ("taken", "standby_lost"):
+                self._ready.discard(facts["standby"])
+        if self._awaited or (self._waits and not self._ready):
+            return None
+        busy = [player for player in self._cast.spots() if player.name in self._holders.values()]
+        return self._random.choice(busy) if busy else None
+
+
+class Side:
+    """One of the two runtimes, in turns with the other: each turn is rollouts under kills."""
+
+    def __init__(self, standby_workers: int, kills: int, folder: Path) -> None:
+        self._config = load_config("glyphs", [*_SETTINGS, f"runtime.standby_workers={standby_workers}"], {})
+        self._standbys = standby_workers
+        self._folder = folder
+        self._kills = kills
+        self.trials: list[Trial] = []
+        self.lost = self.twice = 0
+        self.broken: list[str] = []
+        self.standby_time: list[StandbyTime] = []
+        self.first: Rollout | None = None
+        self.other_bits = 0
+
+    def turn(self, kills: int, seed: int) -> None:
+        """Start a cluster and a runtime, and roll out until the kills are done."""
+        history = self._folder / f"{self._standbys}-{seed}"
+        killer = Killer(history, kills, bool(self._standbys), seed)
+        limit_s = time.monotonic() + kills * 2 * _HANG_S
+        with open_cluster(self._config) as cluster, Runtime(self._config, cluster, history) as runtime:
+            plan = runtime.explore(1)
+            with killer.at_work():
+                while killer.left and time.monotonic() < limit_s:
+                    self._compare(runtime.rollout(plan))
+            self._compare(runtime.rollout(plan))  # the last replacement may still be on its way
+            self.standby_time += runtime.take_standby_time()
+        lines = read_history(history)
+        report = check_history(lines)
+        self.lost, self.twice = self.lost + len(report.lost), self.twice + len(report.duplicated)
+        self.broken += report.broken()
+        self.trials += [_trial(lines, worker, at) for worker, at in killer.killed]
+        self.trials += [Trial(None, None, None)] * killer.left
+
+    def _compare(self, rolled: Rollout) -> None:
+        """Every rollout has the bits of the first one: the same weights and the same requests."""
+        if self.first is None:
+            self.first = rolled
+        self.other_bits += sum(
+            not np.array_equal(one.sample.latents_SC, other.sample.latents_SC)
+            for one, other in zip(rolled.delivered, self.first.delivered, strict=True)
+        )
+
+    def times(self, name: str) -> list[float]:
+        """The times of that name of the trials in which it came."""
+        found = (getattr(trial, name) for trial in self.trials)
+        return [seconds for seconds in found if seconds is not None]
+
+
+def _trial(lines: Sequence[HistoryLine], worker: str, at: float) -> Trial:
+    """What the driver's history says of a kill."""
+    slot = worker.split(".")[0]
+    after = sorted((line for line in lines if line.by == DRIVER and line.at >= at), key=lambda line: line.at)
+
+    def until(event: str, is_own: bool) -> float | None:
+        for line in after:
+            name = line.facts.get("worker", "")
+            if line.event == event and name.split(".")[0] == slot and (name == worker) == is_own:
+                return line.at - at
+        return None
+
+    return Trial(until("lost", True), until("joined", False), until("lease", False))
+
+
+def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
+    """The JSON values of both sides."""
+    pulled, cold_pulled = warm.times("pulled_s"), cold.times("pulled_s")
+    hangs = sum(trial.pulled_s is None or trial.pulled_s > _HANG_S for trial in [*warm.trials, *cold.trials])
+    times = warm.standby_time
+    standbys = {time.standby for time in times} or {""}
+    return {
+        "trials": len(warm.trials) + len(cold.trials),
+        "p50_s": nearest_rank(pulled, 0.5),
+        "p95_s": nearest_rank(pulled, 0.95),
+        "cold_p50_s": nearest_rank(cold_pulled, 0.5),
+        "cold_p95_s": nearest_rank(cold_pulled, 0.95),
+        "known_p50_s": nearest_rank(warm.times("known_s"), 0.5),
+        "known_p95_s": nearest_rank(warm.times("known_s"), 0.95),
+        "joined_p50_s": nearest_rank(warm.times("joined_s"), 0.5),
+        "hangs": hangs,
+        "lost": warm.lost + cold.lost,
+        "twice": warm.twice + cold.twice,
+        "other_bits": warm.other_bits + cold.other_bits,
+        "broken_promises": [*warm.broken, *cold.broken],
+        "standby_rss_mib": max(time.memory_bytes for time in times) / 2**20,
+        "standby_cpu_s": sum(time.cpu_s for time in times) / len(standbys),
+        "standbys_lost": sum(time.end == "lost" for time in times),
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="4 kills instead of 40")
+    parser.add_argument("--kills", type=int, help="so many kills, half of them with a standby")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    of_each = (arguments.kills or (4 if arguments.quick else 40)) // 2
+    torch.set_num_threads(1)
+    began_at, began = environment()["commit"], time.monotonic()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        warm, cold = Side(1, of_each, Path(folder)), Side(0, of_each, Path(folder))
+        for first in range(0, of_each, _KILLS_IN_TURN):
+            for side in (warm, cold):
+                side.turn(min(_KILLS_IN_TURN, of_each - first), seed=first)
+                print(f"{len(warm.trials)} warm, {len(cold.trials)} cold", file=sys.stderr, flush=True)
+    figures = figures_of(warm, cold)
+    figures |= {"load_average": [load, os.getloadavg()[0]], "wall_s": time.monotonic() - began}
+    finish("replacement", figures, arguments.keep, began_at=began_at)
+
+
+if __name__ == "__main__":
+    main()

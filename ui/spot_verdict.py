@@ -161,3 +161,20 @@ def show_accounts(ledger: Ledger) -> None:
             ),
             hide_index=True,
         )
+        if ledger.standbys:
+            _show_standbys(ledger)
+
+
+def _show_standbys(ledger: Ledger) -> None:
+    """What processes that wait for a place have used of their hosts."""
+    st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
+    st.dataframe(
+        pd.DataFrame(
+            [
+                (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
+                for s in ledger.standbys
+            ],
+            columns=["standby", "waited (s)", "processor (s)", "memory (MiB)", "places taken", "died"],
+        ),
+        hide_index=True,
+    )

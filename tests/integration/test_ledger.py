@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -20,10 +21,12 @@ from storage.records import (
     IterationRecord,
     PaidTime,
     SampleRecord,
+    StandbyTime,
     StateInterval,
 )
 from storage.results import run_result
 from storage.run_store import RunStore
+from storage.standby_accounts import StandbyAccount
 from tests.sample_run import paid_for, write_sample_run
 
 
@@ -295,6 +298,26 @@ def test_work_that_is_done_again_is_lost_and_still_paid(store: RunStore):
     assert after.samples == 3
     assert [(loss.worker, loss.at) for loss in after.losses] == [("spot-0", 130)], "it did happen"
     assert after.is_balanced
+
+
+def test_standbys_have_accounts_of_their_own_and_change_no_other_figure(store: RunStore):
+    two_iterations(store)
+    without = ledger(store)
+    for iteration, times in (
+        (3, [StandbyTime("standby-0", 10, 4, 100), StandbyTime("standby-0", 5, 1, 300, "taken")]),
+        (4, [StandbyTime("standby-1", 7, 2, 200, "lost"), StandbyTime("standby-10", 1, 0, 0)]),
+    ):
+        store.commit_iteration(IterationRecord("r", iteration, 1, 150, 150, {}, standby_time=times))
+    expected = (
+        StandbyAccount("standby-0", 15, 5, 300, 1, 0), StandbyAccount("standby-1", 7, 2, 200, 0, 1),
+        StandbyAccount("standby-10", 1, 0, 0, 0, 0),
+    )  # fmt: skip
+    account = ledger(store)
+    assert account.standbys == expected
+    assert dataclasses.replace(account, standbys=()) == without
+    for _ in range(2):
+        store.discard_after("r", 2)
+        assert ledger(store).standbys == expected, "what was used stays used"
 
 
 def test_a_record_written_twice_counts_once(store: RunStore):

@@ -13,10 +13,11 @@ from storage import device_queries, ledger, queries, reproductions, seed_queries
 from storage.config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
-from storage.records import DeviceEvent, GroupRecord, StepTimeRecord
+from storage.records import DeviceEvent, GroupRecord, StandbyTime, StepTimeRecord
 from storage.run_store import RunStore
 from storage.schema import SCHEMA_VERSION
 from storage.separate_evaluations import EvaluationStore
+from storage.standby_accounts import StandbyAccount
 from tests.sample_run import iteration_record
 from tests.sample_seeds import explored
 
@@ -28,10 +29,11 @@ _BY_VERSION = {
         "separate_evaluation_images",
     },
     5: {"paid_time"},
+    6: {"standby_time"},
 }  # fmt: skip
 LATER_TABLES = {
     version: {table for later, tables in _BY_VERSION.items() if later > version for table in tables}
-    for version in (1, 2, 3, 4)
+    for version in (1, 2, 3, 4, 5)
 }
 
 
@@ -75,7 +77,7 @@ def contents(store: RunStore) -> tuple[int, dict[str, list[tuple]]]:
         return version, {t: file.execute(f"SELECT * FROM {t} ORDER BY ALL").fetchall() for t in names}
 
 
-def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
+def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore, version: int):
     before = store.home.database.read_bytes()
     assert store.run("old").last_iteration == 2
     with store.database.reading() as connection:
@@ -90,7 +92,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore):
         assert device_queries.sequence_groups(connection, "old", 0, 9, 9).empty
         assert device_queries.degree_times(connection, "old", 0, 9).empty
     assert EvaluationStore(store.home).all() == []
-    assert not account.is_measured
+    assert account.is_measured == (version >= 5) and account.standbys == ()
     assert not account.has_device_events
     assert account.spent().device_s == pytest.approx(2 * 3 * 18)
     assert store.home.database.read_bytes() == before
@@ -110,15 +112,21 @@ def test_the_first_writer_brings_it_up_to_date(store: RunStore, version: int):
     loss = DeviceEvent("spot-0", "spot", "lost", 72.0)
     group = GroupRecord(1, 0, "", ("reserved-0", "spot-0"), 54.0, 60.0)
     times = StepTimeRecord("64x64, 4 at a time", 2, 0.25, 3)
+    waited = StandbyTime("standby-0", 18.0, 4.0, 2**29)
     store.commit_iteration(
-        dataclasses.replace(record, device_events=[loss], groups=[group], step_times=[times])
+        dataclasses.replace(
+            record, device_events=[loss], groups=[group], step_times=[times], standby_time=[waited]
+        )
     )
     with store.database.reading() as connection:
         assert not seed_queries.stale_and_fresh(connection, "old").empty
         account = ledger.read_ledger(connection, "old")
         assert [x.worker for x in account.losses] == ["spot-0"]
         assert account.is_measured and account.is_balanced
-        assert sum(worker.booked_s for worker in account.workers) == pytest.approx(3 * 18)
+        assert sum(worker.booked_s for worker in account.workers) == pytest.approx(
+            3 * 18 * (3 if version >= 5 else 1)
+        )
+        assert account.standbys == (StandbyAccount("standby-0", 18.0, 4.0, 2**29, 0, 0),)
         shared = device_queries.sequence_groups(connection, "old", 0, 9, 9)
         assert shared["worker"].tolist() == ["reserved-0", "spot-0"] and set(shared["degree"]) == {2}
         [taken] = device_queries.degree_times(connection, "old", 0, 9).to_dict("records")

@@ -25,7 +25,11 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score]):
         config=RunConfig(),
         run_id="r",
         runtime=SimpleNamespace(
-            take_device_events=list, take_groups=list, take_step_times=list, take_paid_time=list
+            take_device_events=list,
+            take_groups=list,
+            take_step_times=list,
+            take_paid_time=list,
+            take_standby_time=list,
         ),
         store=SimpleNamespace(commit_evaluation=lambda record: None),
         tracker=SimpleNamespace(metrics=lambda iteration, figures: told.update(figures)),

@@ -1,0 +1,75 @@
+"""A worker of a live run on Ray is killed, and a standby takes its place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_runtime.chaos.cast import Cast
+from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.devices import Device
+from gpu_runtime.exploration.plan import plain_plan
+from gpu_runtime.fleet import Fleet
+from gpu_runtime.history_tail import HistoryTail, read_history
+from gpu_runtime.runtime import Runtime
+from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.spot.notice import Notice
+from storage.config_loading import load_config
+
+SETTINGS = [
+    "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.spot_workers=1",
+    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.commit_s=0",
+    "runtime.history=true", "runtime.standby_workers=1",
+]  # fmt: skip
+PLAN = plain_plan([0, 1, 2, 3], 16, 1)
+LIMIT_S = 240.0
+
+
+def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = load_config("smoke", SETTINGS, {})
+    tail, cast, on_notice = HistoryTail(tmp_path), Cast(), Fleet.heed
+    victims: list[int] = []
+
+    def kill_at_first_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
+        if device.name == "spot-0" and not victims:
+            cast.hear(tail.new())
+            (spot,) = cast.spots()
+            victims.append(spot.pid)
+            os.kill(spot.pid, signal.SIGKILL)
+        on_notice(fleet, device, notice)
+
+    with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path) as runtime:
+        runtime.enter("rollout", 1)
+        undisturbed = runtime.rollout(PLAN)
+        deadline = time.monotonic() + LIMIT_S
+        while not any(line.event == "standby_ready" for line in read_history(tmp_path)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        monkeypatch.setattr(Fleet, "heed", kill_at_first_chunk)
+        rolled = runtime.rollout(PLAN)
+        events = [(event.worker, event.kind) for event in runtime.take_device_events()]
+        states = {part.worker for part in runtime.take_intervals()}
+        paid = {part.worker for part in runtime.take_paid_time()}
+        standby, *_ = runtime.take_standby_time()
+        cast.hear(tail.new())
+        (successor,) = cast.spots()
+    assert runtime.lost_workers == ["spot-0"] and runtime.lost_standbys == []
+    assert events[-2:] == [("spot-0", "lost"), ("spot-0.1", "joined")]
+    assert "spot-0.1" in {delivered.worker for delivered in rolled.delivered}
+    assert states == paid == {"reserved-0", "spot-0", "spot-0.1"}, "a standby is no device"
+    assert (standby.standby, standby.end) == ("standby-0", "taken")
+    assert standby.cpu_s > 0 and standby.memory_bytes > 2**20
+    for one, other in zip(rolled.delivered, undisturbed.delivered, strict=True):
+        assert np.array_equal(one.sample.image_HWC, other.sample.image_HWC)
+        assert np.array_equal(one.sample.trajectory.log_prob_W, other.sample.trajectory.log_prob_W)
+    lines = read_history(tmp_path)
+    pids = {line.facts["name"]: line.facts["pid"] for line in lines if line.event == "process"}
+    assert successor.name == "spot-0.1" and successor.pid == pids["standby-0"] == pids["spot-0.1"]
+    assert check_history(lines).broken() == []

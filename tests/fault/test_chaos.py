@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,20 +22,24 @@ FAULTS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def chaos(home: Path, *arguments: str) -> dict[str, Any]:
+    """What the command says of a tiny run."""
+    command = [sys.executable, "-m", "flows.command_line", "chaos", "--preset", "smoke", *arguments]
+    answer = subprocess.run(
+        command, env=os.environ | {"SPOTLIGHT_HOME": str(home)}, capture_output=True, text=True, timeout=800
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
 def test_a_tiny_run_keeps_its_promises_under_three_faults(tmp_path):
     schedule = tmp_path / "faults.json"
     schedule.write_text(json.dumps(FAULTS))
-    command = [sys.executable, "-m", "flows.command_line", "chaos", "--preset", "smoke"]
     sets = [item for value in SETTINGS for item in ("--set", value)]
-    answer = subprocess.run(
-        [*command, "--schedule", str(schedule), *sets],
-        env=os.environ | {"SPOTLIGHT_HOME": str(tmp_path / "home")},
-        capture_output=True, text=True, timeout=800,
-    )  # fmt: skip
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    result = json.loads(answer.stdout.splitlines()[-1])
+    result = chaos(tmp_path / "home", "--schedule", str(schedule), *sets)
     assert (result["faults"], result["faults_left"]) == (3, 0)
     assert sorted(result["faults_by_kind"]) == ["kill", "kill_while_committing", "scorer_death"]
     assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]
@@ -42,3 +48,13 @@ def test_a_tiny_run_keeps_its_promises_under_three_faults(tmp_path):
     assert result["samples"] == result["runs"] * (3 * 16 + 2 * 8)
     rows = RunStore(Home(tmp_path / "home")).runs()
     assert {row.status for row in rows} == {"finished"} and len(rows) == 1 + result["runs"]
+
+
+def test_a_run_keeps_its_promises_while_instances_come_and_go(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n0,add,b\n60000,remove,a\n90000,add,c\n120000,remove,b\n")
+    result = chaos(tmp_path / "home", "--trace", str(trace), "--set", "iterations=10")
+    assert (result["trace"], result["instances_in_trace"], result["most_at_once"]) == ("trace.csv", 3, 2)
+    assert result["faults"] == result["instances_removed"] >= 1
+    assert result["instances_added"] + result["instances_skipped"] >= result["instances_removed"]
+    assert result["broken_promises"] == [] and result["identical_weights"] and result["ledger_adds_up"]

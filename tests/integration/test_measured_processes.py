@@ -25,7 +25,7 @@ from storage.config_loading import load_config
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
 from tests.worker_processes import KEY, ProcessFleet, process_fleet
 
-pytestmark = pytest.mark.xdist_group("sharing")
+pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
 
 class SetPace(Pace):

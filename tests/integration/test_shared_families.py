@@ -27,7 +27,7 @@ from tests.tiny_pipelines import save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import KEY, ProcessFleet, process_fleet
 
-pytestmark = pytest.mark.xdist_group("sharing")
+pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
 SAME = 1e-5
 """Largest difference between latents of two devices and of one, float32."""

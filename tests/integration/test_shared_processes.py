@@ -37,7 +37,7 @@ from storage.errors import GroupBrokenError
 from storage.runtime_config import WORKER_IN_URL
 from tests.worker_processes import KEY, ProcessFleet, WorkerProcess, process_fleet
 
-pytestmark = pytest.mark.xdist_group("sharing")
+pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",
@@ -125,7 +125,11 @@ def strike_after_two_commits(victim: WorkerProcess, number: signal.Signals, loop
 
 @pytest.mark.parametrize(
     ("degree", "number", "victim"),
-    [(2, signal.SIGKILL, "spot-0"), (4, signal.SIGKILL, "spot-2"), (2, signal.SIGSTOP, "spot-2")],
+    [
+        (2, signal.SIGKILL, "spot-0"),
+        (4, signal.SIGKILL, "spot-2"),
+        pytest.param(2, signal.SIGSTOP, "spot-2", marks=pytest.mark.slow),
+    ],
 )
 def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_samples(
     tmp_path: Path, degree: int, number: signal.Signals, victim: str

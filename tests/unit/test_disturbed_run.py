@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from flows import disturbed_run
 from flows.disturbed_run import disturb
+from gpu_runtime.actors.local_instances import LocalInstances
+from gpu_runtime.actors.trace_replay import TraceReplay
+from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.spot.replay import Replay
+from gpu_runtime.spot.trace import Trace, TraceEvent
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
@@ -60,3 +67,46 @@ def test_a_run_that_fails_by_itself_is_given_up(home, monkeypatch):
 def test_a_run_that_never_begins_is_an_error(home, monkeypatch):
     with pytest.raises(RuntimeFailure, match="run r did not begin, 3 times"):
         disturbed(home, monkeypatch, (2, False), (2, False), (2, False))
+
+
+class Instances:
+    """Writes down what comes and goes; the run ends with the first removal."""
+
+    address = "here:1"
+
+    def __init__(self, ended: Path) -> None:
+        self.ended = ended
+        self.seen: list[tuple[str, str]] = []
+
+    def add(self, name: str) -> None:
+        self.seen.append(("add", name))
+
+    def remove(self, name: str) -> None:
+        self.seen.append(("remove", name))
+        self.ended.touch()
+
+
+WAIT = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.05)"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_trace_begins_with_the_first_phase(home: Home, monkeypatch, tmp_path: Path, begun: bool):
+    instances = Instances(tmp_path / "ended")
+    trace = Trace.of([TraceEvent(0.0, "add", "a"), TraceEvent(0.01, "remove", "a")])
+    replay = TraceReplay(Replay(trace), cast(LocalInstances, instances))
+
+    def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
+        assert not any("runtime.notices" in argument for argument in arguments), "the trace says it all"
+        RunStore(home).create_run("r", RunConfig(), {}, 1)
+        driver = HistoryLog(new_life(home.history("r")), "driver")
+        if begun:
+            driver.note("phase", phase="rollout", iteration=1)
+        else:
+            threading.Timer(2.5, instances.ended.touch).start()
+        return subprocess.Popen([sys.executable, "-c", WAIT, str(instances.ended)])
+
+    monkeypatch.setattr(disturbed_run, "start", start)
+    disturb(home, "r", ["--preset", "smoke"], (), replay)
+    replay.stop()
+    assert instances.seen == ([("add", "a"), ("remove", "a")] if begun else [])
+    assert (len(replay.done.added), len(replay.done.removed)) == (int(begun), int(begun))

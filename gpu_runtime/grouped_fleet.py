@@ -113,8 +113,10 @@ class GroupedFleet:
 
     def welcome(self) -> list[Future[Any]]:
         """Take in newcomers and plan anew; the calls of those on their way, and of groups being formed."""
-        coming = self._fleet.welcome()
         self._end_forming()
+        if self._broken:
+            self._plan()  # first of all: to start a replacement takes longer than to go on without it
+        coming = self._fleet.welcome()
         self._plan()
         return [*coming, *self._forming.values()]
 

@@ -90,6 +90,7 @@ class Killer:
         self._holders: dict[int, str] = {}
         self._ready: set[str] = set()
         self._awaited = ""
+        self._wanted = self._delivered = 0
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -117,7 +118,10 @@ class Killer:
                 self.left -= 1
 
     def _victim(self) -> Player | None:
-        """A spot worker with a lease, once the last one's replacement has one and the next standby waits."""
+        """A spot worker with a lease, once the last one's replacement has one and the next standby waits.
+
+        None near the end of a rollout, where a replacement may find nothing left to pull.
+        """
         lines = self._tail.new()
         self._cast.hear(lines)
         for line in lines:
@@ -127,13 +131,16 @@ class Killer:
                 last = self.killed[-1][0] if self.killed else ""
                 if facts["worker"].split(".")[0] == self._awaited and facts["worker"] != last:
                     self._awaited = ""
+            elif line.by == DRIVER and line.event == "generate":
+                self._wanted, self._delivered = len(facts["requests"]), 0
             elif line.by == DRIVER and line.event in ("deliver", "back"):
+                self._delivered += len(facts.get("accepted", ()))
                 self._holders.pop(facts["lease"], None)
             elif line.event == "standby_ready":
                 self._ready.add(facts["standby"])
             elif line.event in ("taken", "standby_lost"):
                 self._ready.discard(facts["standby"])
-        if self._awaited or (self._waits and not self._ready):
+        if self._awaited or (self._waits and not self._ready) or self._delivered > self._wanted / 2:
             return None
         busy = [player for player in self._cast.spots() if player.name in self._holders.values()]
         return self._random.choice(busy) if busy else None

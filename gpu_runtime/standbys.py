@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
@@ -17,6 +17,7 @@ from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import HostUsage, Worker
 from storage.config import RunConfig
+from storage.errors import SpotlightError
 from storage.records import Market, StandbyEnd, StandbyTime
 
 
@@ -71,6 +72,9 @@ class Standbys:
         self._history = history
         self._lock = threading.RLock()
         self._waiting: list[Standby] = []
+        # Asking a cluster for a process takes up to a tenth of a second, in which no device would get work.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="standby")
+        self._starting: dict[Future[Standby], str] = {}
         self._taken: dict[str, bool] = {}
         self._started = 0
         self._phase = 0
@@ -81,7 +85,7 @@ class Standbys:
         """What happened to each one that died, in words, in order."""
 
     def begin_phase(self) -> None:
-        """Find out which have died since the last phase, and start what is missing."""
+        """Find out which have died since the last phase, and start what is missing in the background."""
         with self._lock:
             self._phase += 1
             self._look()
@@ -89,15 +93,18 @@ class Standbys:
             self.fill()
 
     def fill(self) -> None:
-        """Start what is missing; call it when no worker is on its way, whose start would take longer.
+        """Start what is missing in the background; call it when no worker is on its way.
 
+        Its start would take longer beside that of a standby.
         What dies while it loads is started again with the next phase: what killed it may kill the next one.
         """
         with self._lock:
-            while len(self._waiting) < self._config.runtime.standby_workers and (
-                self._phase >= self._not_before
-            ):
-                self._start()
+            self._look()
+            missing = self._config.runtime.standby_workers - len(self._waiting) - len(self._starting)
+            for _ in range(missing if self._phase >= self._not_before else 0):
+                name = f"standby-{self._started}"
+                self._started += 1
+                self._starting[self._executor.submit(self._start, name)] = name
 
     def take(self, market: Market, name: str) -> Standby | None:
         """Let a standby become a worker; None where none waits. One that has loaded goes first.
@@ -138,20 +145,21 @@ class Standbys:
 
     def close(self) -> None:
         """End their processes."""
+        self._executor.shutdown()
         with self._lock:
+            self._look()
             for standby in self._waiting:
                 standby.actor.kill()
             self._waiting.clear()
 
-    def _start(self) -> None:
-        name = f"standby-{self._started}"
-        self._started += 1
+    def _start(self, name: str) -> Standby:
         self._history.note("standby", standby=name)
+        asked_at_s = time.monotonic()
         told = self._config, False, False, name, self._history.place, None
         actor = self._cluster.start(name, DeviceWorker, *told, gpu=False)
-        standby = Standby(name, actor, time.monotonic())
+        standby = Standby(name, actor, asked_at_s)
         standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))
-        self._waiting.append(standby)
+        return standby
 
     def _note_ready(self, name: str, reading: Future[HostUsage]) -> None:
         """Note that a standby has loaded; called by any thread."""
@@ -159,7 +167,13 @@ class Standbys:
             self._history.note("standby_ready", standby=name)
 
     def _look(self) -> None:
-        """Take note of those that have answered or died."""
+        """Take note of those that were started, have answered or died."""
+        for start in [start for start in self._starting if start.done()]:
+            name, error = self._starting.pop(start), start.exception()
+            if isinstance(error, SpotlightError | OSError):  # the machine is full: the run can do without
+                self._on_lost(name, str(error), had_loaded=False)
+            else:
+                self._waiting.append(start.result())
         for standby in [standby for standby in self._waiting if standby.reading.done()]:
             error = standby.reading.exception()
             if error is None:

@@ -30,6 +30,7 @@ PLAN = plain_plan([0, 1, 2, 3], 16, 1)
 LIMIT_S = 240.0
 
 
+@pytest.mark.slow
 def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

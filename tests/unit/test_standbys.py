@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from gpu_runtime.devices import Weights, refuse_standbys_with_gpus
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.worker_protocol import HostUsage
-from storage.errors import ConfigurationError, WorkerLostError
+from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
 from tests.fake_generators import NOTICE
 from tests.tiny_run import hurried, tiny_config
@@ -36,9 +37,16 @@ class Stage:
         config = hurried(tiny_config(runtime=runtime), start_timeout_s=settings.get("start_timeout_s", 60.0))
         self.fleet = Fleet(self.cluster, config, HistoryLog(self.folder, "driver"))
         self.fleet.await_ready()
-        self.fleet.prepare(WEIGHTS)
-        self.fleet.prepare(WEIGHTS)  # what came late is taken in
+        self.prepare()
+        self.prepare()  # what came late is taken in
         self.fleet.take_device_events()
+
+    def prepare(self) -> None:
+        self.fleet.prepare(WEIGHTS)
+        self.await_starts()
+
+    def await_starts(self) -> None:
+        wait(self.fleet.standbys._starting)
 
     @property
     def standby(self) -> FakeWorker:
@@ -63,6 +71,7 @@ def settle(stage: Stage) -> None:
     """Welcome until nothing is under way any more."""
     for _ in range(4):
         stage.fleet.welcome()
+        stage.await_starts()
 
 
 def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_started():
@@ -143,7 +152,7 @@ def test_where_the_standby_dies_as_it_takes_the_place_a_process_is_started_at_on
     (death,) = stage.fleet.standbys.lost
     assert death.startswith("standby-0 died: ")
     assert len(stage.standbys()) == (1 if slow else 2), "what cannot load is not started again at once"
-    stage.fleet.prepare(WEIGHTS)
+    stage.prepare()
     assert stage.standbys() == [STANDBY, "standby-1"]
 
 
@@ -160,8 +169,8 @@ def test_where_the_standby_was_dead_already_a_process_is_started_at_once():
 def test_a_standby_that_dies_while_it_waits_is_replaced_with_the_next_phase():
     stage = Stage()
     stage.standby.kill()
-    stage.fleet.prepare(WEIGHTS)  # asks it
-    stage.fleet.prepare(WEIGHTS)  # hears that it is gone
+    stage.prepare()  # asks it
+    stage.prepare()  # hears that it is gone
     assert stage.standbys() == [STANDBY, "standby-1"]
     assert len(stage.fleet.standbys.lost) == 1
     stage.lose(ONE)
@@ -174,10 +183,26 @@ def test_what_cannot_load_is_tried_ever_less_often_and_ends_no_run():
     stage.cluster.stillborn |= {f"standby-{number}" for number in range(50)}
     stage.fleet.standbys._config = tiny_config(runtime={"standby_workers": 1})
     for _ in range(40):
-        stage.fleet.prepare(WEIGHTS)
+        stage.prepare()
         settle(stage)
     assert 6 <= len(stage.standbys()) <= 9, "1, 1, 2, 4, 8, 16 phases apart"
     assert stage.holders() == [TRAINER, ONE, TWO]
+
+
+def test_a_standby_that_cannot_be_started_ends_no_run(monkeypatch: pytest.MonkeyPatch):
+    start = FakeCluster.start
+
+    def refuse(cluster: FakeCluster, name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith("standby-"):
+            raise RuntimeFailure("no memory")
+        return start(cluster, name, *args, **options)
+
+    monkeypatch.setattr(FakeCluster, "start", refuse)
+    stage = Stage()
+    stage.lose(ONE)
+    settle(stage)
+    assert stage.holders() == [TRAINER, TWO, "spot-0.1"] and stage.standbys() == []
+    assert set(stage.fleet.standbys.lost) == {f"standby-{n} died: no memory" for n in (0, 1)}
 
 
 def test_a_standby_that_hangs_with_a_place_is_ended_and_a_process_started():
@@ -222,8 +247,8 @@ def test_what_a_standby_takes_of_its_host_is_told_part_by_part():
     (first,) = stage.fleet.standbys.take_times()
     assert (first.standby, first.cpu_s, first.memory_bytes, first.end) == (STANDBY, 3.0, 1000, "")
     stage.standby.usage = HostUsage(3.5, 1500)
-    stage.fleet.prepare(WEIGHTS)
-    stage.fleet.prepare(WEIGHTS)
+    stage.prepare()
+    stage.prepare()
     (second,) = stage.fleet.standbys.take_times()
     assert (second.cpu_s, second.memory_bytes) == (0.5, 1500)
     stage.lose(ONE)

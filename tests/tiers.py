@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 _PRESSURE = Path("/proc/pressure/cpu")
+_SHARED_CORE = 2.0
 _SLOW_WEIGHT_S = 60.0
 _SPENT = pytest.StashKey[float]()
 
@@ -46,12 +47,13 @@ class Reading:
     def spent_since(self, before: Reading) -> float:
         """Seconds that the work since `before` takes at least, however busy the machine is.
 
-        That is its processor time, or the time on the wall in which nothing on the machine waited for a
-        processor: a test that sleeps, or waits for a process, on an idle machine. Both are too low on a busy
-        machine rather than too high.
+        That is half its processor time, since a core whose other thread is busy does half as much in a
+        second; or the time on the wall in which nothing on the machine waited for a processor: a test that
+        computes, sleeps or waits for a process on an idle machine. Both are too low on a busy machine rather
+        than too high.
         """
         waited_s = self.wall_s - before.wall_s - (self.contended_s - before.contended_s)
-        return max(self.cpu_s - before.cpu_s, waited_s)
+        return max((self.cpu_s - before.cpu_s) / _SHARED_CORE, waited_s)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -107,6 +107,15 @@ class RuntimeConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _a_standby_has_a_use(self) -> Self:
+        if self.standby_workers and self.reserved_workers + self.spot_workers == self.trainer_workers:
+            raise ValueError(
+                f"runtime.standby_workers is {self.standby_workers}, but every worker trains, and one that "
+                "trains cannot be replaced within a run; set it to 0, or raise spot_workers"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_url_has_a_use(self) -> Self:
         if self.notice_url and self.notices in ("none", "kubernetes"):
             raise ValueError(

@@ -14,7 +14,7 @@ from streamlit.testing.v1 import AppTest
 import ui.spot_view
 from storage.config import RunConfig
 from storage.home import Home
-from storage.records import GroupRecord, StateInterval, StepTimeRecord
+from storage.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.run_store import RunStore
 from tests.dashboard_page import read_anew
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
@@ -124,6 +124,18 @@ def test_a_finished_run_that_explored(store: RunStore):
     workers: pd.DataFrame = page.dataframe[2].value
     assert workers["worker"].tolist() == ["reserved-0", "spot-0", "spot-1", "spot-1.1"]
     assert workers["unaccounted"].tolist() == pytest.approx([0, 0, 0, 0], abs=1e-6)
+
+
+def test_standbys_have_a_table_of_their_own(store: RunStore):
+    times = [StandbyTime("standby-0", 40.0, 11.0, 2**29, "taken"), StandbyTime("standby-1", 9.0, 8.0, 2**28)]
+    store = begun(store)
+    store.commit_iteration(dataclasses.replace(iteration_record("r", 1, START), standby_time=times))
+    page = opened()
+    accounts: pd.DataFrame = page.dataframe[-1].value
+    assert accounts.to_numpy().tolist() == [
+        ["standby-0", 40.0, 11.0, 512.0, 1, 0], ["standby-1", 9.0, 8.0, 256.0, 0, 0],
+    ]  # fmt: skip
+    assert "they hold no device" in captions(page)
 
 
 def test_the_iterations_of_the_time_line_can_be_chosen(store: RunStore):

@@ -108,3 +108,6 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
     hungry = config.model_copy(update={"runtime": config.runtime.model_copy(update={"scorer_workers": 6})})
     with pytest.raises(ConfigurationError, match=r"takes 3 GPUs, and the cluster has 3"):
         RayCluster(hungry)
+    waiting = config.model_copy(update={"runtime": config.runtime.model_copy(update={"standby_workers": 1})})
+    with pytest.raises(ConfigurationError, match=r"standby_workers = 1, but the workers have GPUs"):
+        RayCluster(waiting)

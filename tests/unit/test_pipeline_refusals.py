@@ -158,6 +158,8 @@ def test_a_machine_too_small(whole: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 19))
     message = refusal(run_config(whole), monkeypatch)
     assert "the run needs at least 0.0 GiB for 3 models" in message
+    waiting = refusal(run_config(whole, runtime={"standby_workers": 2}), monkeypatch)
+    assert "the run needs at least 0.0 GiB for 5 models" in waiting, "each holds a model"
     assert "take a larger device or a smaller model" in message and "or fewer workers" in message
 
 

@@ -216,6 +216,22 @@ def test_devices_that_train_together_each_need_a_gpu_of_their_own(
     loading.refuse_shared_gpus(config(tmp_path, **on_cpu))
 
 
+def test_no_standby_where_workers_have_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = config(tmp_path, runtime={"standby_workers": 1})
+    preflight.check(run)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigurationError, match=r"runtime.standby_workers = 1, but the workers have GPUs"):
+        preflight.check(run)
+    preflight.check(run.model_copy(update={"model": run.model.model_copy(update={"device": "cpu"})}))
+
+
+def test_no_standby_where_every_worker_trains():
+    alone = {"standby_workers": 1, "spot_workers": 0}
+    with pytest.raises(ValueError, match=r"runtime.standby_workers is 1, but every worker trains"):
+        RunConfig.model_validate({"runtime": alone})
+    RunConfig.model_validate({"runtime": alone | {"reserved_workers": 2}})
+
+
 def test_auto_takes_what_divides_and_says_so_where_nothing_does(tmp_path: Path):
     auto = {"rollout": "auto", "evaluate": "auto"}
     for spot_workers, warned in ((3, False), (0, True)):

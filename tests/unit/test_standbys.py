@@ -7,12 +7,17 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gpu_runtime.devices import Weights, refuse_standbys_with_gpus
+from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import HostUsage
+from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
 from tests.fake_generators import NOTICE
@@ -275,6 +280,29 @@ def test_the_history_says_who_became_whom(tmp_path: Path):
         ("taken", STANDBY, "spot-0.1"), ("joined", None, "spot-0.1"), ("standby", "standby-1", None),
         ("standby_ready", "standby-1", None),
     ]  # fmt: skip
+
+
+def test_a_standby_makes_the_bits_of_any_worker_and_writes_the_history_of_its_place(tmp_path: Path):
+    config = load_config("smoke", ["runtime.history=true"], {})
+    place = HistoryLog(new_life(tmp_path), "driver").place
+    standby = DeviceWorker(config, False, name=STANDBY, history=place)
+    usage = standby.host_usage()
+    assert usage.cpu_s > 0 and usage.memory_bytes > 2**20
+    ready = standby.take_place("spot-0.1", False, place)
+    assert ready.history is not None and Path(ready.history).name.startswith("spot-0.1.")
+    request = SampleRequest(RequestKind.ROLLOUT, config.seed, 1, 0, 0, 0, "a sign")
+
+    def drawn(worker: DeviceWorker) -> GeneratedSample:
+        worker.own_weights("v0")
+        first = worker.begin_samples("v0", 7, [request], 2)
+        (sample,) = worker.advance_samples(7, config.sampling.rollout_steps - first.states[0].step).samples
+        assert isinstance(sample, GeneratedSample)
+        return sample
+
+    assert np.array_equal(drawn(standby).latents_SC, drawn(DeviceWorker(config, False)).latents_SC)
+    lines = [json.loads(line) for line in Path(ready.history).read_text(encoding="utf-8").splitlines()]
+    assert [line["event"] for line in lines[:3]] == ["process", "begin", "chunk"]
+    assert lines[0]["name"] == "spot-0.1" and lines[1]["lease"] == 7
 
 
 def test_all_are_ended_with_the_fleet():

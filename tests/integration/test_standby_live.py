@@ -1,4 +1,4 @@
-"""A worker of a live run on Ray is killed, and a standby takes its place."""
+"""A worker of a live run is killed, and a standby takes its place."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ SETTINGS = [
     "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.commit_s=0",
     "runtime.history=true", "runtime.standby_workers=1",
 ]  # fmt: skip
-PLAN = plain_plan([0, 1, 2, 3], 16, 1)
+PLAN = plain_plan([0, 1, 2, 3], 8, 1)
 LIMIT_S = 240.0
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("kind", [pytest.param("ray", marks=pytest.mark.slow), "local"])
+@pytest.mark.takes(60)
 def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    config = load_config("smoke", SETTINGS, {})
+    config = load_config("smoke", [*SETTINGS, f"runtime.cluster={kind}"], {})
     tail, cast, on_notice = HistoryTail(tmp_path), Cast(), Fleet.heed
     victims: list[int] = []
 

@@ -86,6 +86,9 @@ def look_before(config: RunConfig) -> None:
         SpotlightError: the first thing that the run could not work with.
     """
     look_at_inputs(config)
+    from tasks.early_start import start_early
+
+    start_early(config)
     from tasks.preflight import check  # torch and diffusers: seconds
 
     for warning in check(config):

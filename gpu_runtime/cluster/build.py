@@ -6,6 +6,7 @@ there, so that one cluster can serve several runtimes, one after another.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -27,6 +28,17 @@ def build_cluster(config: RunConfig) -> Cluster:
     from gpu_runtime.actors.ray_cluster import RayCluster  # nobody else need import Ray
 
     return RayCluster(config)
+
+
+def start_early(config: RunConfig) -> None:
+    """Let begin what takes a cluster long, for a `build_cluster` that comes later in this process.
+
+    Imports nothing heavy. What it starts ends with this process.
+    """
+    if config.runtime.cluster == "local" and sys.platform == "linux":
+        from gpu_runtime.cluster.fork_client import start_fork_server
+
+        start_fork_server()
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class LocalCluster:
         gpu: bool,
         market: Market = "reserved",
         gpu_share: float = 0.0,
-    ) -> RemoteActor[WorkerT]:
+    ) -> LocalActor[WorkerT]:
         """As of every cluster; a GPU that this process sees is seen by all of them."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         process = fork(self._start_limit_s)

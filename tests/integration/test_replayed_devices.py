@@ -22,8 +22,8 @@ from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
 from storage.config_loading import load_config
+from tests.live_workers import worker_process
 from tests.local_ray_instances import local_ray_instances
-from tests.ray_processes import worker_process
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
@@ -83,7 +83,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert workers_of(alone) == {"reserved-0"}
 
     # One comes while samples are generated. The trainer stands still: only the newcomer can go on.
-    trainer = worker_process("reserved_0")
+    trainer = worker_process("reserved-0")
     trainer.suspend()
     with ThreadPoolExecutor(1) as beside, monkeypatch.context() as patched:
         at_first_chunk_of_a_spot_worker(patched, trainer.resume)
@@ -93,7 +93,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert len(workers_of(joined)) == 2, "it joined in the midst of the phase"
     assert same(alone, joined)
     (first,) = workers_of(joined) - {"reserved-0"}
-    groups = {name: os.getpgid(worker_process(name).pid) for name in (first.replace("-", "_"), "reserved_0")}
+    groups = {name: os.getpgid(worker_process(name).pid) for name in (first, "reserved-0")}
     assert len(set(groups.values())) == 2, "it is not placed on the trainer's instance"
     assert groups[first.replace("-", "_")] == instances._process_group("one")
 

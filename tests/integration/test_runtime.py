@@ -1,10 +1,9 @@
-"""The door to the devices, on real Ray actors and the embedded model."""
+"""The door to the devices, on local processes and the embedded model."""
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 import signal
 import time
 from contextlib import suppress
@@ -14,8 +13,8 @@ import pytest
 from safetensors.numpy import load
 
 from benchmarks.bare_loop import run
-from gpu_runtime.actors.ray_cluster import RayActor
 from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.cluster.local_cluster import LocalActor
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan
@@ -31,11 +30,14 @@ from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
 from storage.prompts import PromptRecord
 from storage.run_prompts import load_run_prompts
-from tests.ray_processes import worker_process
+from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.takes(120)
 
-SETTINGS = ["sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1", "runtime.commit_s=0"]
+SETTINGS = [
+    "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1", "runtime.commit_s=0",
+    "runtime.cluster=local",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def untrained(runtime):
 
 @pytest.fixture
 def fresh(runtime, untrained):
-    """The runtime with the weights of its start: one Ray serves all tests of this file."""
+    """The runtime with the weights of its start: one set of workers serves all tests of this file."""
     runtime.restore(untrained, 0)
     return runtime
 
@@ -85,7 +87,7 @@ def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
 
 def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> int:
     """Send a worker a signal when its first chunk of the next rollout has come in; its process."""
-    on_chunk, victim = Fleet.heed, worker_process(re.sub(r"\W", "_", name)).pid
+    on_chunk, victim = Fleet.heed, worker_process(name).pid
     struck: list[int] = []
 
     def strike_on_chunk(fleet, device, notice):
@@ -100,14 +102,14 @@ def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> in
 
 def steps_gone_on_from(monkeypatch) -> list[int]:
     """Committed steps of the samples that workers go on with from now on."""
-    call, steps = RayActor.call, []
+    call, steps = LocalActor.call, []
 
     def note(actor, method, *args):
         if method.__name__ == "begin_samples":
             steps.extend(item.step for item in args[2] if isinstance(item, SampleState))
         return call(actor, method, *args)
 
-    monkeypatch.setattr(RayActor, "call", note)
+    monkeypatch.setattr(LocalActor, "call", note)
     return steps
 
 
@@ -175,9 +177,9 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
 def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
     rolled = runtime.rollout(plain_plan([0, 1, 2, 3], 32, 1))
     scores = runtime.reward(rolled)
-    os.kill(worker_process("scorer_0").pid, signal.SIGKILL)
+    os.kill(worker_process("scorer-0").pid, signal.SIGKILL)
     assert runtime.reward(rolled) == scores
-    assert worker_process("scorer_2").is_running()
+    assert worker_process("scorer-2").is_running()
 
 
 def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, config, monkeypatch):
@@ -186,7 +188,7 @@ def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, co
     hasty = config.runtime.model_copy(update={"scorer_limit_s": 20.0})
     monkeypatch.setattr(runtime._scoring, "_config", config.model_copy(update={"runtime": hasty}))
     hung = runtime._scoring.actors[0].name
-    process = worker_process(hung.replace("-", "_"))
+    process = worker_process(hung)
     process.suspend()
     assert runtime.reward(rolled) == scores
     assert not process.is_running()
@@ -268,6 +270,6 @@ def test_too_few_prompts_are_refused_before_anything_starts(tmp_path, config):
 
 def test_the_trainers_death_stops_the_run_with_what_to_do(runtime):
     """Last in this file: the runtime is of no use afterwards."""
-    os.kill(worker_process("reserved_0").pid, signal.SIGKILL)
+    os.kill(worker_process("reserved-0").pid, signal.SIGKILL)
     with pytest.raises(RuntimeFailure, match="spotlight resume"):
         runtime.rollout(runtime.explore(3))

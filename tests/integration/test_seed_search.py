@@ -1,4 +1,4 @@
-"""Exploration on real Ray actors: drafts beside training, re-scores, fresh drafts, losses."""
+"""Exploration on local processes: drafts beside training, re-scores, fresh drafts, losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import psutil
 import pytest
 
 from gpu_runtime.cluster.build import open_cluster
@@ -20,12 +19,14 @@ from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker_protocol import Worker
 from storage.config_loading import load_config
+from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow
 
 # Drafts are counted and all of them made: the plan follows from the configuration alone.
 SETTINGS = [
     "sampling.batch_size=4",
+    "runtime.cluster=local",
     "exploration.strategy=stale",
     "exploration.candidates=8",
     "exploration.drafts=24",
@@ -49,7 +50,7 @@ def untrained(runtime):
 
 @pytest.fixture
 def fresh(runtime, untrained):
-    """The runtime as at its start: one Ray serves all tests of this file."""
+    """The runtime as at its start: one set of workers serves all tests of this file."""
     runtime.restore(untrained[0], 0, untrained[1])
     return runtime
 
@@ -191,7 +192,7 @@ def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, untrained):
     def enter(worker, state):
         kill(worker, state)
         if (worker, state) == ("spot-0", "explore"):
-            os.kill(process_of("spot_0").pid, signal.SIGKILL)
+            os.kill(worker_process("spot-0").pid, signal.SIGKILL)
 
     fresh._fleet.enter = enter
     try:
@@ -208,7 +209,7 @@ def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh):
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     for device in fresh._fleet.drafters(fresh._current.key):
-        os.kill(process_of(device.name.replace("-", "_").replace(".", "_")).pid, signal.SIGKILL)
+        os.kill(worker_process(device.name).pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
     while fresh._fleet.drafters(fresh._current.key):
         # Who is dead is noticed by the next call.
@@ -220,10 +221,3 @@ def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh):
     assert note[0] == "exploration" and "its seeds are plain" in note[1]
     assert plans[1].notes == ()
     fresh.train(rolled, scores)
-
-
-def process_of(name: str) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        if f"ray::{name}" in " ".join(process.cmdline()):
-            return process
-    raise AssertionError(f"no process of worker {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
+from gpu_runtime.cluster.local_cluster import LocalActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.dispatcher import Dispatcher
@@ -35,7 +37,7 @@ from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.errors import GroupBrokenError
 from storage.runtime_config import WORKER_IN_URL
-from tests.worker_processes import KEY, ProcessFleet, WorkerProcess, process_fleet
+from tests.worker_processes import KEY, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
@@ -116,10 +118,12 @@ def alone(config: RunConfig) -> list[GeneratedSample]:
     return worker.generate(KEY, REQUESTS)
 
 
-def strike_after_two_commits(victim: WorkerProcess, number: signal.Signals, loop: Dispatcher) -> bool:
+def strike_after_two_commits(
+    victim: LocalActor[DeviceWorker], number: signal.Signals, loop: Dispatcher
+) -> bool:
     """Send a worker a signal once two chunks are committed; whether that is done."""
     if loop.counters.commits >= 2:
-        victim.send(number)
+        os.kill(victim.pid, number)
     return loop.counters.commits >= 2
 
 
@@ -170,14 +174,14 @@ def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp
     with process_fleet(configuration(2), 1, str(new_life(tmp_path))) as fleet:
         store, members = ControlStore(), ("reserved-0", "spot-0")
         first = NumberedGroup(1, 0, members)
-        fleet.actors["spot-0"].send(signal.SIGSTOP)
+        os.kill(fleet.actors["spot-0"].pid, signal.SIGSTOP)
         (waiting,) = form(fleet, store, first, ["reserved-0"])
         with pytest.raises(TimeoutError):
             waiting.result(timeout=1.0)  # long enough to be in the midst of forming the group
         store.abort(first.prefix)
         with pytest.raises(GroupBrokenError):
             waiting.result(timeout=30.0)
-        fleet.actors["spot-0"].send(signal.SIGCONT)
+        os.kill(fleet.actors["spot-0"].pid, signal.SIGCONT)
         late = form(fleet, store, first, ["spot-0"])[0]  # to a group that is over
         with pytest.raises(GroupBrokenError):
             late.result(timeout=30.0)

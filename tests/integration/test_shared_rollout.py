@@ -1,14 +1,12 @@
-"""Samples that several live workers share, on real Ray actors and the embedded model."""
+"""Samples that several live workers share, on local processes and the embedded model."""
 
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 
 import numpy as np
-import psutil
 import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
@@ -22,13 +20,14 @@ from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.run_prompts import load_run_prompts
+from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.history=true",
     "runtime.start_timeout_s=900", "runtime.commit_steps=1", "runtime.commit_s=0",
-    "sequence_parallel.rollout=2",
+    "sequence_parallel.rollout=2", "runtime.cluster=local",
 ]  # fmt: skip
 
 
@@ -51,7 +50,7 @@ def untrained(runtime):
 
 @pytest.fixture
 def fresh(runtime, untrained):
-    """The runtime with the weights of its start: one Ray serves all tests of this file."""
+    """The runtime with the weights of its start: one set of workers serves all tests of this file."""
     runtime.restore(untrained, 0)
     runtime.take_intervals()
     runtime.take_groups()
@@ -91,11 +90,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
 def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Kill a worker when the first chunk of its group has come in."""
     on_chunk = GroupedFleet.heed
-    (victim,) = (
-        process
-        for process in psutil.Process().children(recursive=True)
-        if f"ray::{re.sub(r'[^0-9A-Za-z_]', '_', name)}" in " ".join(process.cmdline())
-    )
+    victim = worker_process(name)
     struck: list[int] = []
 
     def strike_on_chunk(groups, device, notice):

@@ -1,4 +1,4 @@
-"""Several live devices that divide each training step, on real Ray actors and the embedded model."""
+"""Several live devices that divide each training step, on local processes and the embedded model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
 from storage.run_prompts import load_run_prompts
-from tests.ray_processes import worker_process
+from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
     "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.start_timeout_s=900",
-    "runtime.commit_steps=1", "runtime.commit_s=0", "exploration.strategy=plain",
+    "runtime.commit_steps=1", "runtime.commit_s=0", "runtime.cluster=local", "exploration.strategy=plain",
 ]  # fmt: skip
 TOLERANCE = 1e-5
 
@@ -56,7 +56,7 @@ def alone(config):
 
 @pytest.fixture
 def fresh(runtime, untrained):
-    """The runtime with the weights of its start: one Ray serves all tests of this file."""
+    """The runtime with the weights of its start: one set of workers serves all tests of this file."""
     runtime.restore(untrained, 0)
     runtime.take_intervals()
     return runtime
@@ -155,7 +155,7 @@ def test_one_killed_while_the_other_waits_for_it_ends_the_run_with_what_to_do(fr
     """Last in this file: the runtime is of no use afterwards."""
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
-    waits, stopped = worker_process("reserved_0"), worker_process("reserved_1")
+    waits, stopped = worker_process("reserved-0"), worker_process("reserved-1")
     os.kill(stopped.pid, signal.SIGSTOP)  # so that the other one waits in an exchange
     failures: list[BaseException] = []
 

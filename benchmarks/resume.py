@@ -103,12 +103,13 @@ def find(victim: str, driver: subprocess.Popen[str]) -> int:
         "trainer": "ray::reserved_0", "spot": "ray::spot_0", "scorer": "ray::scorer_0",
         "raylet": "raylet/raylet", "server": SERVER_MODULE, "agent": "ray::DashboardAgent",
     }  # fmt: skip
+    local = {"trainer": "reserved-0", "spot": "spot-0", "scorer": "scorer-0"}.get(victim)
     for process in psutil.Process(driver.pid).children(recursive=True):
         try:
-            line = " ".join(process.cmdline())
+            line, name = " ".join(process.cmdline()), process.name()
         except psutil.Error:
             continue
-        if marks[victim] in line:
+        if marks[victim] in line or name == local:
             return process.pid
     driver.kill()
     raise SystemExit(f"no process of kind {victim} to kill")

@@ -12,9 +12,9 @@ from gpu_runtime.models.loading import (
     ModelOutline,
     device_of,
     outline_model,
+    refuse_gpus_of_local_processes,
     refuse_missing_cuda,
     refuse_shared_gpus,
-    refuse_undivided_gpus,
 )
 from gpu_runtime.models.model_files import model_files
 from gpu_runtime.models.protocol import DiffusionModel
@@ -53,7 +53,7 @@ def check(config: RunConfig) -> list[str]:
             refuse_standbys_with_gpus(config.runtime)
     outline = outline_model(config.model)
     if not config.runtime.ray_address:
-        refuse_undivided_gpus(config)
+        refuse_gpus_of_local_processes(config)
         refuse_shared_gpus(config)
         outline.check_machine(config)
     scorer = build_scorer(config.reward.scorer, config.reward)

@@ -64,7 +64,7 @@ class LocalCluster:
         market: Market = "reserved",
         gpu_share: float = 0.0,
     ) -> LocalActor[WorkerT]:
-        """As of every cluster; a GPU that this process sees is seen by all of them."""
+        """As of every cluster; market and GPU mean nothing here."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         process = fork(self._start_limit_s)
         actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (worker, args))

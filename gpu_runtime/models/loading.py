@@ -90,19 +90,16 @@ def refuse_missing_cuda(config: ModelConfig) -> None:
         raise ConfigurationError("model.device = cuda, but no CUDA device is visible here; use auto or cpu")
 
 
-def refuse_undivided_gpus(config: RunConfig) -> None:
-    """Refuse a cluster of local processes where there are several GPUs: it would use the first one alone.
+def refuse_gpus_of_local_processes(config: RunConfig) -> None:
+    """Refuse a cluster of local processes whose devices would be GPUs: it divides none between them.
 
     Raises:
         ConfigurationError: it is one.
     """
-    if config.runtime.cluster != "local" or device_of(config.model).type != "cuda":
-        return
-    gpus = torch.cuda.device_count()
-    if gpus > 1:
+    if config.runtime.cluster == "local" and device_of(config.model).type == "cuda":
         raise ConfigurationError(
-            f"runtime.cluster=local does not divide the {gpus} GPUs of this machine between its workers; set "
-            "runtime.cluster=ray, or let one be seen alone with CUDA_VISIBLE_DEVICES=0"
+            f"runtime.cluster=local starts workers on the CPU alone, and model.device={config.model.device} "
+            "is a GPU here; set runtime.cluster=ray, or model.device=cpu"
         )
 
 

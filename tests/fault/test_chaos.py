@@ -14,7 +14,10 @@ import pytest
 from storage.home import Home
 from storage.run_store import RunStore
 
-SETTINGS = ("iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1")
+SETTINGS = (
+    "iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1",
+    "runtime.cluster=local",
+)  # fmt: skip
 FAULTS = [
     {"kind": "kill_while_committing", "iteration": 0, "phase": "rollout"},
     {"kind": "scorer_death", "iteration": 0, "phase": "reward"},

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 # Drafts are counted and all of them made; with one spot worker dead, another drafts.
 SETTINGS = (
     "runtime.spot_workers=2", "exploration.strategy=stale", "exploration.candidates=12",
-    "exploration.drafts=40", "exploration.stop_with_training=false",
+    "exploration.drafts=40", "exploration.stop_with_training=false", "runtime.cluster=local",
 )  # fmt: skip
 
 

@@ -232,6 +232,14 @@ def test_no_standby_where_every_worker_trains():
     RunConfig.model_validate({"runtime": alone | {"reserved_workers": 2}})
 
 
+def test_local_processes_take_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    local = {"cluster": "local"}
+    with pytest.raises(ConfigurationError, match=r"on the CPU alone, and model.device=auto is a GPU here"):
+        preflight.check(config(tmp_path, runtime=local))
+    preflight.check(config(tmp_path, runtime=local, model={"device": "cpu"}))
+
+
 def test_auto_takes_what_divides_and_says_so_where_nothing_does(tmp_path: Path):
     auto = {"rollout": "auto", "evaluate": "auto"}
     for spot_workers, warned in ((3, False), (0, True)):

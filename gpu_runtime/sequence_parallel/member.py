@@ -129,9 +129,13 @@ class SequenceParallelMember:
         self._watch.release()
 
     def _meet(self, group: NumberedGroup) -> InstanceGroup:
-        store, self._store = self._store or self._address.connect(self._timeout_s), None
         rank, degree = group.rank(self.name), len(group.members)
-        if store.check([aborted_key(group.prefix)]):  # before the watch was there to see it
+        try:
+            store, self._store = self._store or self._address.connect(self._timeout_s), None
+            aborted = store.check([aborted_key(group.prefix)])  # before the watch was there to see it
+        except RuntimeError as error:  # the watch has seen it, and shut the connection down
+            raise GroupBrokenError(f"group {group.prefix} was broken off: {error}") from error
+        if aborted:
             self._store = store
             raise GroupBrokenError(f"group {group.prefix} was broken off before it was formed")
         formed = InstanceGroup(store, group.prefix, rank, degree, self._timeout_s, self.model.device)

@@ -20,6 +20,9 @@ from gpu_runtime.sequence_parallel import group_sockets
 from storage.errors import ConfigurationError, GroupBrokenError
 
 _BACKEND = "instance_gloo"
+_CONNECT = datetime.timedelta(seconds=2)
+"""Of gloo while a group is formed: for a peer's connection it waits five times as long."""
+
 _THREADS = 1  # of gloo; more help with several collectives at a time, which Ulysses never has
 
 
@@ -139,7 +142,13 @@ def _gloo_on_this_instance(
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
     options = gloo._Options()
-    options._timeout = timeout
+    # gloo waits for a peer's connection where no socket is there yet to be shut down. So members meet at the
+    # store first, where they can be freed at any time; then only a peer that ends in between is waited for.
+    options._timeout = min(timeout, _CONNECT)
     options._threads = _THREADS
     options._devices = [gloo.create_device(hostname=group_sockets.GROUP_ADDRESS)]
-    return gloo(store, rank, size, options)
+    store.set(f"here/{rank}", "")
+    store.wait([f"here/{member}" for member in range(size)], timeout)
+    group = gloo(store, rank, size, options)
+    group._set_default_timeout(timeout)
+    return group

@@ -204,8 +204,9 @@ def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, untrained):
     assert {d.worker for d in fresh.rollout(plan).delivered} <= {"reserved-0", "spot-1", "spot-0.1"}
 
 
-def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh):
+def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh, monkeypatch):
     """Last in this file: there are no spot workers afterwards."""
+    monkeypatch.setattr(fresh._fleet._arrivals, "fill", lambda *_, **__: [])  # no instance is to be had
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     for device in fresh._fleet.drafters(fresh._current.key):

@@ -51,6 +51,7 @@ class LocalCluster:
                 f"runtime.cluster=local needs Linux, and this is {sys.platform}; set runtime.cluster=ray"
             )
         self._start_limit_s = config.runtime.start_timeout_s
+        self._lock = threading.Lock()
         self._actors: list[LocalActor[Any]] = []
         self._shared: WeakSet[SharedValue] = WeakSet()
         start_fork_server()
@@ -64,11 +65,12 @@ class LocalCluster:
         market: Market = "reserved",
         gpu_share: float = 0.0,
     ) -> LocalActor[WorkerT]:
-        """As of every cluster; market and GPU mean nothing here."""
+        """As of every cluster, from any thread; market and GPU mean nothing here."""
         surroundings = Surroundings(name, tuple(sys.path), dict(os.environ), os.getcwd())
         process = fork(self._start_limit_s)
         actor: LocalActor[WorkerT] = LocalActor(name, process, surroundings, (worker, args))
-        self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
+        with self._lock:
+            self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
         return actor
 
     def share(self, value: T) -> T:

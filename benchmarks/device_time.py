@@ -48,7 +48,8 @@ class LeaseTime:
         from_step: where it began.
         span: from the grant to its end.
         kept_until: when its devices had done the last denoising step that was saved.
-        how: it ended: `delivered`, `lost`, `expired`, `notice`, `retired`, or `open` at the life's end.
+        how: it ended: `delivered`, `lost`, `expired`, `notice`, `retired`, `dropped` with a window of drafts,
+            or `open` at the life's end.
     """
 
     window: Window

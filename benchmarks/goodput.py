@@ -173,7 +173,7 @@ def _measure(life: LifeTimes, done: Sequence[Done]) -> Sums:
         overlap(device.paid, window.span)
         for device in life.devices.values()
         for window in life.windows
-        if not window.counts
+        if not (window.counts or window.drafts)
     )
     windows = [window.span for window in life.windows if window.counts]
     sums = Sums(

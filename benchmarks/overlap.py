@@ -2,7 +2,7 @@
 
 Two live runs of one preset take turns, one `plain` and one that explores. The critical path of an
 iteration is rollout, reward, training, and what lies between the end of its training steps and the next
-rollout. Exploration can lengthen only the last: waiting for the drafting loop, choosing seeds, looking
+rollout. Exploration can lengthen only the last: waiting for the phase of drafts, choosing seeds, looking
 back on them. It is read from the devices' states (trainer's `train` to the first `rollout`), so evaluation
 is off. On a machine whose devices share cores, training itself slows down beside drafts; that is reported
 too, and is not the critical path of a fleet whose devices are its own.

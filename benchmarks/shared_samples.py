@@ -43,17 +43,16 @@ def keep_iteration(folder: Path, iteration: int, rolled: Rollout, blobs: dict[st
 
 def degrees_of(lines: Iterable[HistoryLine]) -> dict[str, tuple[int, ...]]:
     """By how many devices each denoising step of every accepted sample was shared, by the sample's name."""
-    steps = 0
     committed: dict[str, tuple[int, ...]] = {}
     planned: dict[int, dict[str, tuple[int, ...]]] = {}
     found: dict[str, tuple[int, ...]] = {}
     for line in lines:
         facts = line.facts
         if line.event == "generate":
-            steps, committed = facts["steps"], {}
+            committed = {}
         elif line.event == "lease":
             degree, begin = len(facts["worker"].split(MEMBERS_JOINED_BY)), facts["step"]
-            own = (degree,) * (steps - begin)
+            own = (degree,) * (facts["until"] - begin)
             planned[facts["lease"]] = {
                 name: committed.get(name, ())[:begin] + own for name in facts["requests"]
             }

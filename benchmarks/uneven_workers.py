@@ -98,6 +98,8 @@ class UnevenFleet:
         """Nobody comes."""
         return []
 
+    forming = False
+
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """As of the fleet."""
         return False

@@ -96,7 +96,7 @@ class Fleet:
         """End the processes of all workers."""
         self._arrivals.close()
         self.standbys.close()
-        for device in self._devices:
+        for device in list(self._devices):  # another thread may still find out that one is lost
             device.actor.kill()
 
     def enter(self, worker: str, state: DeviceState) -> None:
@@ -190,6 +190,11 @@ class Fleet:
             self.standbys.fill()
         return under_way
 
+    @property
+    def forming(self) -> bool:
+        """Never: each device works alone."""
+        return False
+
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Never: each device works alone."""
         return False
@@ -206,8 +211,9 @@ class Fleet:
             key: name of the weights that they hold.
         """
         self._ask_for_notices()
-        with self.beside_training():
-            return [device for device in self.workers(key) if device.notice is None]
+        return [
+            device for device in self.workers(key) if device.notice is None and device not in self.trainers
+        ]
 
     def heed(self, device: Device, notice: Notice | None) -> None:
         """What a device's provider says now; news is booked."""

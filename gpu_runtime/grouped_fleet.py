@@ -120,6 +120,11 @@ class GroupedFleet:
         self._plan()
         return [*coming, *self._forming.values()]
 
+    @property
+    def forming(self) -> bool:
+        """Whether groups are being formed."""
+        return bool(self._forming)
+
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Never by what is left of a phase: the degree is fixed."""
         return False
@@ -173,6 +178,8 @@ class GroupedFleet:
     def close(self) -> None:
         """The phase is over: all devices work alone again."""
         for group in list(self._groups.values()):
+            if group.unanswered:  # of a window that has closed: its members need not wait for each other
+                self._call_off(group.place)
             self._retire(group)
         self._book.follow(Layout((), ()))
         for name, device in self._members.items():

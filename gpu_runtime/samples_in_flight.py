@@ -135,11 +135,11 @@ class SamplesInFlight:
     def _finish(self, states: Sequence[SampleState], speaks: bool) -> tuple[GeneratedImage, ...]:
         """The images, where this device speaks for all."""
         first = states[0].request
-        if not (speaks or first.preview_step):  # a preview takes the model, and with it all that share it
+        if not speaks:
+            if first.preview_step:  # the prediction takes the model, and with it all that share it
+                self._sampler.predict(states)
             return ()
         samples = self._sampler.finish(states)
-        if not speaks:
-            return ()
         if first.kind is RequestKind.EXPLORE:
             return tuple(GeneratedImage(sample.request, sample.image_HWC) for sample in samples)
         return tuple(samples)

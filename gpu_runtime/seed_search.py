@@ -129,7 +129,7 @@ class SeedSearch:
             self._window.close(train_s)
 
     def abandon(self) -> None:
-        """What is being drafted is of no use any more; a loop under way returns at once."""
+        """What is being drafted is of no use any more; a phase under way ends at once."""
         if self._window is not None:
             self._window.abandon()
 
@@ -164,7 +164,7 @@ class SeedSearch:
             made = self._draft(
                 window.weights_key, limits, iteration, planner, window.policy_version, rescores
             )
-        window.device_s, window.full_drafts = made.device_s, made.full_drafts
+        window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not matter.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
@@ -205,7 +205,7 @@ class SeedSearch:
             return SeedReview(figures, (), next_plan)
         if window.train_s is not None:
             self._explorer.forecast.add_window(window.train_s)
-        self._explorer.forecast.add_drafts(window.device_s, window.full_drafts)
+        self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
         verdict = self._explorer.review(plan, window.rescored, judged)
         if verdict is None:
             return SeedReview(figures, window.rescored, next_plan)
@@ -248,7 +248,9 @@ class SeedSearch:
         """
         if self._settings.drafts:
             return self._settings.drafts
-        held = self._explorer.forecast.budget(devices)
+        # Devices that share a draft make one at a time.
+        groups = -(-devices // self._config.sequence_parallel.explore)
+        held = self._explorer.forecast.budget(groups)
         return None if held is None else max(0.0, headroom * held - self._cost_of(rescores))
 
     def _cost_of(self, tasks: Sequence[DraftTask]) -> float:

@@ -50,7 +50,7 @@ class RuntimeConfig(Section):
 
     commit_steps: int = Field(default=4, ge=0, le=200)
     """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
-    takes with it. 0 saves finished samples only."""
+    takes with it. 0 saves finished samples only. Drafts are saved every two steps at most."""
 
     commit_s: float = Field(default=1.0, ge=0, le=LONGEST_S)
     """Seconds of work that such a save must be worth: where `commit_steps` take a device less, it does a

@@ -190,6 +190,7 @@ class FakeFleet:
     def __init__(self, devices: Sequence[Device] = ()) -> None:
         self.devices = list(devices)
         self.newcomers: list[Future[Any]] = []
+        self.forming = False
         self.states: dict[str, list[str]] = {}
         self.lost: list[str] = []
 

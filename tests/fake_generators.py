@@ -275,6 +275,8 @@ class FakeGeneratorFleet:
         """As of the fleet."""
         return self.newcomers()
 
+    forming = False
+
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """As of the fleet."""
         return False

@@ -173,6 +173,11 @@ class Sampler:
             samples += self._decoded(batch, latents)
         return samples
 
+    def predict(self, states: Sequence[SampleState]) -> None:
+        """Take part in the predictions of previews that a device decodes which shares them with this one."""
+        for batch in self._batches(states):
+            self._predicted(batch, self._padded(np.stack([state.latents_SC for state in batch])))
+
     def conditioning(self, prompts: Iterable[str]) -> Conditioning:
         """Encoded prompts, one row each; every distinct prompt is encoded once.
 
@@ -255,8 +260,10 @@ class Sampler:
                 streams = [stream_of(state.request) for state in padded]
                 noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
                 after = policy.sample(noise.to(device))
-                log_probs = log_prob(sampling.sde, after, policy)
-                for row in range(real):
+                # Nothing is learned from a draft: its trajectory stays behind.
+                learned = first.request.kind is not RequestKind.EXPLORE
+                log_probs = log_prob(sampling.sde, after, policy) if learned else torch.empty(0)
+                for row in range(real if learned else 0):
                     if inside[row]:
                         taken[row].append(
                             (

@@ -131,7 +131,8 @@ class Dispatcher:
         """
         if self._flights or self._phase.calls:
             return True
-        if self._coming and (self._phase.awaits_devices and self._scheduler.waiting(self._phase.kind)):
+        awaited = self._fleet.forming or self._phase.awaits_devices
+        if self._coming and awaited and self._scheduler.waiting(self._phase.kind):
             return True
         if self._phase.must_end:
             left = self._scheduler.unfinished(self._phase.kind)
@@ -163,7 +164,7 @@ class Dispatcher:
         devices = self._fleet.workers(self._key)
         free = [device for device in devices if device.name not in self._flights]
         usable = [device for device in free if device.notice is None]
-        awaited = not devices and bool(self._coming)
+        awaited = not usable and bool(self._coming)  # one batch waits for the first device to come
         self._refill((len(usable) + awaited) * self._batch_size)
         for device in free:
             lease = self._pull(device) if device.notice is None else None
@@ -185,7 +186,7 @@ class Dispatcher:
     def _pull(self, device: Device) -> Lease[SampleRequest] | None:
         version, kinds = self._phase.version, (self._phase.kind,)
         following = self._scheduler.following(version, kinds)
-        if following is None or not self._phase.may_pull(device, following):
+        if following is not None and not self._phase.may_pull(device, following):
             return None
         return self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kinds)
 
@@ -253,13 +254,15 @@ class Dispatcher:
 
     def _settle(self, call: Future[Any]) -> None:
         """A chunk or a call of the phase's own has ended, or a device has come nearer."""
-        if call in self._coming:
-            self._coming.remove(call)
-            self._welcome()
-        elif call in self._flight_of:
-            flight = self._flight_of.pop(call)
+        flight = self._flight_of.pop(call, None)
+        if self._phase.over:  # where the run ends too, nothing must be started any more
+            return
+        if flight is not None:
             if not flight.dropped:
                 self._settle_chunk(flight, call)
+        elif call in self._coming:
+            self._coming.remove(call)
+            self._welcome()
         elif call in self._phase.calls:  # and not a late one of an earlier phase
             self._phase.settle(call)
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from gpu_runtime.devices import Device
 from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.dispatch.training_window import TrainingWindow
-from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -32,11 +31,6 @@ class DraftTask:
     request: SampleRequest
     fidelity: str
     round: int
-
-    @property
-    def draft(self) -> Draft:
-        """The planner's name of it."""
-        return Draft(self.request.prompt_id, self.request.seed_index, self.fidelity)
 
 
 class DraftSource(Protocol):
@@ -57,12 +51,12 @@ class Drafted:
 
     Attributes:
         candidates: judged drafts, in the order of their judgement.
-        device_s: device time of the batches that were finished.
+        lease_s: time that devices, or groups of them, had the batches that were finished.
         full_drafts: what these batches have room for, in full drafts: a short one takes as long.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
-    device_s: float = 0.0
+    lease_s: float = 0.0
     full_drafts: float = 0.0
 
 
@@ -172,7 +166,7 @@ class DraftPhase:
         """A batch is finished: its images go to the scorers."""
         lease = delivery.lease
         fidelity = self._tasks[lease.requests[0]].fidelity
-        self.made.device_s += delivery.device_s
+        self.made.lease_s += delivery.lease_s
         # A lease that goes on from another device's commit has the rest of a batch to do.
         share = (lease.steps - lease.step) / lease.steps
         self.made.full_drafts += share * self._cost_of_batch(fidelity)

@@ -26,13 +26,13 @@ class Delivery:
         lease: that it finished.
         images: those that nobody had delivered before.
         worker: its name.
-        device_s: seconds since the lease was granted.
+        lease_s: seconds since the lease was granted.
     """
 
     lease: Lease[SampleRequest]
     images: Sequence[GeneratedImage]
     worker: str
-    device_s: float
+    lease_s: float
 
 
 class Phase(Protocol):
@@ -106,6 +106,11 @@ class GeneratingFleet(Protocol):
 
     def welcome(self) -> list[Future[Any]]:
         """Take in newcomers; the calls of those on their way: when one ends, welcome again."""
+        ...
+
+    @property
+    def forming(self) -> bool:
+        """Whether devices that are there are about to form a group, and can be given work then."""
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:

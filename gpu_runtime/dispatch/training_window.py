@@ -22,7 +22,7 @@ class TrainingWindow:
     Attributes:
         train_s: how long the training steps took; None until they are done.
         rescored: drafts of `plan` scored again with the rollout's weights.
-        device_s, full_drafts: device time of the batches of drafts that were finished, and what they have
+        lease_s, full_drafts: time of the batches of drafts that were finished, and what they have
             room for, in full drafts.
     """
 
@@ -32,7 +32,7 @@ class TrainingWindow:
         self.policy_version = policy_version
         self.train_s: float | None = None
         self.rescored: tuple[Candidate, ...] = ()
-        self.device_s = 0.0
+        self.lease_s = 0.0
         self.full_drafts = 0.0
         self._lock = threading.Lock()
         self._closed = threading.Event()

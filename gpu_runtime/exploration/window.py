@@ -21,10 +21,10 @@ class WindowForecast:
         """A training window took so many seconds."""
         self._train_s = [*self._train_s, train_s][-_MEMORY:]
 
-    def add_drafts(self, device_s: float, full_drafts: float) -> None:
-        """Batches with room for `full_drafts` full drafts took so many device-seconds."""
-        if full_drafts > 0 and device_s > 0:
-            self._draft_s = [*self._draft_s, device_s / full_drafts][-_MEMORY:]
+    def add_drafts(self, lease_s: float, full_drafts: float) -> None:
+        """Batches with room for `full_drafts` full drafts took their devices so many seconds."""
+        if full_drafts > 0 and lease_s > 0:
+            self._draft_s = [*self._draft_s, lease_s / full_drafts][-_MEMORY:]
 
     def budget(self, devices: int) -> float | None:
         """Full drafts that the next window holds; None while nothing is known."""

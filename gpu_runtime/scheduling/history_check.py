@@ -228,6 +228,7 @@ def _incomplete(life: _Life, phase: _Phase) -> list[str]:
 def _redone(number: int, life: _Life) -> list[Redone]:
     """What was done again of each worker that was lost, or gave samples up that were done again."""
     again: dict[str, list[int]] = {worker: [] for worker in life.lost_at}
+    total: Counter[str] = Counter()  # of samples alone, as are the steps needed and done
     interval: Counter[str] = Counter()
     for phase in life.phases:
         if not phase.ended:
@@ -238,10 +239,11 @@ def _redone(number: int, life: _Life) -> list[Redone]:
             if any(counts):
                 worker = life.to_blame(lease)
                 again.setdefault(worker, []).extend(counts)
+                total[worker] += 0 if phase.drafts else sum(counts)
                 interval[worker] = max(interval[worker], lease.interval)
             for name in lease.requests:
                 later[name] |= lease.done
     return [
-        Redone(number, worker, life.warned(worker), interval[worker], max(counts, default=0), sum(counts))
+        Redone(number, worker, life.warned(worker), interval[worker], max(counts, default=0), total[worker])
         for worker, counts in again.items()
     ]

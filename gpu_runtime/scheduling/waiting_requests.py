@@ -108,8 +108,6 @@ class _Shelf(Generic[RequestT]):
     def take(self, count: int) -> list[Progress[RequestT]]:
         key = self._next
         taken = self.lanes[key].take(count)
-        if key in self._fresh:
-            self._fresh.move_to_end(key)
         self._forget_if_empty(key)
         return taken
 

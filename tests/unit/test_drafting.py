@@ -1,9 +1,10 @@
-"""The drafting loop with devices and scorers whose calls end in an order of the test's choosing."""
+"""Phases of drafts, with devices and scorers whose calls end in an order of the test's choosing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -137,7 +138,7 @@ def test_everything_planned_is_drafted_and_judged_once():
     # A short batch takes as long as a full one.
     begun = [requests for place in (0, 1) for requests in stage.drafter(place).begun]
     assert made.full_drafts == len(begun) * BATCH >= len(made.candidates)
-    assert made.device_s > 0
+    assert made.lease_s > 0
     assert len({(c.prompt_id, c.seed_index) for c in made.candidates}) == len(made.candidates)
     assert {c.policy_version for c in made.candidates} == {1}
     assert {(states[0], states[-1]) for states in stage.fleet.states.values()} == {("explore", "idle")}
@@ -276,6 +277,43 @@ def test_a_device_that_comes_in_the_window_drafts():
     stage.run()
     assert stage.drafter(1).begun
     assert choice(stage) == choice(undisturbed())
+
+
+def test_drafts_wait_for_groups_that_are_being_formed():
+    """Devices that are there count, even if they cannot be given anything yet and no training goes on."""
+    script = Script()
+    stage = Stage(script)
+    stage.limits = replace(stage.limits, window=None)
+    there, formed = list(stage.fleet.devices), Future[None]()
+    stage.fleet.devices.clear()
+    stage.fleet.newcomers, stage.fleet.forming = [formed], True
+
+    def form() -> None:
+        stage.fleet.devices += there
+        stage.fleet.forming = False
+        formed.set_result(None)
+
+    script.idle = form
+    stage.run()
+    assert choice(stage) == choice(undisturbed())
+
+
+def test_nothing_is_started_once_the_window_is_over():
+    """What ends with it may be the whole run: a lost device must not be replaced any more."""
+    script = Script()
+    stage = Stage(script)
+    welcomed: list[int] = []
+    welcome = stage.fleet.welcome
+    stage.fleet.welcome = lambda: (welcomed.append(script.waits), welcome())[1]  # type: ignore[method-assign]
+
+    def end() -> None:
+        script.dying.add("spot-0")
+        script.end(next(place for place, (name, _, _) in enumerate(script.under_way) if name == "spot-0"))
+        stage.window.abandon()
+
+    script._before[5] = end
+    stage.run()
+    assert welcomed == [0] and stage.fleet.lost == []
 
 
 def test_drafts_wait_for_a_newcomer_while_training_goes_on_and_no_longer():

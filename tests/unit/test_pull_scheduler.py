@@ -21,9 +21,9 @@ def test_rollout_and_evaluation_take_turns_and_come_before_exploration():
     assert served == ["e0", "r0", "e1", "r1", "e2", "r2", "x"]
 
 
-def test_requests_of_different_lengths_take_turns():
+def test_of_requests_of_different_lengths_those_that_came_first_go_first():
     queue = scheduler(item("a4"), item("b4"), item("a8", steps=8), item("b8", steps=8), batch_size=1)
-    assert [pulled(queue).requests[0] for _ in range(4)] == ["a4", "a8", "b4", "b8"]
+    assert [pulled(queue).requests[0] for _ in range(4)] == ["a4", "b4", "a8", "b8"]
 
 
 def test_exploration_is_served_only_while_a_window_is_open():

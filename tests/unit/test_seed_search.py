@@ -43,7 +43,7 @@ def make_search(**exploration: Any) -> SeedSearch:
 def test_a_budget_is_what_a_window_holds_less_what_is_scored_again(headroom, rescored, budget):
     search = make_search()
     search._explorer.forecast.add_window(5.0)
-    search._explorer.forecast.add_drafts(device_s=4.0, full_drafts=8.0)
+    search._explorer.forecast.add_drafts(lease_s=4.0, full_drafts=8.0)
     again = [search._task(1, 1, MONITOR_ROUND, Draft(0, seed)) for seed in range(rescored)]
     # Five seconds on two devices, at half a second a draft.
     assert search._budget(2, headroom, again) == pytest.approx(budget)

@@ -45,6 +45,15 @@ def last_blobs(home, run_id):
     return checkpoint.blobs
 
 
+def learned(home, run_id):
+    """What exploration has learned by the last checkpoint, without how long its drafts took."""
+    checkpoint = CheckpointStore(home.checkpoints(run_id), 1).load_latest()
+    assert checkpoint is not None and checkpoint.iteration == 4
+    state = checkpoint.record["explorer_state"]
+    assert state["history"] and state["ranks"]
+    return {name: value for name, value in state.items() if name != "forecast"}
+
+
 def metrics(home, run_id, name):
     return dict(
         rows(
@@ -107,7 +116,7 @@ def test_all_paid_time_is_in_one_state(home, finished):
 @pytest.mark.parametrize("iteration", [2])
 def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config, finished, iteration):
     """As after a kill: the weights that drafted the next seeds are gone, their plan is not."""
-    expected = last_blobs(home, "stale")
+    expected, expected_state = last_blobs(home, "stale"), learned(home, "stale")
     seeds = "SELECT iteration, prompt_id, seed_index FROM samples WHERE run_id = 'stale' ORDER BY ALL"
     chosen = rows(home, seeds)
     store = RunStore(home)
@@ -117,6 +126,7 @@ def test_a_run_cut_off_after_a_checkpoint_resumes_to_the_same_bits(home, config,
     store.set_status("stale", "interrupted")
     post_train(config, "stale")
     assert last_blobs(home, "stale") == expected
+    assert learned(home, "stale") == expected_state
     assert rows(home, seeds) == chosen
     ledger = account(home, "stale")
     assert ledger.is_balanced, (ledger.unaccounted_share, ledger.overlaps)

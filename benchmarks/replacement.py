@@ -52,7 +52,10 @@ _SETTINGS = (
 _KILLS_IN_TURN = 4
 _LOOK_S = 0.005
 _HANG_S = 60.0
-"""A place that stays empty for so long after a kill counts as a hang."""
+"""A place that stays empty for so long although a standby waited counts as a hang."""
+
+_START_LIMIT_S = 600.0
+"""The same where a process is started for it: `runtime.start_timeout_s`."""
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,10 @@ class Side:
         self.trials: list[Trial] = []
         self.lost = self.twice = 0
         self.broken: list[str] = []
+        self.hang_s = _HANG_S if standby_workers else _START_LIMIT_S
         self.standby_time: list[StandbyTime] = []
+        self.standbys = 0
+        """How many there were; each turn counts its names from 0."""
         self.first: Rollout | None = None
         self.other_bits = 0
 
@@ -172,7 +178,9 @@ class Side:
                 while killer.left and time.monotonic() < limit_s:
                     self._compare(runtime.rollout(plan))
             self._compare(runtime.rollout(plan))  # the last replacement may still be on its way
-            self.standby_time += runtime.take_standby_time()
+            times = runtime.take_standby_time()
+        self.standby_time += times
+        self.standbys += len({time.standby for time in times})
         lines = read_history(history)
         report = check_history(lines)
         self.lost, self.twice = self.lost + len(report.lost), self.twice + len(report.duplicated)
@@ -213,9 +221,12 @@ def _trial(lines: Sequence[HistoryLine], worker: str, at: float) -> Trial:
 def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
     """The JSON values of both sides."""
     pulled, cold_pulled = warm.times("pulled_s"), cold.times("pulled_s")
-    hangs = sum(trial.pulled_s is None or trial.pulled_s > _HANG_S for trial in [*warm.trials, *cold.trials])
+    hangs = sum(
+        trial.pulled_s is None or trial.pulled_s > side.hang_s
+        for side in (warm, cold)
+        for trial in side.trials
+    )
     times = warm.standby_time
-    standbys = {time.standby for time in times} or {""}
     return {
         "trials": len(warm.trials) + len(cold.trials),
         "p50_s": nearest_rank(pulled, 0.5),
@@ -231,7 +242,7 @@ def figures_of(warm: Side, cold: Side) -> dict[str, Any]:
         "other_bits": warm.other_bits + cold.other_bits,
         "broken_promises": [*warm.broken, *cold.broken],
         "standby_rss_mib": max(time.memory_bytes for time in times) / 2**20,
-        "standby_cpu_s": sum(time.cpu_s for time in times) / len(standbys),
+        "standby_cpu_s": sum(time.cpu_s for time in times) / warm.standbys,
         "standbys_lost": sum(time.end == "lost" for time in times),
     }
 

@@ -214,7 +214,7 @@ def chaos(
         plan = plan_trace(config, trace, seed, most, notice)
         reporter().note(plan.describe())
     home = Home.from_environment().ensure()
-    _preflight(config)
+    _preflight(config, here=False)
     arguments = [item for change in changes for item in ("--set", change)]
     arguments += [] if preset is None else ["--preset", preset]
     result = run_chaos(home, new_run_id(f"chaos-{config.name}"), config, arguments, plan)

@@ -79,16 +79,21 @@ def look_at_inputs(config: RunConfig) -> None:
     check_inputs(config)
 
 
-def look_before(config: RunConfig) -> None:
+def look_before(config: RunConfig, here: bool = True) -> None:
     """Refuse what can be known to be wrong before anything starts; warnings are reported.
+
+    Args:
+        config: the run's configuration.
+        here: whether this process will be the run's driver.
 
     Raises:
         SpotlightError: the first thing that the run could not work with.
     """
     look_at_inputs(config)
-    from tasks.early_start import start_early
+    if here:
+        from tasks.early_start import start_early
 
-    start_early(config)
+        start_early(config)
     from tasks.preflight import check  # torch and diffusers: seconds
 
     for warning in check(config):

@@ -120,7 +120,7 @@ def test_a_gpu_that_no_scorer_would_use_is_refused(settings: list[str], message:
 def test_a_degree_that_measured_times_choose_is_stored_as_it_is_written():
     shared = {"rollout": "auto", "evaluate": 2, "at_most": 4}
     config = RunConfig.model_validate({"runtime": {"spot_workers": 3}, "sequence_parallel": shared})
-    assert config.model_dump(mode="json")["sequence_parallel"] == shared
+    assert config.model_dump(mode="json")["sequence_parallel"] == shared | {"explore": 1}
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     assert RunConfig.model_validate(config.model_dump()) == config
     assert (config.sequence_parallel.rollout, config.sequence_parallel.largest) == (AUTO, 4)

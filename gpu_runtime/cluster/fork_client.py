@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from storage.errors import RuntimeFailure
 _IMPORTED = ("gpu_runtime.cluster.local_worker", "gpu_runtime.worker", "gpu_runtime.scoring_worker")
 _LAUNCHER = "from gpu_runtime.cluster.fork_server import main; main()"
 _TAIL_BYTES = 4096
+_END_S = 10.0
 
 
 class ForkedProcess:
@@ -51,10 +53,11 @@ class ForkedProcess:
         return f"its process ended; it last printed: {printed}" if printed else "its process ended"
 
     def close(self) -> None:
-        """Let go of a process that has ended."""
+        """Let go of a process that is ending; waits until it has."""
         self.link.close()
         os.close(self._output)
         if self._handle is not None:
+            select.select([self._handle], [], [], _END_S)  # its socket is closed a moment before it is gone
             os.close(self._handle)
             self._handle = None
 

@@ -129,7 +129,8 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
         self._worker = worker  # until it is built, as are the arguments of calls until they are answered
         self._to_send.put(pickle.dumps(surroundings, protocol=5))
         self._to_send.put(pickle.dumps(worker, protocol=5))
-        threading.Thread(target=self._send, name=f"send-{name}", daemon=True).start()
+        self._sender = threading.Thread(target=self._send, name=f"send-{name}", daemon=True)
+        self._sender.start()
         threading.Thread(target=self._receive, name=f"receive-{name}", daemon=True).start()
 
     @property
@@ -161,7 +162,7 @@ class LocalActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
     def wait(self, limit_s: float) -> None:
         """Wait until its process has ended, and its calls with it."""
-        self._gone.wait(limit_s)
+        self._sender.join(limit_s)
 
     def _send(self) -> None:
         while (message := self._to_send.get()) is not None:

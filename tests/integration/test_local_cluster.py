@@ -95,7 +95,10 @@ def parrot(cluster: LocalCluster) -> Iterator[RemoteActor[Parrot]]:
 
 
 def is_there(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def await_end(pid: int) -> None:

@@ -205,6 +205,16 @@ def test_a_jump_of_the_wall_clock_changes_no_bill(monkeypatch: pytest.MonkeyPatc
     assert states[TRAINER, "train"] == 22 and states["spot-0.1", "load"] == 9
 
 
+def test_every_interval_has_the_price_of_its_device_s_market():
+    stage = Stage()
+    parts = stage.fleet.take_intervals()
+    assert {(part.worker, part.market, part.usd_per_hour) for part in parts} == {
+        (TRAINER, "reserved", 10.98),
+        (ONE, "spot", 2.51),
+        (TWO, "spot", 2.51),
+    }
+
+
 def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
     stage = Stage(lease_s=0.05)
     stage.cluster.workers[TRAINER].silent.add("load_weights")

@@ -50,7 +50,7 @@ class SampleState:
         step: denoising steps done.
         window_start: first stochastic step (rollout and explore).
         latents_SC: float32 on the CPU.
-        trajectory: stochastic steps done so far.
+        trajectory: stochastic steps done so far; a draft has none.
     """
 
     request: SampleRequest
@@ -260,11 +260,10 @@ class Sampler:
                 streams = [stream_of(state.request) for state in padded]
                 noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
                 after = policy.sample(noise.to(device))
-                # Nothing is learned from a draft: its trajectory stays behind.
-                learned = first.request.kind is not RequestKind.EXPLORE
-                log_probs = log_prob(sampling.sde, after, policy) if learned else torch.empty(0)
-                for row in range(real if learned else 0):
-                    if inside[row]:
+                log_probs = log_prob(sampling.sde, after, policy)
+                for row in range(real):
+                    # Nothing is learned from a draft: it has no trajectory.
+                    if inside[row] and states[row].request.kind is not RequestKind.EXPLORE:
                         taken[row].append(
                             (
                                 step,

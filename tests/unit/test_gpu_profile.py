@@ -21,6 +21,7 @@ from storage.config import AdaptationConfig
 CPU = torch.device("cpu")
 
 
+@pytest.mark.takes(20)
 @pytest.mark.parametrize(("shape", "side", "text"), [(TINY, 4, 8), (REAL, 32, 64), (REAL, 80, 64)])
 def test_the_formula_of_a_denoising_step_is_what_torch_counts(shape: Any, side: int, text: int):
     assert pass_flops(shape, side**2, text).forward == counted_forward(shape, side, text)

@@ -79,6 +79,7 @@ class Phase:
         return self.fleet.spent_s.get("idle", 0.0) / (4 * self.took_s)
 
 
+@pytest.mark.takes(20)
 def test_where_sharing_is_superlinear_all_devices_share_from_the_second_phase_on():
     first = Phase(SUPERLINEAR, 16)
     assert dict(first.pace.known) == SUPERLINEAR
@@ -121,6 +122,7 @@ def test_of_three_batches_four_devices_share_one():
     assert three.idle_share() < alone.idle_share()
 
 
+@pytest.mark.takes(20)
 def test_where_sharing_only_costs_one_trial_says_so_and_nobody_shares_again():
     first = Phase(USELESS, 17)
     assert set(first.pace.known) == {1, 2}, "four are not tried where two are no faster"

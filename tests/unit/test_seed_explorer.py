@@ -77,8 +77,8 @@ def test_the_forecast_is_a_median_and_knows_nothing_at_first():
     assert forecast.budget(0) == 0
     for train_s in (10, 10, 100):
         forecast.add_window(train_s)
-    forecast.add_drafts(device_s=4, full_drafts=8)
-    forecast.add_drafts(device_s=0, full_drafts=0)
+    forecast.add_drafts(lease_s=4, full_drafts=8)
+    forecast.add_drafts(lease_s=0, full_drafts=0)
     assert forecast.budget(3) == pytest.approx(10 * 3 / 0.5)
 
 

@@ -43,6 +43,8 @@ class ProcessFleet:
         """As of the fleet."""
         return []
 
+    forming = False
+
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """As of the fleet."""
         return False

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+FIRST_TIER = "not slow"
+"""The tests that `make test` chooses, and whose time is limited; all of them together take as long as they must."""
+
 _PRESSURE = Path("/proc/pressure/cpu")
 _SHARED_CORE = 2.0
 _SLOW_WEIGHT_S = 60.0
@@ -87,6 +90,8 @@ def _weight_s(item: pytest.Item) -> float:
 
 def complaint(item: pytest.Item, spent_s: float) -> str | None:
     """What is wrong with how long a test took; None where it may."""
+    if item.config.option.markexpr != FIRST_TIER:
+        return None
     takes = item.get_closest_marker("takes")
     longest_s = float(takes.args[0] if takes is not None else item.config.getini("longest_s"))
     if spent_s <= longest_s or item.get_closest_marker("slow"):

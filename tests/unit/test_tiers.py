@@ -55,12 +55,18 @@ def outcome(folder: Path, *options: str) -> str:
 
 
 def test_a_test_that_takes_too_long_fails_unless_it_is_marked(tmp_path: Path):
-    said = outcome(tmp_path)
-    for name in ("short", "slow", "allowed", "has_it_already"):
+    said = outcome(tmp_path, "-m", "not slow")
+    for name in ("short", "allowed", "has_it_already"):
         assert f"PASSED test_them.py::test_{name}" in said, said
     for name in ("long", "longer_than_it_says", "pays_for_its_fixture"):
         assert f"FAILED test_them.py::test_{name}" in said, said
     assert "s, but may take 0.1 s: make it faster" in said
+
+
+def test_where_all_tests_run_they_may_take_as_long_as_they_must(tmp_path: Path):
+    said = outcome(tmp_path)
+    for name in ("slow", "long", "longer_than_it_says", "pays_for_its_fixture"):
+        assert f"PASSED test_them.py::test_{name}" in said, said
 
 
 def test_the_first_tier_leaves_out_what_is_slow(tmp_path: Path):

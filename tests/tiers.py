@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 FIRST_TIER = "not slow"
-"""The tests that `make test` chooses, and whose time is limited; all of them together take as long as they must."""
+"""The tests that `make test` chooses, whose time is limited; where all run they take as long as they must."""
 
 _PRESSURE = Path("/proc/pressure/cpu")
 _SHARED_CORE = 2.0

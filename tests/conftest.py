@@ -19,6 +19,7 @@ from tests.tiers import (  # noqa: F401  (pytest takes hooks from here)
     pytest_runtest_call,
     pytest_runtest_makereport,
     pytest_runtest_setup,
+    pytest_xdist_make_scheduler,
 )
 
 if TYPE_CHECKING:

@@ -7,12 +7,16 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 FIRST_TIER = "not slow"
 """The tests that `make test` chooses, whose time is limited; where all run they take as long as they must."""
@@ -64,19 +68,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("longest_s", "seconds that a test without a mark may take", default="5")
 
 
+@cache
+def group_of(path: str) -> str:
+    """The tests of a file go to one worker, that its fixtures are made once: a group of their own, by default.
+
+    Files that share something expensive name a group of their own, by a mark `xdist_group`.
+    """
+    file = Path(path)
+    named = re.search(r'xdist_group\("(\w+)"\)', file.read_text(encoding="utf-8")) if file.exists() else None
+    return path if named is None else named[1]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each worker one group after another.
+
+    xdist's own `loadgroup` writes the group into a private attribute that pytest 9.2 does not read.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    """Keep groups together."""
+    return GroupScheduling(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a file's tests in one worker, which has its fixtures, and begin with what takes longest.
-
-    Files that share something expensive say so by a mark `xdist_group` of their own.
-    """
+    """Begin with the groups that take longest."""
     weights: dict[str, float] = {}
-    groups: dict[pytest.Item, str] = {}
-    for item in items:
-        mark = item.get_closest_marker("xdist_group")
-        if mark is None:
-            item.add_marker(pytest.mark.xdist_group(item.location[0]))
-        group = groups[item] = item.location[0] if mark is None else str(mark.args[0])
+    groups = {item: group_of(item.location[0]) for item in items}
+    for item, group in groups.items():
         weights[group] = weights.get(group, 0.0) + _weight_s(item)
     items.sort(key=lambda item: (-weights[groups[item]], groups[item]))
 

@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @cache
 def group_of(path: str) -> str:
-    """The tests of a file go to one worker, that its fixtures are made once: a group of their own, by default.
+    """The group of a file, whose tests go to one worker so that fixtures are made once: its own, by default.
 
     Files that share something expensive name a group of their own, by a mark `xdist_group`.
     """

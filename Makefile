@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-TESTS_AT_ONCE ?= 3
+TESTS_AT_ONCE ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint ui clean

@@ -49,7 +49,8 @@ class PrefectPages:
         self.page.goto(self.address)
         self.page.get_by_role("link", name="Deployments", exact=True).click()
         self.page.get_by_role("main").get_by_role("link", name=deployment, exact=True).first.click()
-        self.page.get_by_role("button", name="Run", exact=True).click()
+        # The first page of a browser that draws without a GPU takes its time where other tests run.
+        self.page.get_by_role("button", name="Run", exact=True).click(timeout=300_000)
         self.page.get_by_role("menuitem", name="Custom run").click()
         self.submit_button.wait_for()
 

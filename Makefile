@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install ## a whole run on this machine, without a GPU
 	$(BIN)/spotlight train --preset glyphs
 
-# Live tests mostly wait for processes to start: three files at a time keep two cores busy.
+# Live tests mostly wait for processes to start: two groups at a time keep two cores busy.
 PYTEST := $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder
 
 test: install ## what must hold for a commit, on CPU (about ten minutes on two cores)

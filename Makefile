@@ -27,10 +27,10 @@ demo: install ## a whole run on this machine, without a GPU
 # Live tests mostly wait for processes to start: two groups at a time keep two cores busy.
 PYTEST := $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder
 
-test: install ## what must hold for a commit, on CPU (about ten minutes on two cores)
+test: install ## what must hold for a commit, on CPU
 	$(PYTEST) -m "not slow"
 
-test-all: install ## all tests, and more examples of each property (about half an hour)
+test-all: install ## all tests, and more examples of each property
 	$(PYTEST) --hypothesis-profile=all
 
 lint: install ## style, types and the borders between the rooms

@@ -1,9 +1,8 @@
 """Random schedules of the pull scheduler, each small, checked against plain bookkeeping.
 
-A schedule is a seed: some requests, some workers that pull, commit, deliver, hang, die, come back
-late, get notices and change their weights, while windows open and close. At the end one worker lives
-on and must be able to finish everything. Nothing here shares code with the scheduler: what it says is
-compared with what the workers were told.
+A schedule is a seed: some requests, some workers that pull, commit, deliver, hang, die, come back late, get
+notices and change their weights. At the end one worker lives on and must be able to finish everything.
+Nothing here shares code with the scheduler: what it says is compared with what the workers were told.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ _EVENTS = (
     "wait",
     "hand_back",
     "lose",
-    "change_window",
     "change_version",
     "add",
 )
-_WEIGHTS = (10, 8, 5, 4, 4, 1, 2, 1, 2, 1)
+_WEIGHTS = (10, 8, 5, 4, 4, 1, 2, 2, 1)
 
 
 @dataclass
@@ -73,7 +71,6 @@ class _Schedule:
     chance: random.Random
     tally: Tally
     now: int = 0
-    window: bool = False
     items: dict[int, WorkItem[int]] = field(default_factory=dict)
     accepted: dict[int, int] = field(default_factory=dict)  # request → how often
     step: dict[int, int] = field(default_factory=dict)  # request → furthest step sent from any lease
@@ -118,7 +115,6 @@ class _Schedule:
                 or lease.step > known
                 or request in self.accepted
                 or state != ((request, known) if known else None)
-                or (item.kind is RequestKind.EXPLORE and not self.window)
             )
         self.valid[lease.number] = lease
         return True
@@ -175,13 +171,6 @@ class _Schedule:
         self.queue.lose(worker, {request: 1 for request in self.items})
         self._end([number for number, lease in self.valid.items() if lease.holder == worker])
 
-    def change_window(self) -> None:
-        self.window = not self.window
-        if self.window:
-            self.queue.open_window()
-        else:
-            self.queue.close_window()
-
     def change_version(self) -> None:
         self.version[self.chance.choice(_WORKERS)] = self.chance.randint(1, 2)
 
@@ -193,8 +182,6 @@ class _Schedule:
         for worker in _WORKERS:
             self.queue.lose(worker)
         self._end(list(self.valid))
-        self.queue.open_window()
-        self.window = True
         for self.version["last"] in (1, 2):
             while self.pull("last"):
                 lease = self.valid[max(self.valid)]

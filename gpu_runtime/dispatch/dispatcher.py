@@ -92,8 +92,6 @@ class Dispatcher:
         """
         self._fleet, self._key, self._phase = fleet, key, phase
         self._coming, self._items, self._freed = set(), {}, False
-        if phase.kind is RequestKind.EXPLORE:
-            self._scheduler.open_window()
         try:
             self._add(phase.begin(lambda: self._ended.put(None)))
             self._note_begin()
@@ -358,5 +356,4 @@ class Dispatcher:
             flight.dropped = True
             self._history.note("back", lease=flight.lease.number, why="dropped")
             self._scheduler.drop(flight.lease.requests)
-        self._scheduler.close_window()
         self._scheduler.drop_waiting(self._phase.kind)

@@ -46,10 +46,6 @@ class LeaseBook(Generic[RequestT]):
         """A worker's leases, oldest first."""
         return list(self._of.get(worker, {}).values())
 
-    def all(self) -> list[LiveLease[RequestT]]:
-        """All leases, oldest first."""
-        return list(self._live.values())
-
     def get(self, number: int) -> LiveLease[RequestT] | None:
         """The lease of a number; None when it is over."""
         return self._live.get(number)

@@ -25,7 +25,6 @@ from gpu_runtime.scheduling.work_items import Commit, Lease, RequestT, WorkItem
 from storage.errors import SchedulingError
 
 ALL_KINDS = frozenset(RequestKind)
-_NOT_EXPLORE = ALL_KINDS - {RequestKind.EXPLORE}
 
 
 class PullScheduler(Generic[RequestT]):
@@ -38,13 +37,12 @@ class PullScheduler(Generic[RequestT]):
         batch_size: most requests in a lease.
         lease_s: a lease that is not renewed for so long may be expired.
         max_held: most requests that one worker holds, over all its leases.
-        first_lease: number of the first lease.
 
     Raises:
-        SchedulingError: if one of the first three is not positive.
+        SchedulingError: if one of them is not positive.
     """
 
-    def __init__(self, batch_size: int, lease_s: float, max_held: int, first_lease: int = 0) -> None:
+    def __init__(self, batch_size: int, lease_s: float, max_held: int) -> None:
         if min(batch_size, lease_s, max_held) <= 0:
             raise SchedulingError(
                 f"batch size {batch_size}, lease of {lease_s} s, {max_held} requests a worker: "
@@ -58,9 +56,7 @@ class PullScheduler(Generic[RequestT]):
         self._count = dict.fromkeys(RequestKind, 0)
         self._waiting: WaitingRequests[RequestT] = WaitingRequests()
         self._leases: LeaseBook[RequestT] = LeaseBook()
-        self._next_number = first_lease
-        self._drained: set[str] = set()
-        self._exploring = False
+        self._next_number = 0
 
     def add(self, items: Iterable[WorkItem[RequestT]]) -> None:
         """Let requests wait, behind those of their kind, version and prompt; all of them or none.
@@ -100,27 +96,9 @@ class PullScheduler(Generic[RequestT]):
         return None if progress is None else Commit(progress.step, progress.state)
 
     @property
-    def next_lease(self) -> int:
-        """Number of the next lease to be granted."""
-        return self._next_number
-
-    @property
     def next_expiry_s(self) -> float | None:
         """When `expire` has something to do unless a lease is renewed; None without leases."""
         return self._leases.next_expiry_s
-
-    def open_window(self) -> None:
-        """Serve exploration too, when nothing else waits."""
-        self._exploring = True
-
-    def close_window(self) -> tuple[RequestT, ...]:
-        """Serve no exploration any more.
-
-        Returns what is leased of it, by leases that stay valid: let it be delivered, or `drop` it.
-        """
-        self._exploring = False
-        leases = (live for live in self._leases.all() if live.lease.kind is RequestKind.EXPLORE)
-        return tuple(request for live in leases for request in live.held)
 
     def drop(self, requests: Iterable[RequestT]) -> int:
         """Forget requests, leased or not; how many of them were open."""
@@ -144,16 +122,16 @@ class PullScheduler(Generic[RequestT]):
             now: seconds.
             holds: the policy version that it holds.
             room: most requests that it can take now.
-            kinds: what it may do; exploration is left out while no window is open.
+            kinds: what it may do.
 
         Returns:
             Requests alike in kind, version, number of steps and committed step; None when nothing
-            fits, the worker is full, or it is being drained.
+            fits or the worker is full.
         """
         count = min(self._batch_size, room, self._max_held - self._leases.held(worker))
-        if count <= 0 or worker in self._drained:
+        if count <= 0:
             return None
-        taken = self._waiting.take(holds, self._served(kinds), count)
+        taken = self._waiting.take(holds, kinds, count)
         if not taken:
             return None
         item = taken[0].item
@@ -166,7 +144,7 @@ class PullScheduler(Generic[RequestT]):
 
     def following(self, holds: int, kinds: Collection[RequestKind] = ALL_KINDS) -> WorkItem[RequestT] | None:
         """What the next lease begins with; None when nothing fits. Takes what `pull` takes."""
-        progress = self._waiting.first(holds, self._served(kinds))
+        progress = self._waiting.first(holds, kinds)
         return None if progress is None else progress.item
 
     def commit(
@@ -235,7 +213,7 @@ class PullScheduler(Generic[RequestT]):
     def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
         """End a worker's leases, or one, at a notice: what is committed goes on elsewhere.
 
-        To keep a worker from pulling again, `drain` it first. Returns the requests that wait again.
+        Returns the requests that wait again.
         """
         if isinstance(whose, str):
             return self._take_back(self._leases.of(whose))
@@ -246,7 +224,7 @@ class PullScheduler(Generic[RequestT]):
         """A worker died without notice: end its leases; returns the requests that wait again.
 
         Args:
-            worker: its name; whoever takes it next is not being drained.
+            worker: its name.
             reached: denoising steps it had done, where known; those past the last commit count as redone.
         """
         leases = self._leases.of(worker)
@@ -254,22 +232,7 @@ class PullScheduler(Generic[RequestT]):
             for request, progress in live.held.items():
                 step = (reached or {}).get(request, 0)
                 self.counters.redone_steps += max(0, step - progress.step)
-        self._drained.discard(worker)
         return self._take_back(leases)
-
-    def drain(self, worker: str) -> None:
-        """Offer a worker nothing more; its leases stay valid."""
-        self._drained.add(worker)
-
-    def admit(self, worker: str) -> None:
-        """Offer a drained worker work again, because its notice was withdrawn."""
-        self._drained.discard(worker)
-
-    def _served(self, kinds: Collection[RequestKind]) -> Collection[RequestKind]:
-        """Those of some kinds that are served now."""
-        if self._exploring:
-            return kinds
-        return _NOT_EXPLORE if kinds is ALL_KINDS else _NOT_EXPLORE.intersection(kinds)
 
     def _renew(
         self, lease: Lease[RequestT], requests: Collection[RequestT], now: float

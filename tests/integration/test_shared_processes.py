@@ -66,7 +66,7 @@ class Phase:
     delivered: list[Delivered]
     degrees: dict[str, tuple[int, ...]]
     loop: Dispatcher
-    next_lease: int
+    scheduler: PullScheduler[SampleRequest]
     groups: GroupedFleet
 
     def apart(self, samples: list[GeneratedSample]) -> dict[str, float]:
@@ -83,7 +83,7 @@ def generate(
     store: ControlStore,
     book: EpochBook,
     strike: Callable[[Dispatcher], bool] = lambda loop: True,
-    first_lease: int = 0,
+    scheduler: PullScheduler[SampleRequest] | None = None,
     requests: Sequence[SampleRequest] = REQUESTS,
 ) -> Phase:
     """One phase; `strike` is asked after each thing that happens until it says that it has struck."""
@@ -91,9 +91,8 @@ def generate(
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
     groups = GroupedFleet(fleet, KEY, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s)
-    scheduler: PullScheduler[SampleRequest] = PullScheduler(
-        config.sampling.batch_size, config.runtime.lease_s, config.sampling.batch_size, first_lease
-    )
+    batch = config.sampling.batch_size
+    scheduler = scheduler or PullScheduler[SampleRequest](batch, config.runtime.lease_s, batch)
     loop, phase = Dispatcher(config, history=log, scheduler=scheduler), SamplePhase(requests, config.sampling)
     on_chunk, struck = groups.heed, False
 
@@ -109,7 +108,7 @@ def generate(
     finally:
         groups.close()
         log.close()
-    return Phase(delivered, degrees_of(read_history(history)), loop, scheduler.next_lease, groups)
+    return Phase(delivered, degrees_of(read_history(history)), loop, scheduler, groups)
 
 
 def alone(config: RunConfig) -> list[GeneratedSample]:
@@ -118,13 +117,13 @@ def alone(config: RunConfig) -> list[GeneratedSample]:
     return worker.generate(KEY, REQUESTS)
 
 
-def strike_after_two_commits(
-    victim: LocalActor[DeviceWorker], number: signal.Signals, loop: Dispatcher
+def strike_after_commits(
+    victim: LocalActor[DeviceWorker], number: signal.Signals, commits: int, loop: Dispatcher
 ) -> bool:
-    """Send a worker a signal once two chunks are committed; whether that is done."""
-    if loop.counters.commits >= 2:
+    """Send a worker a signal once so many chunks are committed; whether that is done."""
+    if loop.counters.commits >= commits:
         os.kill(victim.pid, number)
-    return loop.counters.commits >= 2
+    return loop.counters.commits >= commits
 
 
 @pytest.mark.parametrize(
@@ -145,8 +144,8 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
         calm = generate(fleet, config, tmp_path, store, book)
         assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
-        strike = partial(strike_after_two_commits, fleet.actors[victim], number)
-        rough = generate(fleet, config, tmp_path, store, book, strike, calm.next_lease)
+        strike = partial(strike_after_commits, fleet.actors[victim], number, calm.loop.counters.commits + 2)
+        rough = generate(fleet, config, tmp_path, store, book, strike, calm.scheduler)
         assert fleet.lost == [victim]
         assert check_history(read_history(tmp_path)).broken() == []
         expected = [one.sample for one in calm.delivered]

@@ -47,8 +47,6 @@ class Scheduling(RuleBasedStateMachine):
         self.expires: dict[int, int] = {}  # valid leases
         self.holder: dict[int, str] = {}  # of all leases
         self.granted = 0
-        self.drained: set[str] = set()
-        self.window = False
         self.now = 0
         self.added = self.accepted = self.dropped = 0
         self.duplicates = self.stale = self.returned = self.redone = self.expired = 0
@@ -76,11 +74,10 @@ class Scheduling(RuleBasedStateMachine):
         held = sum(
             known.lease is not None and self.holder[known.lease] == worker for known in self.open.values()
         )
-        count = 0 if worker in self.drained else min(room, BATCH, MAX_HELD - held)
-        allowed = kinds if self.window else kinds - {EXPLORE}
+        count = min(room, BATCH, MAX_HELD - held)
         fits = [
             known for known in self.open.values()
-            if known.lease is None and known.item.version == holds and known.item.kind in allowed
+            if known.lease is None and known.item.version == holds and known.item.kind in kinds
         ]  # fmt: skip
         if lease is None:
             assert count <= 0 or not fits
@@ -158,14 +155,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(worker=WORKERS)
     def notice(self, worker):
-        self.queue.drain(worker)
-        self.drained.add(worker)
         assert set(self.queue.hand_back(worker)) == self.end(self.numbers(worker))
-
-    @rule(worker=WORKERS)
-    def withdraw(self, worker):
-        self.queue.admit(worker)
-        self.drained.discard(worker)
 
     @rule(worker=WORKERS, reached=st.dictionaries(st.integers(0, 15), st.integers(0, 3)))
     def lose(self, worker, reached):
@@ -175,29 +165,22 @@ class Scheduling(RuleBasedStateMachine):
             if known is not None and known.lease in numbers:
                 self.redone += max(0, step - known.step)
         assert set(self.queue.lose(worker, reached)) == self.end(numbers)
-        self.drained.discard(worker)
 
-    @rule(drops=st.booleans())
-    def close_window(self, drops):
-        leased = self.queue.close_window()
-        self.window = False
-        explored = {
-            request for request, known in self.open.items()
-            if known.item.kind is EXPLORE and known.lease is not None
-        }  # fmt: skip
-        assert set(leased) == explored and len(leased) == len(explored)
-        if drops:
-            assert self.queue.drop(leased) == len(leased)
-            waiting = [request for request, known in self.open.items() if known.item.kind is EXPLORE]
-            for request in waiting:
-                self.forget(request)
-            assert self.queue.drop_waiting(EXPLORE) == len(waiting) - len(leased)
-            self.dropped += len(waiting)
+    @rule(lease=leases)
+    def drop_leased(self, lease):
+        theirs = [request for request in lease.requests if request in self.open]
+        for request in theirs:
+            self.forget(request)
+        assert self.queue.drop(lease.requests) == len(theirs)
+        self.dropped += len(theirs)
 
-    @rule()
-    def open_window(self):
-        self.queue.open_window()
-        self.window = True
+    @rule(kind=st.sampled_from(RequestKind))
+    def drop_waiting(self, kind):
+        waiting = [r for r, known in self.open.items() if known.item.kind is kind and known.lease is None]
+        for request in waiting:
+            self.forget(request)
+        assert self.queue.drop_waiting(kind) == len(waiting)
+        self.dropped += len(waiting)
 
     def numbers(self, worker: str) -> set[int]:
         return {number for number in self.expires if self.holder[number] == worker}
@@ -241,7 +224,6 @@ class Scheduling(RuleBasedStateMachine):
             return
         for worker in ("a", "b", "c"):
             self.queue.lose(worker)
-        self.queue.open_window()
         for version in (1, 2):
             while (lease := self.queue.pull("last", self.now, version, BATCH)) is not None:
                 for request in self.queue.deliver(lease, lease.requests, self.now):

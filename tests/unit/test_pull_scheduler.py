@@ -16,7 +16,6 @@ def test_rollout_and_evaluation_take_turns_and_come_before_exploration():
     queue = scheduler(item("x", EXPLORE), batch_size=1)
     queue.add(item(f"r{number}") for number in range(3))
     queue.add(item(f"e{number}", EVALUATE) for number in range(3))
-    queue.open_window()
     served = [pulled(queue).requests[0] for _ in range(7)]
     assert served == ["e0", "r0", "e1", "r1", "e2", "r2", "x"]
 
@@ -26,26 +25,11 @@ def test_of_requests_of_different_lengths_those_that_came_first_go_first():
     assert [pulled(queue).requests[0] for _ in range(4)] == ["a4", "b4", "a8", "b8"]
 
 
-def test_exploration_is_served_only_while_a_window_is_open():
-    queue = scheduler(*(item(f"x{number}", EXPLORE) for number in range(3)), batch_size=1)
-    assert nothing(queue)
-    queue.open_window()
-    lease = pulled(queue)
-    assert queue.close_window() == ("x0",)
-    assert nothing(queue, "b")
-    # Kept: what was leased may still be committed and delivered.
-    assert queue.commit(lease, {"x0": (2, "s")}, 1.0) == ("x0",)
-    assert queue.deliver(lease, ["x0"], 2.0) == ("x0",)
-    assert queue.close_window() == ()
-    assert (queue.waiting(EXPLORE), queue.done()) == (2, False)
-
-
 def test_what_is_dropped_is_neither_served_nor_accepted():
     queue = scheduler(item("x0", EXPLORE), item("x1", EXPLORE), item("x2", EXPLORE), item("r"))
-    queue.open_window()
     assert pulled(queue).requests == ("r",)
     lease = pulled(queue)
-    assert queue.drop(queue.close_window()) == 2
+    assert queue.drop(lease.requests) == 2
     assert queue.drop(["x0"]) == 0
     assert queue.commit(lease, {"x0": (1, "s")}, 1.0) == ()
     assert queue.deliver(lease, ["x0"], 1.0) == ()
@@ -57,7 +41,6 @@ def test_what_is_dropped_is_neither_served_nor_accepted():
 
 def test_a_worker_is_offered_only_the_version_that_it_holds():
     queue = scheduler(item("old", EXPLORE, version=1), item("new", version=2))
-    queue.open_window()
     assert pulled(queue, holds=1).requests == ("old",)
     assert nothing(queue, holds=1)
     assert nothing(queue, holds=3)
@@ -66,8 +49,6 @@ def test_a_worker_is_offered_only_the_version_that_it_holds():
 
 def test_a_worker_is_offered_only_the_kinds_that_it_may_do():
     queue = scheduler(item("r"), item("e", EVALUATE), item("x", EXPLORE))
-    assert nothing(queue, kinds={EXPLORE})
-    queue.open_window()
     assert pulled(queue, kinds={EXPLORE}).requests == ("x",)
     assert pulled(queue, kinds={EVALUATE}).requests == ("e",)
     assert nothing(queue, kinds={EVALUATE})
@@ -97,7 +78,6 @@ def test_what_goes_on_from_a_commit_comes_before_all_that_is_fresh():
 
 def test_exploration_that_goes_on_still_comes_after_a_fresh_rollout():
     queue = scheduler(item("x", EXPLORE))
-    queue.open_window()
     queue.commit(pulled(queue), {"x": (3, "s")}, 0.0)
     queue.hand_back("a")
     queue.add([item("r")])

@@ -101,18 +101,13 @@ def test_a_late_delivery_of_what_waits_again_is_not_served_again():
     assert (queue.done(), queue.waiting(), queue.counters.returned) == (True, 0, 2)
 
 
-def test_a_notice_hands_back_and_draining_offers_nothing_more():
+def test_a_notice_hands_back_one_lease_or_all_of_a_worker():
     queue = scheduler(item("a"), item("b"), item("c"), batch_size=1)
     first, second = pulled(queue), pulled(queue)
-    queue.drain("a")
-    assert nothing(queue)
-    # Draining alone lets the worker finish.
-    assert queue.commit(first, {}, 1.0) == first.requests
     assert queue.hand_back(first) == first.requests
     assert queue.hand_back(first) == ()
     assert queue.hand_back("a") == second.requests
     assert queue.held("a") == 0 and queue.counters.returned == 2
-    queue.admit("a")
     assert pulled(queue).requests == second.requests
 
 
@@ -120,7 +115,6 @@ def test_a_loss_counts_the_steps_to_be_done_again():
     queue = scheduler(item("a"), item("b"), item("c"), batch_size=3)
     lease = pulled(queue)
     queue.commit(lease, {"a": (1, "s"), "b": (2, "s")}, 0.0)
-    queue.drain("a")
     # a: 3 done, 1 committed; b: nothing past its commit; c: 2 done, none committed; z: not its own.
     assert sorted(queue.lose("a", {"a": 3, "b": 2, "c": 2, "z": 4})) == ["a", "b", "c"]
     assert queue.counters.redone_steps == 2 + 0 + 2

@@ -35,8 +35,12 @@ _OFTEN: dict[FaultKind, int] = {
     "agent_death": 1, "coordinator_restart": 1,
 }  # fmt: skip
 
-KINDS: tuple[FaultKind, ...] = tuple(kind for kind, times in _OFTEN.items() for _ in range(times))
-"""A pack of 50 faults. A resumption takes as long as six other faults, so there are few that need one."""
+PACK = sum(_OFTEN.values())
+"""Faults of a part. A resumption takes as long as six other faults, so there are few that need one."""
+
+CLUSTERS = {"ray": 1, "local": 6}
+"""What the workers of parts are processes of, and how many parts each gets in turn. With Ray a replacement
+takes ten times as long to start; without, there are no agents to kill."""
 
 _GRACES_S = (3.0, 4.0, 6.0)
 """A worker asks for notices once a second; without grace a notice would be none."""
@@ -110,13 +114,18 @@ class Parts:
 
     Args:
         settings: `SECTION.KEY=VALUE`, over the preset.
+        cluster: what its workers are processes of, one of `CLUSTERS`.
         seed: of all schedules.
         size: faults in a part.
         iterations: of a part.
     """
 
-    def __init__(self, settings: Sequence[str], seed: int, size: int, iterations: int) -> None:
-        self._settings = (*settings, f"iterations={iterations}", f"checkpoint.keep={iterations}")
+    def __init__(self, settings: Sequence[str], cluster: str, seed: int, size: int, iterations: int) -> None:
+        self.cluster = cluster
+        self._settings = (
+            *settings, f"runtime.cluster={cluster}", f"iterations={iterations}",
+            f"checkpoint.keep={iterations}",
+        )  # fmt: skip
         self.config = load_config(PRESET, self._settings, {})
         self._seed, self._size, self._iterations = seed, size, iterations
         facts = {name: value for name, value in environment().items() if name != "commit"}
@@ -124,6 +133,10 @@ class Parts:
         series = hashlib.sha256(named.encode()).hexdigest()[:8]
         self.folder = Home.from_environment().ensure().path / "benchmarks" / f"preemption-{series}"
         self.home = Home(self.folder / "home").ensure()
+        without: set[FaultKind] = set() if cluster == "ray" else {"agent_death"}
+        self.kinds = tuple(
+            kind for kind, times in _OFTEN.items() if kind not in without for _ in range(times)
+        )
 
     def all(self) -> list[Part]:
         """The parts that are there, by number."""
@@ -158,9 +171,10 @@ class Parts:
 
     def faults(self, number: int, reference: Reference) -> tuple[Fault, ...]:
         """The schedule of a part; times count from its start, as the machine was with the undisturbed run."""
+        seed = self._seed * 100_000 + list(CLUSTERS).index(self.cluster) * 1_000 + number
         drawn = draw_faults(
-            self._seed * 100_000 + number, self._size, STRETCH * reference.wall_s, self._iterations - 1,
-            kinds=KINDS, graces_s=_GRACES_S, durations_s=_DURATIONS_S,
+            seed, self._size, STRETCH * reference.wall_s, self._iterations - 1, kinds=self.kinds,
+            graces_s=_GRACES_S, durations_s=_DURATIONS_S,
         )  # fmt: skip
         return tuple(
             fault if fault.at_s is None else replace(fault, at_s=fault.at_s + reference.began_s)

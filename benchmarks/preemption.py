@@ -1,13 +1,13 @@
 """Seeded faults on live runs: is anything lost, twice or different, and what do they cost.
 
 Each part is a run of `spotlight train` (preset `glyphs`, one reserved and three spot workers, real processes
-on Ray with the real model) under some fifty faults: workers are killed, killed after a notice of a played
-metadata service, half of them at once, while they join, while they commit; they hang or are slow; scorers,
-the Prefect server and Ray's own agents are killed; the driver is stopped for a while, or killed. Where a
-fault ends the run, `spotlight resume` goes on with it. The promises are checked from the history that every
-process writes (`gpu_runtime/scheduling/history_check.py`); weights, moving average and optimiser are compared
-with those of an undisturbed run that is made once; goodput and its prediction are those of
-`benchmarks/goodput.py`.
+with the real model; one part in seven on Ray, the others without) under some fifty faults: workers are
+killed, killed after a notice of a played metadata service, half of them at once, while they join, while they
+commit; they hang or are slow; scorers, the Prefect server and Ray's own agents are killed; the driver is
+stopped for a while, or killed. Where a fault ends the run, `spotlight resume` goes on with it. The promises
+are checked from the history that every process writes (`gpu_runtime/scheduling/history_check.py`); weights,
+moving average and optimiser are compared with those of an undisturbed run that is made once; goodput and its
+prediction are those of `benchmarks/goodput.py`.
 
 A part that is over is kept in the home folder at once. Called again, the benchmark goes on with the next
 part; one that was cut off is done again. The figures are those of all parts so far.
@@ -23,10 +23,11 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.fault_parts import KINDS, Part, Parts, Reference, goodput_of
+from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference, goodput_of
 from benchmarks.goodput import Sums, usual_waiting_s
 from benchmarks.report import add_keep_option, finish
 from storage.environment import environment
@@ -50,54 +51,78 @@ def main() -> None:
     parser.add_argument("--parts", type=int, help="do at most so many parts in this call; 0: figures alone")
     parser.add_argument("--minutes", type=float, help="begin no further part after so many minutes")
     parser.add_argument("--quick", action="store_true", help="one part of 16 faults")
+    parser.add_argument("--cluster", choices=sorted(CLUSTERS), help="all parts on this one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
     add_keep_option(parser)
     arguments = parser.parse_args()
-    size, iterations = (16, 4) if arguments.quick else (len(KINDS), 12)
-    parts = Parts((*SETTINGS, *arguments.set), arguments.seed, size, iterations)
+    size, iterations = (16, 4) if arguments.quick else (PACK, 12)
+    clusters = [arguments.cluster] if arguments.cluster else list(CLUSTERS)
+    settings = (*SETTINGS, *arguments.set)
+    series = [Parts(settings, cluster, arguments.seed, size, iterations) for cluster in clusters]
     if arguments.quick:  # always of this very commit
-        parts.forget()
+        for parts in series:
+            parts.forget()
         arguments.faults, arguments.parts = size, 1
     commit, began, added = environment()["commit"], time.monotonic(), 0
     while (
-        _done(parts.all()) < arguments.faults
+        _done(series) < arguments.faults
         and (arguments.parts is None or added < arguments.parts)
         and (arguments.minutes is None or time.monotonic() - began < 60 * arguments.minutes)
     ):
+        parts = min(series, key=lambda one: len(one.all()) / CLUSTERS[one.cluster])
         try:
             part, added = parts.add(), added + 1
         except SpotlightError as error:
             parser.error(f"a part ended early and is not kept: {error}")
         measured, expected = goodput_of(part.sums, parts.reference())
         _say(
-            f"part {part.number}: {sum(part.faults.values())} faults, {_done(parts.all())} so far, "
+            f"part {part.number} ({parts.cluster}): {_faults([part])} faults, {_done(series)} so far, "
             f"{part.restarts} restarts, {part.wall_s:.0f} s, goodput {measured:.3f}, predicted {expected:.3f}"
             + "".join(f"; BROKEN: {said}" for said in part.broken)
         )
-    if not parts.all():
+    begun = {one.cluster: Results(one.all(), one.reference()) for one in series if one.all()}
+    if not begun:
         parser.error("no part is there yet; leave out --parts 0, or give more --minutes")
-    figures = summarise(parts.all(), parts.reference()) | {
+    figures = summarise(begun) | {
         "seed": arguments.seed,
         "settings": arguments.set,
-        "commit_interval": parts.config.runtime.commit_steps,
-        "folder": parts.folder.name,
+        "commit_interval": series[0].config.runtime.commit_steps,
     }
     finish("preemption_quick" if arguments.quick else "preemption", figures, arguments.keep, "cpu",
            "preemption", commit)  # fmt: skip
 
 
-def summarise(parts: Sequence[Part], reference: Reference) -> dict[str, Any]:
-    """The figures of all parts beside the undisturbed run."""
-    sums = sum((part.sums for part in parts), Sums())
-    goodput, expected = goodput_of(sums, reference)
-    in_windows, expected_in_windows = goodput_of(sums.in_windows, reference)
+@dataclass(frozen=True)
+class Results:
+    """All parts of a cluster and its undisturbed run."""
+
+    parts: Sequence[Part]
+    reference: Reference
+
+    @property
+    def sums(self) -> Sums:
+        """What all parts were paid for."""
+        return sum((part.sums for part in self.parts), Sums())
+
+
+def summarise(results: Mapping[str, Results]) -> dict[str, Any]:
+    """The figures of all parts, by cluster, beside the undisturbed runs.
+
+    Goodput is relative to the undisturbed run of the same cluster; that of all is weighted by paid time.
+    """
+    parts = [part for one in results.values() for part in one.parts]
+    clusters = {name: _of_cluster(one) for name, one in results.items()}
+    paid_s = {name: one.sums.paid_s for name, one in results.items()}
+
+    def weighted(name: str) -> float:
+        return sum(clusters[one][name] * paid_s[one] for one in clusters) / sum(paid_s.values())
 
     def total(name: str) -> int:
         return sum(part.counts[name] for part in parts)
 
     return {
-        "faults": _done(parts),
+        "faults": _faults(parts),
         "faults_left": sum(part.left for part in parts),
         "lost": total("lost"),
         "duplicated_deliveries": total("duplicated_deliveries"),
@@ -105,11 +130,9 @@ def summarise(parts: Sequence[Part], reference: Reference) -> dict[str, Any]:
         "identical_weights": all(part.identical for part in parts),
         "ledger_adds_up": all(part.balanced for part in parts),
         "broken_promises": [said for part in parts for said in part.broken],
-        "goodput": goodput,
-        "goodput_predicted": expected,
-        "goodput_difference": abs(goodput - expected),
-        "goodput_without_restarts": in_windows,
-        "goodput_predicted_without_restarts": expected_in_windows,
+        "goodput": weighted("goodput"),
+        "goodput_predicted": weighted("goodput_predicted"),
+        "goodput_difference": max(one["goodput_difference"] for one in clusters.values()),
         "restarts": sum(part.restarts for part in parts),
         "faults_by_kind": dict(sum((Counter(part.faults) for part in parts), Counter())),
         "redone_steps_with_notice_max": max(part.counts["redone_steps_with_notice_max"] for part in parts),
@@ -123,17 +146,32 @@ def summarise(parts: Sequence[Part], reference: Reference) -> dict[str, Any]:
                 "steps_needed", "steps_redone",
             )
         },
+        "wall_s": sum(part.wall_s for part in parts),
+        "commits": sorted({one.commit for one in (*parts, *(each.reference for each in results.values()))}),
+        "clusters": clusters,
+    }  # fmt: skip
+
+
+def _of_cluster(results: Results) -> dict[str, Any]:
+    sums, reference = results.sums, results.reference
+    goodput, expected = goodput_of(sums, reference)
+    in_windows, expected_in_windows = goodput_of(sums.in_windows, reference)
+    return {
+        "faults": _faults(results.parts),
+        "goodput": goodput,
+        "goodput_predicted": expected,
+        "goodput_difference": abs(goodput - expected),
+        "goodput_without_restarts": in_windows,
+        "goodput_predicted_without_restarts": expected_in_windows,
         "prediction": {name: round(value, 3) for name, value in vars(sums).items()}
         | {"usual_waiting_s": round(usual_waiting_s(sums, reference.sums), 3)},
         "useful_share": sums.share,
         "useful_share_undisturbed": reference.sums.share,
         "step_s": sums.step_s,
         "step_s_undisturbed": reference.sums.step_s,
-        "wall_s": sum(part.wall_s for part in parts),
         "wall_s_undisturbed": reference.wall_s,
-        "commits": sorted({part.commit for part in parts} | {reference.commit}),
-        "parts": [_row(part, reference) for part in parts],
-    }  # fmt: skip
+        "parts": [_row(part, reference) for part in results.parts],
+    }
 
 
 def _row(part: Part, reference: Reference) -> dict[str, Any]:
@@ -150,8 +188,12 @@ def _row(part: Part, reference: Reference) -> dict[str, Any]:
     }
 
 
-def _done(parts: Sequence[Part]) -> int:
+def _faults(parts: Sequence[Part]) -> int:
     return sum(sum(part.faults.values()) for part in parts)
+
+
+def _done(series: Sequence[Parts]) -> int:
+    return sum(_faults(parts.all()) for parts in series)
 
 
 def _say(text: str) -> None:

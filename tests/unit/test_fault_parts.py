@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import benchmarks.fault_parts
-from benchmarks.fault_parts import KINDS, Part, Parts, Reference
+from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
 from benchmarks.goodput import Sums
-from benchmarks.preemption import SETTINGS, summarise
+from benchmarks.preemption import SETTINGS, Results, summarise
 from flows.disturbed_run import DisturbedRun
 from gpu_runtime.spot.fault_schedule import FAULT_KINDS
 from storage.errors import RuntimeFailure
@@ -43,7 +43,7 @@ def part(number: int, **changes) -> Part:
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
     monkeypatch.setattr(benchmarks.fault_parts, "start", lambda *_: pytest.fail("a run was started"))
-    series = Parts(SETTINGS, seed=0, size=6, iterations=3)
+    series = Parts(SETTINGS, "ray", seed=0, size=6, iterations=3)
     series.folder.mkdir(parents=True, exist_ok=True)
     (series.folder / "reference.json").write_text(json.dumps(dataclasses.asdict(REFERENCE)))
     return series
@@ -85,13 +85,17 @@ def test_schedules_differ_by_part_and_begin_with_the_run(parts):
 
 
 def test_each_kind_of_fault_is_in_the_pack():
-    assert set(KINDS) == set(FAULT_KINDS)
+    on_ray, local = (Parts(SETTINGS, cluster, 0, 6, 3) for cluster in CLUSTERS)
+    assert set(on_ray.kinds) == set(FAULT_KINDS) and len(on_ray.kinds) == PACK == 50
+    assert set(on_ray.kinds) - set(local.kinds) == {"agent_death"}
+    assert on_ray.faults(1, REFERENCE) != local.faults(1, REFERENCE)
 
 
-def test_another_seed_or_size_is_another_series(parts):
-    assert Parts(SETTINGS, 0, 6, 3).folder == parts.folder
-    folders = {Parts(SETTINGS, seed, size, 3).folder for seed, size in ((1, 6), (0, 7))}
-    assert len(folders) == 2 and parts.folder not in folders
+def test_another_cluster_seed_or_size_is_another_series(parts):
+    assert Parts(SETTINGS, "ray", 0, 6, 3).folder == parts.folder
+    others = (("local", 0, 6), ("ray", 1, 6), ("ray", 0, 7))
+    folders = {Parts(SETTINGS, *other, 3).folder for other in others}
+    assert len(folders) == 3 and parts.folder not in folders
 
 
 def test_an_undisturbed_run_that_fails_is_an_error(parts, monkeypatch):
@@ -108,13 +112,25 @@ def test_an_undisturbed_run_that_fails_is_an_error(parts, monkeypatch):
 def test_all_parts_make_one_figure():
     bad = part(2, commit="def", hung=True, identical=False, broken=("1 samples were lost",),
                counts={**COUNTS, "lost": 4})  # fmt: skip
-    figures = summarise([part(1), bad], REFERENCE)
+    figures = summarise({"ray": Results([part(1), bad], REFERENCE)})
     assert (figures["faults"], figures["faults_left"], figures["restarts"]) == (6, 2, 2)
     assert (figures["lost"], figures["hangs"], figures["identical_weights"]) == (5, 1, False)
     assert figures["broken_promises"] == ["1 samples were lost"]
     assert figures["faults_by_kind"] == {"kill": 4, "agent_death": 2}
     assert figures["goodput"] == pytest.approx(80 / 200 / 0.8)
     assert figures["goodput_predicted"] == pytest.approx(1 - (70 + 50 - 20) / 200)
-    assert figures["commits"] == ["abc", "def"] and [row["part"] for row in figures["parts"]] == [1, 2]
-    alone = summarise([part(1)], REFERENCE)
+    assert figures["commits"] == ["abc", "def"] and [
+        row["part"] for row in figures["clusters"]["ray"]["parts"]
+    ] == [1, 2]
+    alone = summarise({"local": Results([part(1)], REFERENCE)})
     assert alone["identical_weights"] and alone["hangs"] == 0 and alone["lost"] == 1
+
+
+def test_a_cluster_s_goodput_is_beside_its_own_undisturbed_run():
+    twice_as_good = dataclasses.replace(REFERENCE, sums=dataclasses.replace(REFERENCE.sums, useful_s=40))
+    figures = summarise({"ray": Results([part(1)], REFERENCE), "local": Results([part(1)], twice_as_good)})
+    assert figures["faults"] == 6
+    ray, local = figures["clusters"]["ray"], figures["clusters"]["local"]
+    assert local["goodput"] == pytest.approx(2 * ray["goodput"])
+    assert figures["goodput"] == pytest.approx((local["goodput"] + ray["goodput"]) / 2)
+    assert figures["goodput_difference"] == max(ray["goodput_difference"], local["goodput_difference"])

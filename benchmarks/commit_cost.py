@@ -19,13 +19,13 @@ from gpu_runtime.actors.ray_cluster import RayCluster
 from gpu_runtime.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
 from storage.run_prompts import load_run_prompts
 
-_KEY = "v0"
+_WEIGHTS = WeightsVersion(0)
 _BATCHES_A_TURN = 4
 
 
@@ -58,8 +58,8 @@ def commit_cost(config: RunConfig, turns: int) -> CommitCost:
     cluster = RayCluster(config)
     try:
         worker = cluster.start("commit-cost", DeviceWorker, config, False, gpu=True)
-        worker.call(Worker.own_weights, _KEY).result()
-        device = Device(worker, "reserved", _KEY)
+        worker.call(Worker.own_weights, _WEIGHTS).result()
+        device = Device(worker, "reserved", _WEIGHTS)
         _cpu_s_of(device, requests, config, 1)  # the first batches of a process are slow
         plain, saved, commits = [], [], 0
         for _ in range(turns):
@@ -80,7 +80,7 @@ def _cpu_s_of(
     settings = config.runtime.model_copy(update={"commit_steps": commit_steps, "commit_s": 0.0})
     dispatcher = Dispatcher(config.model_copy(update={"runtime": settings}))
     before = _cpu_s()
-    dispatcher.run(UnevenFleet([device]), _KEY, SamplePhase(requests, config.sampling))
+    dispatcher.run(UnevenFleet([device]), SamplePhase(requests, config.sampling))
     return _cpu_s() - before, dispatcher.counters.commits
 
 

@@ -39,6 +39,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
@@ -119,13 +120,13 @@ def _held(lines: Sequence[HistoryLine]) -> dict[str, float]:
 def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
     """The largest deviation of a sample's latents from those that one process makes alone."""
     worker = DeviceWorker(config, trains=False)
-    worker.own_weights("v0")
+    worker.own_weights(WeightsVersion(0))
     requests = list(dict.fromkeys(one.sample.request for one in delivered))
     size = config.sampling.batch_size
     alone = {
         sample.request: sample.latents_SC
         for first in range(0, len(requests), size)
-        for sample in worker.generate("v0", requests[first : first + size])
+        for sample in worker.generate(requests[first : first + size])
     }
     apart = (np.abs(one.sample.latents_SC - alone[one.sample.request]).max() for one in delivered)
     return float(max(apart))

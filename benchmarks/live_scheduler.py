@@ -21,7 +21,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, SampleState, Trajecto
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.learning.policy import WeightState
 from gpu_runtime.samples_in_flight import SampleChunk
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker_protocol import WorkerReady
 from storage.clock import process_age_s
 from storage.config import RunConfig
@@ -51,12 +51,12 @@ class CostlessWorker:
         """How long it is there."""
         return WorkerReady(process_age_s())
 
-    def load_weights(self, key: str, state: WeightState) -> str:
+    def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
         """The digest that is asked for."""
         return _DIGEST
 
     def begin_samples(
-        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
     ) -> SampleChunk:
         """As of a device's worker."""
         if self._free_since is not None:
@@ -137,7 +137,7 @@ class LiveCoordinator:
     def measure(self, leases: int) -> LiveCost:
         """Let the workers do so many leases."""
         self._turns += 1
-        weights = Weights(f"v{self._turns}", _DIGEST, {})
+        weights = Weights(WeightsVersion(self._turns), _DIGEST, {})
         self._fleet.prepare(weights)
         self._waits_s()
         size = self._config.sampling.batch_size
@@ -175,7 +175,7 @@ class LiveCoordinator:
         self._cluster.shutdown()
 
     def _actors(self) -> list[RayActor[CostlessWorker]]:
-        devices = self._fleet.workers(f"v{self._turns}")
+        devices = self._fleet.workers(WeightsVersion(self._turns))
         return [cast("RayActor[CostlessWorker]", device.actor) for device in devices]
 
     def _waits_s(self) -> list[float]:

@@ -17,7 +17,7 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
@@ -34,7 +34,7 @@ STEP_S = (0.4, 0.4, 0.8, 1.2)
 _VICTIM = 1
 
 _PROMPTS, _GROUP = 12, 16
-_KEY = "v0"
+_WEIGHTS = WeightsVersion(0)
 _SETTINGS = ("runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.commit_s=0")
 
 
@@ -50,7 +50,7 @@ class UnevenWorker(DeviceWorker):
         super().__init__(config, trains=False)
         self._step_s = step_s
         self._late_s = 0.0
-        self.own_weights(_KEY)
+        self.own_weights(_WEIGHTS)
 
     def late_s(self) -> float:
         """By how much its steps took longer than set, since the last call."""
@@ -58,10 +58,12 @@ class UnevenWorker(DeviceWorker):
         return late_s
 
     def begin_samples(
-        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
     ) -> SampleChunk:
         """As of a worker."""
-        return self._slowly(steps, lambda: super(UnevenWorker, self).begin_samples(key, lease, work, steps))
+        return self._slowly(
+            steps, lambda: super(UnevenWorker, self).begin_samples(version, lease, work, steps)
+        )
 
     def advance_samples(self, lease: int, steps: int) -> SampleChunk:
         """As of a worker."""
@@ -90,9 +92,9 @@ class UnevenFleet:
         self._victim = devices[_VICTIM] if len(devices) > _VICTIM else None
         self.lost: list[str] = []
 
-    def workers(self, key: str) -> list[Device]:
+    def workers(self, version: WeightsVersion) -> list[Device]:
         """As of the fleet."""
-        return [device for device in self.devices if device.holds == key]
+        return [device for device in self.devices if device.holds == version]
 
     def welcome(self) -> list[Future[Any]]:
         """Nobody comes."""
@@ -197,7 +199,9 @@ class _Phase:
 def _started(cluster: RayCluster, config: RunConfig, places: Iterable[int]) -> list[Device]:
     """Workers with their speeds, loaded; each has done some steps, since a process's first are slow."""
     devices = [
-        Device(cluster.start(f"uneven-{place}", UnevenWorker, config, STEP_S[place], gpu=True), "spot", _KEY)
+        Device(
+            cluster.start(f"uneven-{place}", UnevenWorker, config, STEP_S[place], gpu=True), "spot", _WEIGHTS
+        )
         for place in places
     ]
     prompt = load_run_prompts(config)[0][0]
@@ -205,7 +209,7 @@ def _started(cluster: RayCluster, config: RunConfig, places: Iterable[int]) -> l
         SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
         for seed in range(16)
     ]
-    for call in [device.actor.call(Worker.begin_samples, _KEY, -1, warm, 2) for device in devices]:
+    for call in [device.actor.call(Worker.begin_samples, _WEIGHTS, -1, warm, 2) for device in devices]:
         call.result()
     return devices
 
@@ -225,7 +229,7 @@ def _phase(devices: list[Device], config: RunConfig, requests: list[SampleReques
     for device in devices:
         _late_s(device)
     began = time.monotonic()
-    Dispatcher(config, scheduler=scheduler).run(fleet, _KEY, phase)
+    Dispatcher(config, scheduler=scheduler).run(fleet, phase)
     took_s = time.monotonic() - began
     images = {one.sample.request: one.sample.image_HWC for one in phase.delivered}
     late_s = sum(_late_s(device) for device in fleet.devices)

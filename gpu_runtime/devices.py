@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.learning.policy import WeightState
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker_protocol import Worker
 from storage.errors import ConfigurationError, RuntimeFailure
@@ -24,7 +25,7 @@ class Device:
     Attributes:
         actor: its process.
         market: how it is rented.
-        holds: name of the weights it holds.
+        holds: version of the weights it holds; None before it has loaded any.
         coming: weights that it is loading, and the call that does.
         notice: the preemption notice that it is under.
         step_s: seconds that a denoising step of a batch last took it; None before it has done any.
@@ -37,7 +38,7 @@ class Device:
 
     actor: RemoteActor[Worker]
     market: Market
-    holds: str = ""
+    holds: WeightsVersion | None = None
     coming: tuple[Weights, Future[str]] | None = None
     notice: Notice | None = None
     step_s: float | None = None
@@ -70,17 +71,17 @@ class Device:
         self.coming = None
         if digest != weights.digest:
             raise RuntimeFailure(
-                f"worker {self.name} holds weights with checksum {digest} after loading {weights.key!r}, "
+                f"worker {self.name} holds weights with checksum {digest} after loading {weights.version}, "
                 f"whose checksum is {weights.digest}; resume the run"
             )
-        self.holds = weights.key
+        self.holds = weights.version
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Published weights: their name, their digest and what `Cluster.share` returned for them."""
+    """Published weights: their version, their digest and what `Cluster.share` returned for them."""
 
-    key: str
+    version: WeightsVersion
     digest: str
     state: WeightState
 

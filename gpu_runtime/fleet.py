@@ -18,7 +18,7 @@ from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.history_log import HistoryLog
 from gpu_runtime.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.paid_time import PaidMeter
-from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
@@ -130,18 +130,18 @@ class Fleet:
         """
         self.prepare(weights)
         phase = SamplePhase(requests, self._config.sampling)
-        self.do(phase, weights.key)
+        self.do(phase)
         return phase.delivered
 
-    def do(self, phase: Phase, key: str) -> None:
-        """Let the devices that hold the weights called `key` do a phase, alone or in groups.
+    def do(self, phase: Phase) -> None:
+        """Let the devices that hold the weights of a phase do it, alone or in groups.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         try:
-            with self.sharing.phase(self, phase.kind, key) as fleet:
-                self._dispatcher.run(fleet, key, phase)
+            with self.sharing.phase(self, phase) as fleet:
+                self._dispatcher.run(fleet, phase)
         finally:
             for device in self._available:
                 if device.coming is None:
@@ -183,7 +183,7 @@ class Fleet:
         given = [
             self._give(device, self._weights)
             for device in self._available
-            if device.holds != self._weights.key and device.notice is None
+            if device.holds != self._weights.version and device.notice is None
         ]
         under_way = [*self._arrivals.calls, *given]
         if not under_way:
@@ -199,20 +199,22 @@ class Fleet:
         """Never: each device works alone."""
         return False
 
-    def workers(self, key: str) -> list[Device]:
-        """The devices that hold the weights called `key` now, those under notice too."""
+    def workers(self, version: WeightsVersion) -> list[Device]:
+        """The devices that hold these weights now, those under notice too."""
         self._settle_weights()
-        return [device for device in self._available if device.holds == key]
+        return [device for device in self._available if device.holds == version]
 
-    def drafters(self, key: str) -> list[Device]:
+    def drafters(self, version: WeightsVersion) -> list[Device]:
         """The devices that may draft beside training: no trainers, asked for notices anew.
 
         Args:
-            key: name of the weights that they hold.
+            version: of the weights that they hold.
         """
         self._ask_for_notices()
         return [
-            device for device in self.workers(key) if device.notice is None and device not in self.trainers
+            device
+            for device in self.workers(version)
+            if device.notice is None and device not in self.trainers
         ]
 
     def heed(self, device: Device, notice: Notice | None) -> None:
@@ -256,7 +258,7 @@ class Fleet:
         loading = {
             device.name: self._give(device, weights)
             for device in self._devices
-            if device.holds != weights.key and device.notice is None
+            if device.holds != weights.version and device.notice is None
         }
         digests: dict[str, str] = {}
         for device, digest in self._answers(loading, "load its weights"):
@@ -266,9 +268,9 @@ class Fleet:
 
     def _give(self, device: Device, weights: Weights) -> Future[str]:
         """Let a device load weights, unless it does already."""
-        if device.coming is None or device.coming[0].key != weights.key:
+        if device.coming is None or device.coming[0].version != weights.version:
             self.enter(device.name, "load")
-            device.coming = weights, device.actor.call(Worker.load_weights, weights.key, weights.state)
+            device.coming = weights, device.actor.call(Worker.load_weights, weights.version, weights.state)
         return device.coming[1]
 
     def _settle_weights(self) -> None:
@@ -285,9 +287,9 @@ class Fleet:
                 self.enter(device.name, "idle")
 
     def forget_weights(self) -> None:
-        """The names of weights have a new meaning: workers load them again."""
+        """The versions of weights have a new meaning: workers load them again."""
         for device in self._devices:
-            device.holds, device.coming = "", None
+            device.holds, device.coming = None, None
 
     def _ask_for_notices(self) -> None:
         """Ask the spot workers whether they will be taken, where anyone watches for it."""

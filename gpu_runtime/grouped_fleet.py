@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from gpu_runtime.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.generating_group import GeneratingGroup
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
 from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
@@ -54,7 +55,7 @@ class GroupedFleet:
 
     Args:
         fleet: the devices.
-        key: name of the weights that they generate with.
+        version: of the weights that they generate with.
         step_s: degree → what `plan_layout` is to weigh it by; only these degrees are used.
         meeting: where members meet.
         book: the run's epochs: no two groups of a run have the same number.
@@ -65,7 +66,7 @@ class GroupedFleet:
     def __init__(
         self,
         fleet: GeneratingFleet,
-        key: str,
+        version: WeightsVersion,
         step_s: Mapping[int, float],
         meeting: MeetingPlace,
         book: EpochBook,
@@ -73,7 +74,7 @@ class GroupedFleet:
         lease_s: float,
     ) -> None:
         self._fleet = fleet
-        self._key = key
+        self._version = version
         self._step_s = step_s
         self._meeting = meeting
         self._book = book
@@ -98,10 +99,10 @@ class GroupedFleet:
         """Answers of members of groups that were over."""
         return sum(group.late for group in self._over)
 
-    def workers(self, key: str) -> list[Device]:
+    def workers(self, version: WeightsVersion) -> list[Device]:
         """The groups that are formed, each as one device."""
-        assert key == self._key, "a phase has one version of the weights"
-        for device in self._fleet.workers(key):
+        assert version == self._version, "a phase has one version of the weights"
+        for device in self._fleet.workers(version):
             former, place = self._former.get(device.name), self._book.group_of(device.name)
             if former is not None and not former.over and former.unanswered:
                 continue  # it still has chunks of its last group
@@ -212,7 +213,7 @@ class GroupedFleet:
 
     def _usable(self) -> dict[str, Device]:
         """The devices that are under no notice, by name."""
-        return {d.name: d for d in self._fleet.workers(self._key) if d.notice is None}
+        return {d.name: d for d in self._fleet.workers(self._version) if d.notice is None}
 
     def _places(self, usable: Mapping[str, Device]) -> dict[str, str]:
         """Devices and their instances."""

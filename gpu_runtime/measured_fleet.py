@@ -16,6 +16,7 @@ from gpu_runtime.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.generating_group import GeneratingGroup
 from gpu_runtime.grouped_fleet import GroupedFleet, MeetingPlace, group_of
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.degree_choice import choose_layout
 from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
 from gpu_runtime.sequence_parallel.layout import Layout
@@ -29,7 +30,7 @@ class MeasuredFleet(GroupedFleet):
 
     Args:
         fleet: the devices.
-        key: name of the weights that they generate with.
+        version: of the weights that they generate with.
         pace: the run's measured times for requests of this class; what this phase measures is added.
         degrees: by how many devices samples may be shared, 1 among them, rising.
         meeting: where members meet.
@@ -42,7 +43,7 @@ class MeasuredFleet(GroupedFleet):
     def __init__(
         self,
         fleet: GeneratingFleet,
-        key: str,
+        version: WeightsVersion,
         pace: Pace,
         degrees: Sequence[int],
         meeting: MeetingPlace,
@@ -51,7 +52,7 @@ class MeasuredFleet(GroupedFleet):
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(fleet, key, {}, meeting, book, instance_of, lease_s)
+        super().__init__(fleet, version, {}, meeting, book, instance_of, lease_s)
         self._pace = pace
         self._degrees = tuple(degrees)
         self._clock = clock

@@ -26,7 +26,7 @@ from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.seed_search import SeedReview, SeedSearch
 from gpu_runtime.worker_protocol import Worker
@@ -116,8 +116,7 @@ class Runtime:
             self._fleet.await_ready()
             self._scoring.await_ready()
             self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
-            self._version = 0
-            self._current = self._publish("v0")
+            self._current = self._publish(0)
             self._started = started.pop_all()
 
     def __enter__(self) -> Runtime:
@@ -129,7 +128,7 @@ class Runtime:
     @property
     def policy_version(self) -> int:
         """Version of the trained weights: how often training has changed them."""
-        return self._version
+        return self._current.version.policy_version
 
     @property
     def lost_workers(self) -> list[str]:
@@ -199,10 +198,10 @@ class Runtime:
     def rollout(self, plan: SeedPlan) -> Rollout:
         """Generate the planned seeds with the current weights on all devices."""
         self.enter("rollout", plan.iteration)
-        requests = rollout_requests(plan, self._train_by_id, self.config.seed, self._version)
+        requests = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
         self._take_own_weights()
-        rolled = Rollout(plan, self._version, self._fleet.generate(requests, self._current))
-        self._search.open_window(plan, self._current, self._version)
+        rolled = Rollout(plan, self.policy_version, self._fleet.generate(requests, self._current))
+        self._search.open_window(plan, self._current.version)
         return rolled
 
     def reward(self, rollout: Rollout) -> list[Score]:
@@ -236,10 +235,9 @@ class Runtime:
         self._search.close_window(time.monotonic() - began)
         if report.training_steps:
             before = self._current.digest
-            self._version += 1
-            self._current = self._publish(f"v{self._version}")
+            self._current = self._publish(self.policy_version + 1)
             check_sync(self._current.digest, before)
-        return Trained(report, advantages, self._version)
+        return Trained(report, advantages, self.policy_version)
 
     def review(self, rollout: Rollout, scores: Sequence[Score], next_plan: SeedPlan | None) -> SeedReview:
         """What an iteration has shown of its seeds, once both `train` and `explore` have ended.
@@ -254,7 +252,7 @@ class Runtime:
             (request.prompt_id, request.seed_index): score
             for request, score in zip(requests, scores, strict=True)
         }
-        return self._search.review(rollout.plan, scored, next_plan, self._version)
+        return self._search.review(rollout.plan, scored, next_plan, self.policy_version)
 
     def explorer_state(self) -> dict[str, Any]:
         """What exploration has learned, as JSON values, for a checkpoint."""
@@ -263,22 +261,26 @@ class Runtime:
     def evaluate(self) -> Evaluation:
         """Held-out images by the ODE with the moving average, and their scores."""
         settings = self.config.evaluation
+        weights = self._average() if self.config.optimizer.ema_decay > 0 else self._current
         requests = [
             SampleRequest(
-                RequestKind.EVALUATE, self.config.seed, 0, prompt.prompt_id, seed, self._version, prompt.text
+                RequestKind.EVALUATE,
+                self.config.seed,
+                0,
+                prompt.prompt_id,
+                seed,
+                self.policy_version,
+                prompt.text,
+                averaged=weights.version.averaged,
             )
             for prompt in self.evaluate_prompts
             for seed in range(settings.images_per_prompt)
         ]
         by_id = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
-        weights = self._current
-        if self.config.optimizer.ema_decay > 0 and self._version > 0:
-            state = self._fleet.trainers.ask(Worker.average_weights)
-            weights = Weights(f"v{self._version}-average", weights_digest(state), self._cluster.share(state))
         samples = [delivered.sample for delivered in self._fleet.generate(requests, weights)]
         prompts = [by_id[sample.request.prompt_id] for sample in samples]
         scores = self._scoring.score([sample.image_HWC for sample in samples], prompts)
-        return Evaluation(samples, scores, self._version)
+        return Evaluation(samples, scores, self.policy_version)
 
     def blobs(self) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint."""
@@ -294,8 +296,7 @@ class Runtime:
             self._search.restore(explorer_state)
         self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
-        self._version = policy_version
-        self._current = self._publish(f"v{policy_version}")
+        self._current = self._publish(policy_version)
 
     def take_intervals(self) -> list[StateInterval]:
         """What each device did since the last call; contiguous for every device."""
@@ -335,17 +336,26 @@ class Runtime:
     def _draft_now(self, iteration: int) -> SeedPlan:
         """Choose seeds with the current weights on all devices."""
         self._take_own_weights()
-        return self._search.on_all_devices(iteration, self._current, self._version)
+        return self._search.on_all_devices(iteration, self._current)
 
-    def _publish(self, key: str) -> Weights:
-        """Name the trained weights `key` and make them available to the workers."""
-        digest = self._fleet.trainers.hold_own(key)
-        return Weights(key, digest, self._cluster.share(self._fleet.trainers.ask_leader(Worker.weights)))
+    def _publish(self, policy_version: int) -> Weights:
+        """Make the trained weights, which are of this version, available to the workers."""
+        version = WeightsVersion(policy_version)
+        digest = self._fleet.trainers.hold_own(version)
+        return Weights(version, digest, self._cluster.share(self._fleet.trainers.ask_leader(Worker.weights)))
+
+    def _average(self) -> Weights:
+        """The moving average of the trained weights; before training, these themselves."""
+        if self.policy_version == 0:
+            return self._current
+        state = self._fleet.trainers.ask(Worker.average_weights)
+        version = WeightsVersion(self.policy_version, averaged=True)
+        return Weights(version, weights_digest(state), self._cluster.share(state))
 
     def _take_own_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""
-        if not self._fleet.trainers.holds(self._current.key):
-            self._fleet.trainers.hold_own(self._current.key)
+        if not self._fleet.trainers.holds(self._current.version):
+            self._fleet.trainers.hold_own(self._current.version)
 
     def _book_trainers(self, state: DeviceState) -> None:
         """Book what the devices that train do from now on."""

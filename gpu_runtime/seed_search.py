@@ -24,7 +24,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scoring_pool import ScoringPool
 from storage.config import RunConfig
 from storage.prompts import PromptRecord
@@ -119,9 +119,9 @@ class SeedSearch:
         self._said_no_device = False
         self._window: TrainingWindow | None = None
 
-    def open_window(self, plan: SeedPlan, weights: Weights, policy_version: int) -> None:
+    def open_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """A plan was rolled out; until its training ends, the devices hold these weights."""
-        self._window = TrainingWindow(plan, weights.key, policy_version)
+        self._window = TrainingWindow(plan, version)
 
     def close_window(self, train_s: float) -> None:
         """The training steps are done, after so many seconds."""
@@ -150,20 +150,18 @@ class SeedSearch:
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
-        devices = self._fleet.drafters(window.weights_key)
+        devices = self._fleet.drafters(window.version)
         if not devices:
             return self._explorer.plain(iteration, *self._no_device(iteration))
         rescores = [
-            self._task(window.plan.iteration, window.policy_version, MONITOR_ROUND, draft)
+            self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
             for draft in self._to_rescore(window)
         ]
         # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
         planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
         limits = self._limits(window, self._settings.stop_with_training)
         with self._fleet.beside_training():
-            made = self._draft(
-                window.weights_key, limits, iteration, planner, window.policy_version, rescores
-            )
+            made = self._draft(window.version, limits, iteration, planner, rescores)
         window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not matter.
@@ -171,18 +169,18 @@ class SeedSearch:
         window.rescored = tuple(again)
         return self._finish(iteration, planner, made)
 
-    def on_all_devices(self, iteration: int, weights: Weights, policy_version: int) -> SeedPlan:
+    def on_all_devices(self, iteration: int, weights: Weights) -> SeedPlan:
         """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
         self._fleet.prepare(weights)
         budget: float | None = self._settings.drafts or None
         if self._settings.strategy == "stale":
             # In place of what a window would have held.
-            budget = self._budget(len(self._fleet.drafters(weights.key)))
+            budget = self._budget(len(self._fleet.drafters(weights.version)))
             if not budget:
                 return self._explorer.plain(iteration)
         planner = self._explorer.begin(iteration, budget)
         limits = self._limits(None, False)
-        made = self._draft(weights.key, limits, iteration, planner, policy_version, ())
+        made = self._draft(weights.version, limits, iteration, planner, ())
         return self._finish(iteration, planner, made)
 
     def review(
@@ -229,7 +227,7 @@ class SeedSearch:
 
     def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
         """Drafts of the rollout's plan whose ranks may have changed, since other weights drew them."""
-        if not _is_stale(window.plan, window.policy_version):
+        if not _is_stale(window.plan, window.version.policy_version):
             return []
         return self._explorer.monitored(window.plan)
 
@@ -265,18 +263,17 @@ class SeedSearch:
 
     def _draft(
         self,
-        key: str,
+        version: WeightsVersion,
         limits: DraftLimits,
         iteration: int,
         planner: DraftPlanner,
-        policy_version: int,
         rescores: Sequence[DraftTask],
     ) -> Drafted:
-        """Let the devices that hold the weights called `key` draft what a planner asks for."""
-        source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, policy_version))
+        """Let the devices that hold these weights draft what a planner asks for."""
+        source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, version))
         judging = self._scoring.open(_IMAGES_A_CALL, tolerant=True)
-        phase = DraftPhase(rescores, source, judging, self._prompts, policy_version, limits)
-        self._fleet.do(phase, key)
+        phase = DraftPhase(rescores, source, judging, self._prompts, version, limits)
+        self._fleet.do(phase)
         phase.collect_what_is_done()
         return phase.made
 
@@ -285,11 +282,11 @@ class SeedSearch:
             iteration, planner, (draft for draft in made.candidates if draft.round != MONITOR_ROUND)
         )
 
-    def _task(self, iteration: int, policy_version: int, round_: int, draft: Draft) -> DraftTask:
+    def _task(self, iteration: int, version: WeightsVersion, round_: int, draft: Draft) -> DraftTask:
         prompt = self._prompts[draft.prompt_id].text
         request = SampleRequest(
             RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
-            policy_version, prompt, preview_step(draft.fidelity) or 0,
+            version.policy_version, prompt, preview_step(draft.fidelity) or 0,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
 

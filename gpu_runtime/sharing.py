@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.devices import Device
-from gpu_runtime.dispatch.phase import GeneratingFleet
+from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
 from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from storage.config import RunConfig
@@ -42,26 +42,25 @@ class Sharing:
         """Answers of workers that came when their group was over, and were dropped."""
 
     @contextmanager
-    def phase(self, fleet: GeneratingFleet, kind: RequestKind, key: str) -> Iterator[GeneratingFleet]:
+    def phase(self, fleet: GeneratingFleet, phase: Phase) -> Iterator[GeneratingFleet]:
         """The fleet as a phase's samples are to be shared by it: itself, where each device works alone.
 
         Args:
             fleet: the devices.
-            kind: of the phase's requests.
-            key: name of the weights that it generates with.
+            phase: what they do.
 
         Raises:
             ConfigurationError: if the model's sequences do not divide by the degree.
         """
         settings = self._config.sequence_parallel
-        degree = settings.by_kind[kind]
+        degree = settings.by_kind[phase.kind]
         if settings.largest > 1 and not self._degrees:
             # Asked in a run's first phase, which is none of drafts: later the trainer may be training.
             self._degrees = self._degrees_up_to(settings.largest)
         if degree == 1:
             yield fleet
             return
-        grouped = self._grouped(fleet, key, degree)
+        grouped = self._grouped(fleet, phase.version, degree)
         try:
             yield grouped
         finally:
@@ -69,7 +68,7 @@ class Sharing:
             self._records += grouped.records
             self.late += grouped.late
 
-    def _grouped(self, fleet: GeneratingFleet, key: str, degree: int) -> GroupedFleet:
+    def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
         possible = self._degrees
         if degree not in possible:
             raise ConfigurationError(
@@ -80,7 +79,7 @@ class Sharing:
         weights = {size: 1 / size**2 for size in possible if size <= degree}
         lease_s = self._config.runtime.lease_s
         return GroupedFleet(
-            fleet, key, weights, self._meeting_place(), self._book, self._instance_of, lease_s
+            fleet, version, weights, self._meeting_place(), self._book, self._instance_of, lease_s
         )
 
     def _meeting_place(self) -> ControlStore:

@@ -7,6 +7,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from gpu_runtime.devices import Device
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker_protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 
@@ -42,12 +43,12 @@ class Trainers:
     def __contains__(self, device: object) -> bool:
         return any(device is one for one in self.devices)
 
-    def holds(self, key: str) -> bool:
-        """Whether all hold the weights called `key`."""
-        return all(device.holds == key for device in self.devices)
+    def holds(self, version: WeightsVersion) -> bool:
+        """Whether all hold these weights."""
+        return all(device.holds == version for device in self.devices)
 
-    def hold_own(self, key: str) -> str:
-        """Let all hold the trained weights, under the name `key`.
+    def hold_own(self, version: WeightsVersion) -> str:
+        """Let all hold the trained weights, which are of this version.
 
         Returns:
             Their digest.
@@ -55,12 +56,12 @@ class Trainers:
         Raises:
             RuntimeFailure: if one is gone or hangs, or they hold different weights.
         """
-        digests = self._answers(self.devices, Worker.own_weights, key)
+        digests = self._answers(self.devices, Worker.own_weights, version)
         if len(set(digests)) > 1:
             held = ", ".join(f"{d.name} {digest}" for d, digest in zip(self.devices, digests, strict=True))
             raise RuntimeFailure(f"the training devices hold different weights: {held}; resume the run")
         for device in self.devices:
-            device.holds = key
+            device.holds = version
         return digests[0]
 
     def ask(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:

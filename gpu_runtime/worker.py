@@ -22,7 +22,7 @@ from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.place_in_group import PlaceInGroup
 from gpu_runtime.samples_in_flight import SampleChunk, SamplesInFlight
-from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.spot.notice import Notice
@@ -73,7 +73,7 @@ class DeviceWorker:
         self._sampler = Sampler(self._model, config.sampling)
         self._begin_work(name)
         self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
-        self._holds = ""
+        self._holds: WeightsVersion | None = None
         self._set_aside: WeightState | None = None
 
     def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
@@ -102,8 +102,8 @@ class DeviceWorker:
         """The preemption notice that this machine is under; answers at once."""
         return self._watch.notice if self._watch is not None else None
 
-    def load_weights(self, key: str, state: WeightState) -> str:
-        """Hold the weights called `key`; returns their digest as read back from the model.
+    def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
+        """Hold other weights; returns their digest as read back from the model.
 
         On the trainer, weights other than its own are a visit (evaluating the moving average): its
         own are set aside and come back with `own_weights`.
@@ -112,11 +112,11 @@ class DeviceWorker:
             self._set_aside = self._policy.state()
         self._samples.drop()  # half a sample with other weights would be of no use
         self._policy.load(state)
-        self._holds = key
+        self._holds = version
         return weights_digest(self._policy.state())
 
-    def own_weights(self, key: str) -> str:
-        """Trainers only: hold their own weights again, under the name `key`; returns their digest.
+    def own_weights(self, version: WeightsVersion) -> str:
+        """Trainers only: hold their own weights again, which are of this version; returns their digest.
 
         Several do this together, as all below that is for trainers.
 
@@ -130,29 +130,29 @@ class DeviceWorker:
         self._samples.drop()  # half a sample with other weights would be of no use
         with exchanging(self._among):
             self._policy.gather()
-        self._holds = key
+        self._holds = version
         state = self._policy.state()
-        refuse_not_finite(state, f"weights {key}")
+        refuse_not_finite(state, f"weights {version}")
         return weights_digest(state)
 
-    def generate(self, key: str, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
-        """Generate with the weights called `key`, in one go.
+    def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
+        """Generate with the weights that the requests name, in one go.
 
         Raises:
             RuntimeFailure: if the worker holds other weights.
         """
-        self._refuse_other_weights(key)
+        self._refuse_other_weights(requests[0].weights)
         return self._sampler.generate(requests)
 
     def begin_samples(
-        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
     ) -> SampleChunk:
-        """Begin a lease's samples with the weights called `key`, and do their first denoising steps.
+        """Begin a lease's samples with the weights held, and do their first denoising steps.
 
         Samples begun before are dropped, as they are when other weights are loaded.
 
         Args:
-            key: weights to generate with, from the first step to the last.
+            version: of the weights to generate with, from the first step to the last.
             lease: its number.
             work: what to begin with its noise, or the state to go on from, each; all of one kind and step.
             steps: most denoising steps of this call.
@@ -163,7 +163,7 @@ class DeviceWorker:
         Raises:
             RuntimeFailure: if the worker holds other weights.
         """
-        self._refuse_other_weights(key)
+        self._refuse_other_weights(version)
         self._samples.begin(lease, work)
         return self._samples.advance(lease, steps)
 
@@ -261,11 +261,11 @@ class DeviceWorker:
     def _leads(self) -> bool:
         return self._among is None or self._among.leads
 
-    def _refuse_other_weights(self, key: str) -> None:
-        if self._holds != key:
-            raise RuntimeFailure(f"worker holds weights {self._holds!r}, but {key!r} are asked for")
+    def _refuse_other_weights(self, version: WeightsVersion) -> None:
+        if self._holds != version:
+            raise RuntimeFailure(f"worker holds weights {self._holds}, but {version} are asked for")
         if not self._policy.is_whole:
-            raise RuntimeFailure(f"worker holds its part of {key!r} alone; call own_weights first")
+            raise RuntimeFailure(f"worker holds its part of weights {version} alone; call own_weights first")
 
     def _the_trainer(self) -> Trainer:
         if self._trainer is None:

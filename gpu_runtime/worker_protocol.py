@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpu_runtime.learning.trainer import TrainingReport
     from gpu_runtime.rewards.protocol import Score
     from gpu_runtime.samples_in_flight import SampleChunk
-    from gpu_runtime.scheduling.requests import SampleRequest
+    from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
     from gpu_runtime.sequence_parallel.epochs import NumberedGroup
     from gpu_runtime.sequence_parallel.process_group import StoreAddress
     from gpu_runtime.spot.notice import Notice
@@ -67,12 +67,12 @@ class Worker(Protocol):
 
     def notice(self) -> Notice | None: ...
 
-    def load_weights(self, key: str, state: WeightState) -> str: ...
+    def load_weights(self, version: WeightsVersion, state: WeightState) -> str: ...
 
-    def own_weights(self, key: str) -> str: ...
+    def own_weights(self, version: WeightsVersion) -> str: ...
 
     def begin_samples(
-        self, key: str, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
     ) -> SampleChunk: ...
 
     def advance_samples(self, lease: int, steps: int) -> SampleChunk: ...

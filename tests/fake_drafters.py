@@ -17,7 +17,7 @@ from gpu_runtime.diffusion.sampler import GeneratedImage, SampleState, Trajector
 from gpu_runtime.dispatch.dispatcher import DRAFT_CHUNK_STEPS
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.samples_in_flight import SampleChunk
-from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.scoring_pool import ScoringPool
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
@@ -127,8 +127,8 @@ class FakeDrafter(RemoteActor[Worker]):
         """`begin_samples` and `advance_samples`, as the worker has them."""
         self.chunks += 1
         if method.__name__ == "begin_samples":
-            key, _, work, steps = args
-            assert key == "v1"
+            version, _, work, steps = args
+            assert version == WeightsVersion(1)
             self.begun.append(list(work))
             self._states = [item if isinstance(item, SampleState) else _begun(item) for item in work]
         else:
@@ -194,7 +194,7 @@ class FakeFleet:
         self.states: dict[str, list[str]] = {}
         self.lost: list[str] = []
 
-    def workers(self, key: str) -> list[Device]:
+    def workers(self, version: WeightsVersion) -> list[Device]:
         """As of the fleet."""
         return list(self.devices)
 
@@ -230,7 +230,9 @@ class FakeFleet:
 
 def fake_devices(count: int, script: Script) -> list[Device]:
     """Spot devices that hold the weights `v1`."""
-    return [Device(FakeDrafter(f"spot-{number}", script), "spot", "v1") for number in range(count)]
+    return [
+        Device(FakeDrafter(f"spot-{number}", script), "spot", WeightsVersion(1)) for number in range(count)
+    ]
 
 
 def fake_prompts(count: int) -> dict[int, PromptRecord]:

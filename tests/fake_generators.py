@@ -12,7 +12,7 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.samples_in_flight import SamplesInFlight
-from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
@@ -134,9 +134,9 @@ class FakeGenerator(RemoteActor[Worker]):
         if self.dead:
             raise WorkerLostError(f"{self.name} is gone")
         if method == "begin_samples":
-            key, lease, work, steps = args
-            if key != "v1":
-                raise RuntimeFailure(f"worker holds weights 'v1', but {key!r} are asked for")
+            version, lease, work, steps = args
+            if version != WeightsVersion(0):
+                raise RuntimeFailure(f"worker holds weights v0, but {version} are asked for")
             self.begun.append(list(work))
             self._samples.begin(lease, work)
             return self._samples.advance(lease, steps)
@@ -238,7 +238,7 @@ class FakeMeeting:
 
 
 class FakeGeneratorFleet:
-    """Devices that hold the weights `v1`; notes what is booked.
+    """Devices that hold the weights of version 0; notes what is booked.
 
     Args:
         names: the first one is the trainer.
@@ -250,14 +250,14 @@ class FakeGeneratorFleet:
         self.actors = {name: FakeGenerator(name, script, sampler) for name in names}
         self._trainer = names[0]
         self._devices = [
-            Device(actor, "reserved" if name == self._trainer else "spot", "v1")
+            Device(actor, "reserved" if name == self._trainer else "spot", WeightsVersion(0))
             for name, actor in self.actors.items()
         ]
         self.newcomers: Callable[[], list[Future[Any]]] = lambda: []
         self.states: dict[str, list[str]] = {}
         self.events: list[tuple[str, str]] = []
 
-    def workers(self, key: str) -> list[Device]:
+    def workers(self, version: WeightsVersion) -> list[Device]:
         """As of the fleet."""
         return list(self._devices)
 

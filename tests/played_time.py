@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.scheduling.requests import WeightsVersion
 from tests.fake_generators import FakeGenerator, FakeGeneratorFleet, Script
 
 R = TypeVar("R")
@@ -105,7 +106,7 @@ class PlayedFleet(FakeGeneratorFleet):
 
     def __init__(self, names: Sequence[str], script: PlayedTime, sampler: Sampler) -> None:
         super().__init__(names, script, sampler)
-        for device in self.workers("v1"):
+        for device in self.workers(WeightsVersion(0)):
             device.actor = self.actors[device.name] = PlayedGenerator(device.name, script, sampler)
         script.actors = self.actors
         self.spent_s: dict[str, float] = {}

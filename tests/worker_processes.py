@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.devices import Device
 from gpu_runtime.history_log import HistoryPlace
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.worker import DeviceWorker
@@ -21,7 +22,7 @@ from storage.records import DeviceState
 
 R = TypeVar("R")
 
-KEY = "v0"
+WEIGHTS = WeightsVersion(0)
 
 
 class ProcessFleet:
@@ -30,12 +31,12 @@ class ProcessFleet:
     def __init__(self, workers: Sequence[LocalActor[DeviceWorker]]) -> None:
         self.actors = {worker.name: worker for worker in workers}
         self._devices = [
-            Device(worker, "reserved" if n == 0 else "spot", KEY) for n, worker in enumerate(workers)
+            Device(worker, "reserved" if n == 0 else "spot", WEIGHTS) for n, worker in enumerate(workers)
         ]
         self.states: dict[str, list[str]] = {worker.name: [] for worker in workers}
         self.lost: list[str] = []
 
-    def workers(self, key: str) -> list[Device]:
+    def workers(self, version: WeightsVersion) -> list[Device]:
         """As of the fleet."""
         return list(self._devices)
 
@@ -75,7 +76,7 @@ class ProcessFleet:
 def process_fleet(
     config: RunConfig, spot: int, history: str | None = None, watches: bool = False
 ) -> Iterator[ProcessFleet]:
-    """A trainer and some spot workers that hold the weights `KEY`; the latter may watch for notices."""
+    """A trainer and some spot workers that hold the weights `WEIGHTS`; the latter may watch for notices."""
     place = None if history is None else HistoryPlace(history, process_clock().anchor)
     names = ["reserved-0", *(f"spot-{number}" for number in range(spot))]
     cluster = LocalCluster(config)
@@ -85,7 +86,7 @@ def process_fleet(
             for name, trains in zip(names, [True, *[False] * spot], strict=True)
         ]
         for worker in workers:
-            worker.call(Worker.own_weights, KEY).result(timeout=120)
+            worker.call(Worker.own_weights, WEIGHTS).result(timeout=120)
         yield ProcessFleet(workers)
     finally:
         cluster.shutdown()

@@ -78,19 +78,18 @@ class Dispatcher:
         """What went otherwise than planned, in all phases."""
         return self._scheduler.counters
 
-    def run(self, fleet: GeneratingFleet, key: str, phase: Phase) -> None:
+    def run(self, fleet: GeneratingFleet, phase: Phase) -> None:
         """Do a phase: each of its requests at most once, all with the same weights.
 
         Args:
             fleet: the devices.
-            key: name of the weights that they generate with.
             phase: what is asked for, and what becomes of it.
 
         Raises:
             RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
                 no device is left for requests that must be done.
         """
-        self._fleet, self._key, self._phase = fleet, key, phase
+        self._fleet, self._phase = fleet, phase
         self._coming, self._items, self._freed = set(), {}, False
         try:
             self._add(phase.begin(lambda: self._ended.put(None)))
@@ -159,7 +158,7 @@ class Dispatcher:
         freed, self._freed = self._freed, False
         if self._fleet.regroups(self.work_left, freed):
             self._welcome()
-        devices = self._fleet.workers(self._key)
+        devices = self._fleet.workers(self._phase.version)
         free = [device for device in devices if device.name not in self._flights]
         usable = [device for device in free if device.notice is None]
         awaited = not usable and bool(self._coming)  # one batch waits for the first device to come
@@ -203,7 +202,8 @@ class Dispatcher:
             requests=names_of(lease.requests),
         )
         steps = self._chunk(flight)
-        self._start(flight, device.actor.call(Worker.begin_samples, self._key, lease.number, work, steps))
+        version = self._phase.version
+        self._start(flight, device.actor.call(Worker.begin_samples, version, lease.number, work, steps))
         self._go_on(flight)
 
     def _go_on(self, flight: Flight) -> None:

@@ -18,7 +18,7 @@ from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
 from gpu_runtime.scoring_pool import Judging
 from storage.prompts import PromptRecord
@@ -89,7 +89,7 @@ class DraftPhase:
         source: where further drafts come from.
         judging: the scorers.
         prompts: what images are judged by, by prompt_id.
-        version: policy version of the weights that all drafts are made with.
+        version: of the weights that all drafts are made with.
         limits: what the phase has to keep to.
         clock: seconds, of a clock that never goes back.
     """
@@ -103,7 +103,7 @@ class DraftPhase:
         source: DraftSource,
         judging: Judging,
         prompts: Mapping[int, PromptRecord],
-        version: int,
+        version: WeightsVersion,
         limits: DraftLimits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.samples_in_flight import SampleChunk
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.spot.notice import Notice
@@ -36,7 +36,7 @@ class Delivery:
 
 
 class Phase(Protocol):
-    """Requests of one kind and policy version, and what becomes of their images."""
+    """Requests of one kind and version of the weights, and what becomes of their images."""
 
     @property
     def kind(self) -> RequestKind:
@@ -44,8 +44,8 @@ class Phase(Protocol):
         ...
 
     @property
-    def version(self) -> int:
-        """The policy version of all its requests."""
+    def version(self) -> WeightsVersion:
+        """Of the weights that all its requests are generated with."""
         ...
 
     @property
@@ -100,8 +100,8 @@ class Phase(Protocol):
 class GeneratingFleet(Protocol):
     """The devices of a phase."""
 
-    def workers(self, key: str) -> list[Device]:
-        """The devices that hold the weights called `key` now, those under notice too."""
+    def workers(self, version: WeightsVersion) -> list[Device]:
+        """The devices that hold these weights now, those under notice too."""
         ...
 
     def welcome(self) -> list[Future[Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.phase import Delivery
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
 from storage.config import SamplingConfig
 
@@ -27,7 +27,7 @@ class SamplePhase:
     """A phase of rollouts or of evaluations.
 
     Args:
-        requests: distinct, of one kind and policy version.
+        requests: at least one, distinct, of one kind and version of the weights.
         sampling: says how many denoising steps they take.
     """
 
@@ -37,19 +37,19 @@ class SamplePhase:
 
     def __init__(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> None:
         self._requests = requests
-        evaluates = bool(requests) and requests[0].kind is RequestKind.EVALUATE
+        evaluates = requests[0].kind is RequestKind.EVALUATE
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
 
     @property
     def kind(self) -> RequestKind:
         """See `Phase`."""
-        return self._requests[0].kind if self._requests else RequestKind.ROLLOUT
+        return self._requests[0].kind
 
     @property
-    def version(self) -> int:
+    def version(self) -> WeightsVersion:
         """See `Phase`."""
-        return self._requests[0].policy_version if self._requests else 0
+        return self._requests[0].weights
 
     @property
     def over(self) -> bool:
@@ -69,7 +69,7 @@ class SamplePhase:
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
         """All requests; prompts take turns."""
         return [
-            WorkItem(request, request.kind, self._steps, request.prompt_id, request.policy_version)
+            WorkItem(request, request.kind, self._steps, request.prompt_id, request.weights)
             for request in self._requests
         ]
 

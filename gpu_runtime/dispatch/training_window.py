@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.scheduling.requests import WeightsVersion
 
 
 class TrainingWindow:
@@ -16,8 +17,7 @@ class TrainingWindow:
 
     Args:
         plan: what was rolled out.
-        weights_key: the weights that it was rolled out with, and that the devices still hold.
-        policy_version: their version.
+        version: of the weights that it was rolled out with, and that the devices still hold.
 
     Attributes:
         train_s: how long the training steps took; None until they are done.
@@ -26,10 +26,9 @@ class TrainingWindow:
             room for, in full drafts.
     """
 
-    def __init__(self, plan: SeedPlan, weights_key: str, policy_version: int) -> None:
+    def __init__(self, plan: SeedPlan, version: WeightsVersion) -> None:
         self.plan = plan
-        self.weights_key = weights_key
-        self.policy_version = policy_version
+        self.version = version
         self.train_s: float | None = None
         self.rescored: tuple[Candidate, ...] = ()
         self.lease_s = 0.0

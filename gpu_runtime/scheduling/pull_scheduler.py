@@ -13,7 +13,7 @@ Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one cl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Generic
 
 from gpu_runtime.scheduling.lease_book import LeaseBook
@@ -28,7 +28,7 @@ ALL_KINDS = frozenset(RequestKind)
 
 
 class PullScheduler(Generic[RequestT]):
-    """Requests of several kinds and policy versions, leased in batches to workers that ask.
+    """Requests of several kinds and versions of the weights, leased in batches to workers that ask.
 
     An identity that has been delivered or dropped may be added again; it is a new request then,
     and leases from before cannot touch it.
@@ -113,14 +113,14 @@ class PullScheduler(Generic[RequestT]):
         return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
 
     def pull(
-        self, worker: str, now: float, holds: int, room: int, kinds: Collection[RequestKind] = ALL_KINDS
+        self, worker: str, now: float, holds: Hashable, room: int, kinds: Collection[RequestKind] = ALL_KINDS
     ) -> Lease[RequestT] | None:
         """Lease the next requests to a worker.
 
         Args:
             worker: its name.
             now: seconds.
-            holds: the policy version that it holds.
+            holds: version of the weights that it holds.
             room: most requests that it can take now.
             kinds: what it may do.
 
@@ -142,7 +142,9 @@ class PullScheduler(Generic[RequestT]):
         self._leases.grant(lease, taken, now + self._lease_s)
         return lease
 
-    def following(self, holds: int, kinds: Collection[RequestKind] = ALL_KINDS) -> WorkItem[RequestT] | None:
+    def following(
+        self, holds: Hashable, kinds: Collection[RequestKind] = ALL_KINDS
+    ) -> WorkItem[RequestT] | None:
         """What the next lease begins with; None when nothing fits. Takes what `pull` takes."""
         progress = self._waiting.first(holds, kinds)
         return None if progress is None else progress.item

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class RequestKind(StrEnum):
@@ -12,6 +13,21 @@ class RequestKind(StrEnum):
     ROLLOUT = "rollout"
     EVALUATE = "evaluate"
     EXPLORE = "explore"
+
+
+class WeightsVersion(NamedTuple):
+    """Which weights generate: those of a policy version, or their moving average.
+
+    Attributes:
+        policy_version: how often training has changed the policy.
+        averaged: the moving average up to that version, with which a run is evaluated.
+    """
+
+    policy_version: int
+    averaged: bool = False
+
+    def __str__(self) -> str:
+        return f"v{self.policy_version}" + ("-average" if self.averaged else "")
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +44,7 @@ class SampleRequest:
         prompt: the prompt's text; follows from prompt_id and is not compared.
         preview_step: denoising steps after which the model's prediction of the image is decoded; 0 for
             the finished image.
+        averaged: the moving average of those weights is used.
     """
 
     kind: RequestKind
@@ -38,3 +55,9 @@ class SampleRequest:
     policy_version: int
     prompt: str = field(compare=False)
     preview_step: int = 0
+    averaged: bool = False
+
+    @property
+    def weights(self) -> WeightsVersion:
+        """The weights that must be used."""
+        return WeightsVersion(self.policy_version, self.averaged)

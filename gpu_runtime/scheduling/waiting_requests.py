@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Generic
 
 from gpu_runtime.scheduling.progress import Progress
@@ -132,7 +132,7 @@ class WaitingRequests(Generic[RequestT]):
 
     def __init__(self) -> None:
         self.count = dict.fromkeys(RequestKind, 0)
-        self._shelves: dict[tuple[RequestKind, int], _Shelf[RequestT]] = {}
+        self._shelves: dict[tuple[RequestKind, Hashable], _Shelf[RequestT]] = {}
         self._takes = 0
 
     def add(self, progress: Progress[RequestT], first: bool = False) -> None:
@@ -155,11 +155,11 @@ class WaitingRequests(Generic[RequestT]):
         self._shelves[kind, version].remove(progress)
         self._left(kind, version, 1)
 
-    def take(self, version: int, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
+    def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
         """The next requests, alike, of a version and some kinds.
 
         Args:
-            version: policy version of all.
+            version: of the weights of all.
             kinds: those that may be taken.
             count: most requests, at least 1.
 
@@ -176,13 +176,13 @@ class WaitingRequests(Generic[RequestT]):
         self._left(kind, version, len(taken))
         return taken
 
-    def first(self, version: int, kinds: Collection[RequestKind]) -> Progress[RequestT] | None:
+    def first(self, version: Hashable, kinds: Collection[RequestKind]) -> Progress[RequestT] | None:
         """What `take` takes first of a version and some kinds; None when nothing fits."""
         found = self._next(version, kinds)
         return None if found is None else found[1].first
 
     def _next(
-        self, version: int, kinds: Collection[RequestKind]
+        self, version: Hashable, kinds: Collection[RequestKind]
     ) -> tuple[RequestKind, _Shelf[RequestT]] | None:
         """The kind that is served next, and what waits of it."""
         for equals in PRIORITIES:
@@ -197,7 +197,7 @@ class WaitingRequests(Generic[RequestT]):
                 return kind, shelf
         return None
 
-    def _left(self, kind: RequestKind, version: int, count: int) -> None:
+    def _left(self, kind: RequestKind, version: Hashable, count: int) -> None:
         self.count[kind] -= count
         if not self._shelves[kind, version].lanes:
             del self._shelves[kind, version]

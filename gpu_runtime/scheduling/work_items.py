@@ -21,7 +21,7 @@ class WorkItem(Generic[RequestT]):
         kind: why it is generated; decides its priority.
         steps: all denoising steps it takes, at least 1.
         turn: requests of different turns are served in turn, those of one in the order of their coming.
-        version: the policy version it must be generated with, from its first step to its last.
+        version: of the weights it must be generated with, from its first step to its last.
 
     Raises:
         SchedulingError: if it takes less than one step.
@@ -31,7 +31,7 @@ class WorkItem(Generic[RequestT]):
     kind: RequestKind
     steps: int
     turn: int
-    version: int
+    version: Hashable
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -58,7 +58,7 @@ class Lease(Generic[RequestT]):
         number: grows with every lease that a scheduler grants.
         holder: the worker.
         kind: of all its requests.
-        version: the policy version of all its requests.
+        version: of the weights of all its requests.
         steps: denoising steps that each of them takes in all.
         step: denoising steps that each of them had behind it when the lease was granted.
         requests: at least one.
@@ -68,7 +68,7 @@ class Lease(Generic[RequestT]):
     number: int
     holder: str
     kind: RequestKind
-    version: int
+    version: Hashable
     steps: int
     step: int
     requests: tuple[RequestT, ...]

@@ -23,7 +23,7 @@ from gpu_runtime.sequence_parallel.pace import Pace
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
-from tests.worker_processes import KEY, ProcessFleet, process_fleet
+from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
@@ -57,11 +57,11 @@ class Run:
         """One phase, and the degrees of its groups that stood to the end or were changed for others."""
         lease_s = self.config.runtime.lease_s
         groups = MeasuredFleet(
-            self.fleet, KEY, pace, (1, 2, 4), self.store, self.book, lambda device: "", lease_s
+            self.fleet, WEIGHTS, pace, (1, 2, 4), self.store, self.book, lambda device: "", lease_s
         )
         phase = SamplePhase(requests, self.config.sampling)
         try:
-            self.loop.run(groups, KEY, phase)
+            self.loop.run(groups, phase)
         finally:
             groups.close()
         assert self.loop.counters.redone_steps == self.loop.counters.duplicates == 0

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.spot import notice_watch
 from gpu_runtime.spot.notice import Notice, NoticeKind
 from gpu_runtime.spot.notice_watch import NoticeWatch
@@ -95,13 +95,13 @@ def test_a_spot_worker_under_notice_gives_its_samples_back(service: PlayedServic
     assert DeviceWorker(config, trains=False).notice() is None, "a reserved one does not watch"
     assert service.asked == []
     worker = DeviceWorker(config, trains=False, watches=True)
-    worker.own_weights("v0")
+    worker.own_weights(WeightsVersion(0))
     wanted = [request(0, seed) for seed in range(2)]
-    first = worker.begin_samples("v0", 0, wanted, 1)
+    first = worker.begin_samples(WeightsVersion(0), 0, wanted, 1)
     assert [state.step for state in first.states] == [1, 1] and first.notice is None
     service.answers[GCP_FLAG] = "TRUE"
     wait_until(lambda: worker.notice() is not None)
     chunk = worker.advance_samples(0, 2)
     assert chunk.notice is not None and chunk.states == () and chunk.samples == ()
     drafts = [replace(one, kind=RequestKind.EXPLORE) for one in wanted]
-    assert worker.begin_samples("v0", 1, drafts, 1).notice is not None
+    assert worker.begin_samples(WeightsVersion(0), 1, drafts, 1).notice is not None

@@ -18,6 +18,7 @@ from gpu_runtime.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.spot.notice import Notice
 from gpu_runtime.spot.replay import Replay
 from gpu_runtime.spot.trace import Trace, TraceEvent
@@ -121,7 +122,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     assert (len(replay.done.added), instances.names) == (1, ["two"])
     redone = runtime.steps_redone
     instances.warn("two")
-    while runtime._fleet.drafters("v0"):
+    while runtime._fleet.drafters(WeightsVersion(0)):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert workers_of(runtime.rollout(PLAN)) == {"reserved-0"}

@@ -24,6 +24,7 @@ from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Runtime
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import Worker
 from storage.config_loading import load_config
@@ -73,11 +74,11 @@ def same(a, b) -> bool:
 
 def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
     runtime, worker = fresh, DeviceWorker(config, trains=False)
-    worker.own_weights("v0")
+    worker.own_weights(WeightsVersion(0))
     prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
     plan = runtime.explore(1)
     rolled = runtime.rollout(plan)
-    alone = worker.generate("v0", rollout_requests(plan, prompts, runtime.config.seed, 0))
+    alone = worker.generate(rollout_requests(plan, prompts, runtime.config.seed, 0))
     assert [d.sample.request for d in rolled.delivered] == [s.request for s in alone]
     for delivered, sample in zip(rolled.delivered, alone, strict=True):
         assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC)
@@ -158,7 +159,9 @@ def test_a_killed_spot_worker_s_samples_go_on_and_no_bit_of_the_weights_changes(
 def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monkeypatch):
     runtime, plan = fresh, fresh.explore(1)
     undisturbed = runtime.rollout(plan)
-    name = [device.name for device in runtime._fleet.workers("v0") if device.market == "spot"][-1]
+    name = [device.name for device in runtime._fleet.workers(WeightsVersion(0)) if device.market == "spot"][
+        -1
+    ]
     impatient = runtime.config.runtime.model_copy(update={"lease_s": 15.0})
     config = runtime.config.model_copy(update={"runtime": impatient})
     monkeypatch.setattr(runtime._fleet, "_dispatcher", Dispatcher(config))

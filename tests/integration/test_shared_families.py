@@ -25,7 +25,7 @@ from tests.integration.test_shared_processes import generate, strike_after_two_c
 from tests.pipeline_reference import PROMPTS, STEPS, family_config
 from tests.tiny_pipelines import save_pipeline
 from tests.tiny_run import perturbed
-from tests.worker_processes import KEY, ProcessFleet, process_fleet
+from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
@@ -58,17 +58,17 @@ def trained_weights(config: RunConfig) -> WeightState:
 
 
 def give_weights(fleet: ProcessFleet, weights: WeightState) -> None:
-    for call in [actor.call(Worker.load_weights, KEY, weights) for actor in fleet.actors.values()]:
+    for call in [actor.call(Worker.load_weights, WEIGHTS, weights) for actor in fleet.actors.values()]:
         call.result(timeout=60)
 
 
 def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSample]:
     worker = DeviceWorker(config, trains=False)
     if weights is None:
-        worker.own_weights(KEY)
+        worker.own_weights(WEIGHTS)
     else:
-        worker.load_weights(KEY, weights)
-    return worker.generate(KEY, REQUESTS)
+        worker.load_weights(WEIGHTS, weights)
+    return worker.generate(REQUESTS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

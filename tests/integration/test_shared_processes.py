@@ -37,7 +37,7 @@ from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.errors import GroupBrokenError
 from storage.runtime_config import WORKER_IN_URL
-from tests.worker_processes import KEY, ProcessFleet, process_fleet
+from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
@@ -90,7 +90,9 @@ def generate(
     folder = history / "0001"
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
-    groups = GroupedFleet(fleet, KEY, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s)
+    groups = GroupedFleet(
+        fleet, WEIGHTS, WEIGHT[degree], store, book, lambda device: "", config.runtime.lease_s
+    )
     batch = config.sampling.batch_size
     scheduler = scheduler or PullScheduler[SampleRequest](batch, config.runtime.lease_s, batch)
     loop, phase = Dispatcher(config, history=log, scheduler=scheduler), SamplePhase(requests, config.sampling)
@@ -103,7 +105,7 @@ def generate(
 
     groups.heed = strike_on_chunk  # type: ignore[method-assign]
     try:
-        loop.run(groups, KEY, phase)
+        loop.run(groups, phase)
         delivered = phase.delivered
     finally:
         groups.close()
@@ -113,8 +115,8 @@ def generate(
 
 def alone(config: RunConfig) -> list[GeneratedSample]:
     worker = DeviceWorker(config, trains=False)
-    worker.own_weights(KEY)
-    return worker.generate(KEY, REQUESTS)
+    worker.own_weights(WEIGHTS)
+    return worker.generate(REQUESTS)
 
 
 def strike_after_commits(
@@ -204,7 +206,7 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             begun = [
-                fleet.actors[name].call(Worker.in_group, 1, "begin_samples", KEY, 0, REQUESTS[:4], 6)
+                fleet.actors[name].call(Worker.in_group, 1, "begin_samples", WEIGHTS, 0, REQUESTS[:4], 6)
                 for name in members
             ]
             led, followed = (call.result(timeout=60.0) for call in begun)

@@ -17,6 +17,7 @@ from gpu_runtime.history_log import names_of
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.run_prompts import load_run_prompts
@@ -70,9 +71,9 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
     assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree, whoever works with whom"
     assert {len(one.worker.split("+")) for one in rolled.delivered} == {2}
     worker = DeviceWorker(runtime.config, trains=False)
-    worker.own_weights("v0")
+    worker.own_weights(WeightsVersion(0))
     prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(runtime.config)[0]}
-    alone = worker.generate("v0", rollout_requests(plan, prompts, runtime.config.seed, 0))
+    alone = worker.generate(rollout_requests(plan, prompts, runtime.config.seed, 0))
     for delivered, sample in zip(rolled.delivered, alone, strict=True):
         assert delivered.sample.request == sample.request
         assert np.abs(delivered.sample.latents_SC - sample.latents_SC).max() <= NEAR

@@ -19,7 +19,7 @@ from gpu_runtime.exploration.fidelity import preview_step
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from tests.fake_drafters import (
     STEPS,
     FakeDrafter,
@@ -84,7 +84,7 @@ class Stage:
     ) -> None:
         self.script, self.source = script, Planned()
         self.pool = FakePool(2, script, judge)
-        self.window = TrainingWindow(SeedPlan(1, {}), "v1", 1)
+        self.window = TrainingWindow(SeedPlan(1, {}), WeightsVersion(1))
         self.devices = fake_devices(devices, script)
         self.fleet = FakeFleet(self.devices)
         self.limits = DraftLimits(
@@ -100,9 +100,15 @@ class Stage:
     def run(self, *first: DraftTask) -> Drafted:
         judging = self.pool.open(4, tolerant=True)
         phase = DraftPhase(
-            first, self.source, judging, fake_prompts(PROMPTS), 1, self.limits, self.script.clock
+            first,
+            self.source,
+            judging,
+            fake_prompts(PROMPTS),
+            WeightsVersion(1),
+            self.limits,
+            self.script.clock,
         )
-        self.dispatcher.run(self.fleet, "v1", phase)
+        self.dispatcher.run(self.fleet, phase)
         phase.collect_what_is_done()
         return phase.made
 

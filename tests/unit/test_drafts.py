@@ -10,7 +10,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample, Sampler
 from gpu_runtime.samples_in_flight import SamplesInFlight
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
@@ -129,12 +129,12 @@ def test_drafts_begun_later_or_dropped_leave_nothing_behind(sampler):
 
 def test_a_worker_drafts_with_the_weights_it_is_asked_for_only():
     worker = DeviceWorker(load_config("smoke", ["sampling.batch_size=4"], {}), trains=False)
-    worker.own_weights("v0")
-    with pytest.raises(RuntimeFailure, match="holds weights 'v0', but 'v1' are asked for"):
-        worker.begin_samples("v1", 1, REQUESTS, 1)
-    chunk = worker.begin_samples("v0", 1, [request(0, 0, RequestKind.EXPLORE)], 1)
+    worker.own_weights(WeightsVersion(0))
+    with pytest.raises(RuntimeFailure, match="holds weights v0, but v1 are asked for"):
+        worker.begin_samples(WeightsVersion(1), 1, REQUESTS, 1)
+    chunk = worker.begin_samples(WeightsVersion(0), 1, [request(0, 0, RequestKind.EXPLORE)], 1)
     assert chunk.samples == () and chunk.states and chunk.notice is None
     # Half of a draft with other weights would be of no use.
-    worker.load_weights("v1", worker.weights())
+    worker.load_weights(WeightsVersion(1), worker.weights())
     with pytest.raises(RuntimeFailure, match="no samples of lease 1 are in flight"):
         worker.advance_samples(1, 1)

@@ -6,6 +6,7 @@ import pytest
 
 from gpu_runtime.devices import Weights
 from gpu_runtime.fleet import Fleet
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker_protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -13,8 +14,8 @@ from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
 from tests.tiny_run import hurried, tiny_config
 
-FIRST = Weights("v1", "digest of v1", {})
-SECOND = Weights("v2", "digest of v2", {})
+FIRST = Weights(WeightsVersion(1), "digest of v1", {})
+SECOND = Weights(WeightsVersion(2), "digest of v2", {})
 TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
 
 
@@ -36,11 +37,11 @@ class Stage:
     def events(self) -> list[tuple[str, str]]:
         return [(event.worker, event.kind) for event in self.fleet.take_device_events()]
 
-    def holders(self, key: str) -> list[str]:
-        return [device.name for device in self.fleet.workers(key)]
+    def holders(self, version: WeightsVersion) -> list[str]:
+        return [device.name for device in self.fleet.workers(version)]
 
-    def drafters(self, key: str) -> list[str]:
-        return [device.name for device in self.fleet.drafters(key)]
+    def drafters(self, version: WeightsVersion) -> list[str]:
+        return [device.name for device in self.fleet.drafters(version)]
 
 
 def test_spot_workers_watch_and_are_asked_reserved_ones_are_not():
@@ -56,24 +57,24 @@ def test_spot_workers_watch_and_are_asked_reserved_ones_are_not():
 
 def test_nobody_is_asked_where_nobody_watches():
     stage = Stage("none")
-    stage.drafters("v1")
+    stage.drafters(WeightsVersion(1))
     assert all("notice" not in worker.called for worker in stage.cluster.workers.values())
 
 
 def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
     stage = Stage()
     stage.cluster.workers[ONE].notice = NOTICE
-    assert stage.drafters("v1") == [TWO]
+    assert stage.drafters(WeightsVersion(1)) == [TWO]
     (event,) = stage.fleet.take_device_events()
     assert (event.worker, event.market, event.kind) == (ONE, "spot", "notice")
     assert event.detail == "gcp, in 30 s: preempted is TRUE"
     assert "spot-0.1" not in stage.cluster.workers, "its replacement starts with the next phase"
     stage.fleet.prepare(SECOND)
-    assert stage.holders("v2") == [TRAINER, TWO]
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
     stage.fleet.prepare(SECOND)  # what has loaded meanwhile is taken in
-    assert stage.holders("v2") == [TRAINER, TWO, "spot-0.1"]
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO, "spot-0.1"]
     assert stage.events() == [("spot-0.1", "joined")]
-    assert stage.holders("v1") == [ONE]
+    assert stage.holders(WeightsVersion(1)) == [ONE]
     stage.fleet.prepare(SECOND)
     assert list(stage.cluster.workers) == [TRAINER, ONE, TWO, "spot-0.1"], "it is replaced once"
 
@@ -81,11 +82,11 @@ def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
 def test_a_worker_whose_notice_is_withdrawn_is_a_worker_like_any_other():
     stage = Stage()
     stage.cluster.workers[ONE].notice = NOTICE
-    assert stage.drafters("v1") == [TWO]
+    assert stage.drafters(WeightsVersion(1)) == [TWO]
     stage.cluster.workers[ONE].notice = None
-    assert stage.drafters("v1") == [ONE, TWO]
+    assert stage.drafters(WeightsVersion(1)) == [ONE, TWO]
     stage.fleet.prepare(SECOND)
-    assert stage.holders("v2") == [TRAINER, ONE, TWO]
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, ONE, TWO]
     assert stage.events() == [(ONE, "notice"), (ONE, "withdrawn")]
     assert "spot-0.1" not in stage.cluster.workers
 
@@ -107,13 +108,13 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(method: str):
     stage.cluster.workers[ONE].silent.add(method)
     stage.fleet.prepare(SECOND)
     assert stage.cluster.workers[ONE].dead
-    assert stage.holders("v2") == [TRAINER, TWO]
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
     (event,) = stage.fleet.take_device_events()
     assert (event.worker, event.kind) == (ONE, "lost")
     assert "hung and was killed" in event.detail and "runtime.lease_s=0.05 s" in event.detail
     stage.fleet.prepare(SECOND)
     stage.fleet.prepare(SECOND)
-    assert "spot-0.1" in stage.holders("v2")
+    assert "spot-0.1" in stage.holders(WeightsVersion(2))
 
 
 class Times:
@@ -162,7 +163,7 @@ def test_what_cannot_start_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPa
     assert "4 times in a row" in stage.fleet.failed_starts[3].in_words
     assert "it is tried again in 4 phases" in stage.fleet.failed_starts[3].in_words
     assert [kind for worker, kind in stage.events() if worker.startswith("spot-0.")] == ["failed"] * tried
-    assert stage.holders("v2") == [TRAINER, TWO]
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
 
 
 Seconds = dict[tuple[str, str], float]
@@ -223,7 +224,7 @@ def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
 
 
 def lose(stage: Stage, name: str) -> None:
-    (device,) = [device for device in stage.fleet.workers("v1") if device.name == name]
+    (device,) = [device for device in stage.fleet.workers(WeightsVersion(1)) if device.name == name]
     stage.fleet.lose(device, WorkerLostError(f"{name} is gone"))
 
 
@@ -233,16 +234,16 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     lose(stage, ONE)
     (loaded,) = stage.fleet.welcome()
     newcomer = stage.cluster.workers["spot-0.1"]
-    assert stage.holders("v1") == [TRAINER, TWO], "nobody waits for it"
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "nobody waits for it"
     assert stage.fleet.welcome() == [loaded], "it is started once"
 
     newcomer.silent.add("load_weights")
     newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.welcome()
-    assert stage.holders("v1") == [TRAINER, TWO], "it does not pull before it holds the weights"
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it does not pull before it holds the weights"
     assert stage.fleet.welcome() == [given], "it is given them once"
     given.set_result("digest of v1")
-    assert stage.holders("v1") == [TRAINER, TWO, "spot-0.1"]
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO, "spot-0.1"]
     assert stage.fleet.welcome() == []
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined")]
 
@@ -262,7 +263,7 @@ def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twic
     assert newcomer.called.count("load_weights") == 1
     stage.fleet.prepare(SECOND)
     assert newcomer.called.count("load_weights") == 2
-    assert stage.holders("v2") == [TRAINER, TWO, "spot-0.1"]
+    assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO, "spot-0.1"]
 
 
 def test_other_weights_than_sent_end_the_run_in_the_midst_of_a_phase_too():
@@ -305,7 +306,7 @@ def test_what_dies_while_it_loads_is_started_again_with_the_next_phase_only():
     assert "spot-0.2" not in stage.cluster.workers
     stage.fleet.prepare(FIRST)
     stage.fleet.prepare(FIRST)
-    assert stage.holders("v1") == [TRAINER, TWO, "spot-0.2"]
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO, "spot-0.2"]
     assert [kind for worker, kind in stage.events() if worker == "spot-0.1"] == ["failed"]
 
 
@@ -321,10 +322,10 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
         return
     fleet.await_ready()
     fleet.prepare(FIRST)
-    assert [device.name for device in fleet.workers("v1")] == [TRAINER]
+    assert [device.name for device in fleet.workers(WeightsVersion(1))] == [TRAINER]
     cluster.workers[ONE].unanswered["ready"].set_result(WorkerReady(1.0))
     fleet.welcome()
-    assert [device.name for device in fleet.workers("v1")] == [TRAINER, ONE]
+    assert [device.name for device in fleet.workers(WeightsVersion(1))] == [TRAINER, ONE]
     assert cluster.markets == {TRAINER: "reserved", ONE: "spot"}
 
 
@@ -339,7 +340,7 @@ def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do
 
 def test_devices_that_train_together_do_not_draft_and_have_numbers_to_meet_by():
     stage = Stage("none", trainers=2)
-    assert stage.drafters("v1") == [ONE, TWO]
+    assert stage.drafters(WeightsVersion(1)) == [ONE, TWO]
     assert [device.name for device in stage.fleet.trainers.devices] == [TRAINER, "reserved-1"]
     places = {name: worker.among for name, worker in stage.cluster.workers.items()}
     assert [places[TRAINER].rank, places["reserved-1"].rank] == [0, 1]

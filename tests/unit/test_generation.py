@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,19 +35,17 @@ class Stage:
         names: Sequence[str] = (TRAINER, ONE, TWO),
         commit_steps: int = 1,
         requests: Sequence[SampleRequest] = REQUESTS,
-        key: str = "v1",
         commit_s: float = 0.0,
     ) -> None:
         self.script = script or Script()
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
         settings = {"commit_steps": commit_steps, "commit_s": commit_s, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
-        self.key = key
         self.phase = SamplePhase(requests, config.sampling)
         self.loop = Dispatcher(config, self.script.clock, ended=self.script)  # type: ignore[arg-type]
 
     def run(self) -> list[Delivered]:
-        self.loop.run(self.fleet, self.key, self.phase)
+        self.loop.run(self.fleet, self.phase)
         return self.phase.delivered
 
     def actor(self, name: str) -> FakeGenerator:
@@ -89,12 +88,6 @@ def test_evaluation_has_its_own_number_of_steps():
     stage = Stage(names=[TRAINER], requests=wanted)
     assert_all_there(stage.run(), SAMPLER.generate(wanted))
     assert stage.actor(TRAINER).calls == 3
-
-
-def test_nothing_to_generate():
-    stage = Stage(requests=[])
-    assert stage.run() == []
-    assert stage.script.waits == 0
 
 
 def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
@@ -268,8 +261,8 @@ def test_a_device_whose_notice_is_withdrawn_pulls_again():
 
 
 def test_a_worker_that_holds_other_weights_ends_the_phase():
-    with pytest.raises(RuntimeFailure, match="holds weights 'v1', but 'v2' are asked for"):
-        Stage(key="v2").run()
+    with pytest.raises(RuntimeFailure, match="holds weights v0, but v2 are asked for"):
+        Stage(requests=[replace(one, policy_version=2) for one in REQUESTS]).run()
 
 
 def test_a_device_that_comes_in_the_midst_of_a_phase_pulls_and_no_bit_changes():

@@ -51,7 +51,7 @@ class Stage:
         phase = SamplePhase(REQUESTS, self.config.sampling)
         if accepted is not None:
             phase._delivered = accepted
-        self.loop.run(self.fleet, "v1", phase)
+        self.loop.run(self.fleet, phase)
         return self.loop
 
     def report(self) -> HistoryReport:

@@ -16,6 +16,7 @@ from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeMeeting, Script
@@ -77,7 +78,7 @@ class Stage:
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
         self.meeting = FakeMeeting(self.fleet.actors, self.script)
         self.groups = GroupedFleet(
-            self.fleet, "v1", step_s, self.meeting, EpochBook(),
+            self.fleet, WeightsVersion(0), step_s, self.meeting, EpochBook(),
             lambda device: (instances or {}).get(device.name, ""), LEASE_S,
         )  # fmt: skip
         settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
@@ -88,7 +89,7 @@ class Stage:
 
     def run(self) -> list[Delivered]:
         try:
-            self.loop.run(self.groups, "v1", self.phase)
+            self.loop.run(self.groups, self.phase)
             return self.phase.delivered
         finally:
             self.groups.close()

@@ -16,7 +16,7 @@ from gpu_runtime.history_log import HistoryLog, new_life
 from gpu_runtime.history_tail import read_history
 from gpu_runtime.measured_fleet import MeasuredFleet
 from gpu_runtime.scheduling.history_check import check_history
-from gpu_runtime.scheduling.requests import SampleRequest
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.epochs import EpochBook
 from gpu_runtime.sequence_parallel.pace import Pace
 from storage.records import GroupRecord
@@ -51,15 +51,15 @@ class Phase:
         rest = (meeting, EpochBook(), lambda device: "", LEASE_S)
         self.pace = pace or Pace()
         if fixed:
-            self.groups = GroupedFleet(self.fleet, "v1", fixed, *rest)
+            self.groups = GroupedFleet(self.fleet, WeightsVersion(0), fixed, *rest)
         else:
-            self.groups = MeasuredFleet(self.fleet, "v1", self.pace, DEGREES, *rest, time.clock)
+            self.groups = MeasuredFleet(self.fleet, WeightsVersion(0), self.pace, DEGREES, *rest, time.clock)
         settings = {"commit_steps": 1, "commit_s": 0.0, "lease_s": LEASE_S}
         self.requests = requests(batches)
         config = tiny_config(runtime=settings)
         self.loop = Dispatcher(config, time.clock, ended=time)  # type: ignore[arg-type]
         self.phase = SamplePhase(self.requests, config.sampling)
-        self.loop.run(self.groups, "v1", self.phase)
+        self.loop.run(self.groups, self.phase)
         delivered = self.phase.delivered
         self.took_s = time.now
         self.groups.close()
@@ -158,8 +158,8 @@ def in_any_order(
         for _ in range(2):
             pace.note(degree, chance.choice([0.1, 0.4, 1.0, 1.5]), first=False)
     groups = MeasuredFleet(
-        fleet, "v1", pace, DEGREES, FakeMeeting(fleet.actors, script), EpochBook(), lambda device: "",
-        LEASE_S, script.clock,
+        fleet, WeightsVersion(0), pace, DEGREES, FakeMeeting(fleet.actors, script), EpochBook(),
+        lambda device: "", LEASE_S, script.clock,
     )  # fmt: skip
     settings = {"commit_steps": chance.choice([0, 1, 2]), "commit_s": 0.0, "lease_s": LEASE_S}
     driver = HistoryLog(new_life(history), "driver")
@@ -177,7 +177,7 @@ def in_any_order(
             since, until = waits, waits + chance.randrange(12)
             actor.notice_at = lambda look, a=since, b=until: NOTICE if a <= look < b else None
     try:
-        loop.run(groups, "v1", phase)
+        loop.run(groups, phase)
         return phase.delivered
     finally:
         groups.close()

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
 from gpu_runtime.samples_in_flight import SamplesInFlight
-from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
@@ -93,16 +93,16 @@ def test_a_device_under_notice_does_no_step(sampler):
 
 def test_a_worker_generates_with_the_weights_it_is_asked_for_only():
     worker = DeviceWorker(load_config("smoke", ["sampling.batch_size=4"], {}), trains=False)
-    worker.own_weights("v0")
+    worker.own_weights(WeightsVersion(0))
     assert worker.notice() is None
     wanted = [request(0, 0)]
-    with pytest.raises(RuntimeFailure, match="holds weights 'v0', but 'v1' are asked for"):
-        worker.begin_samples("v1", 0, wanted, 1)
-    (state,) = worker.begin_samples("v0", 0, wanted, 1).states
+    with pytest.raises(RuntimeFailure, match="holds weights v0, but v1 are asked for"):
+        worker.begin_samples(WeightsVersion(1), 0, wanted, 1)
+    (state,) = worker.begin_samples(WeightsVersion(0), 0, wanted, 1).states
     assert state.step == 1
     # Half of a sample with other weights would be nobody's.
-    worker.load_weights("v1", worker.weights())
+    worker.load_weights(WeightsVersion(1), worker.weights())
     with pytest.raises(RuntimeFailure, match="no samples of lease 0 are in flight"):
         worker.advance_samples(0, 1)
     with pytest.raises(RuntimeFailure, match="are asked for"):
-        worker.begin_samples("v0", 1, [state], 1)
+        worker.begin_samples(WeightsVersion(0), 1, [state], 1)

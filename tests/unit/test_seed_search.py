@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from gpu_runtime.devices import Weights
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.seed_search import SeedSearch
 from storage.config import RunConfig
 from storage.prompts import PromptRecord
@@ -44,7 +44,7 @@ def test_a_budget_is_what_a_window_holds_less_what_is_scored_again(headroom, res
     search = make_search()
     search._explorer.forecast.add_window(5.0)
     search._explorer.forecast.add_drafts(lease_s=4.0, full_drafts=8.0)
-    again = [search._task(1, 1, MONITOR_ROUND, Draft(0, seed)) for seed in range(rescored)]
+    again = [search._task(1, WeightsVersion(1), MONITOR_ROUND, Draft(0, seed)) for seed in range(rescored)]
     # Five seconds on two devices, at half a second a draft.
     assert search._budget(2, headroom, again) == pytest.approx(budget)
 
@@ -52,7 +52,7 @@ def test_a_budget_is_what_a_window_holds_less_what_is_scored_again(headroom, res
 def test_a_budget_that_is_set_is_the_budget():
     search = make_search(drafts=7)
     assert search._budget(2) == 7
-    assert search._budget(2, 1.5, [search._task(1, 1, MONITOR_ROUND, Draft(0, 0))]) == 7
+    assert search._budget(2, 1.5, [search._task(1, WeightsVersion(1), MONITOR_ROUND, Draft(0, 0))]) == 7
 
 
 def test_without_a_window_before_there_is_no_budget():
@@ -72,7 +72,7 @@ def drafted(iteration: int, version: int) -> SeedPlan:
 def reviewed(search: SeedSearch, next_plan: SeedPlan, version_after: int) -> SeedPlan:
     """The next plan after a review of an iteration whose ranks have turned round."""
     plan = drafted(3, version=1)
-    search.open_window(plan, Weights("v2", "", {}), 2)
+    search.open_window(plan, WeightsVersion(2))
     assert search._window is not None
     search._window.rescored = tuple(
         Candidate(prompt, seed, "full", 2, 1 - seed / 8, False, None, MONITOR_ROUND)

@@ -14,7 +14,7 @@ from gpu_runtime.devices import Weights, refuse_standbys_with_gpus
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.fleet import Fleet
 from gpu_runtime.history_log import HistoryLog, new_life
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import HostUsage
 from storage.config_loading import load_config
@@ -23,7 +23,7 @@ from tests.fake_cluster import FakeCluster, FakeWorker
 from tests.fake_generators import NOTICE
 from tests.tiny_run import hurried, tiny_config
 
-WEIGHTS = Weights("v1", "digest of v1", {})
+WEIGHTS = Weights(WeightsVersion(1), "digest of v1", {})
 TRAINER, ONE, TWO, STANDBY = "reserved-0", "spot-0", "spot-1", "standby-0"
 
 
@@ -58,12 +58,12 @@ class Stage:
         return self.cluster.workers[STANDBY]
 
     def lose(self, name: str) -> None:
-        (device,) = [device for device in self.fleet.workers("v1") if device.name == name]
+        (device,) = [device for device in self.fleet.workers(WeightsVersion(1)) if device.name == name]
         device.actor.kill()
         self.fleet.lose(device, WorkerLostError(f"{name} is gone"))
 
     def holders(self) -> list[str]:
-        return [device.name for device in self.fleet.workers("v1")]
+        return [device.name for device in self.fleet.workers(WeightsVersion(1))]
 
     def events(self) -> list[tuple[str, str]]:
         return [(event.worker, event.kind) for event in self.fleet.take_device_events()]
@@ -115,7 +115,7 @@ def test_a_standby_is_no_device_until_it_takes_a_place_and_is_paid_for_from_then
 def test_a_worker_under_notice_is_replaced_by_the_standby():
     stage = Stage()
     stage.cluster.workers[ONE].notice = NOTICE
-    stage.fleet.drafters("v1")
+    stage.fleet.drafters(WeightsVersion(1))
     settle(stage)
     assert stage.holders() == [TRAINER, ONE, TWO, "spot-0.1"]
     assert stage.events() == [(ONE, "notice"), ("spot-0.1", "joined")]
@@ -126,7 +126,7 @@ def test_one_that_takes_a_place_may_be_under_notice_itself():
     stage.lose(ONE)
     settle(stage)
     stage.standby.notice = NOTICE
-    assert [device.name for device in stage.fleet.drafters("v1")] == [TWO]
+    assert [device.name for device in stage.fleet.drafters(WeightsVersion(1))] == [TWO]
     settle(stage)
     assert stage.holders() == [TRAINER, TWO, "spot-0.1", "spot-0.2"]
 
@@ -293,8 +293,8 @@ def test_a_standby_makes_the_bits_of_any_worker_and_writes_the_history_of_its_pl
     request = SampleRequest(RequestKind.ROLLOUT, config.seed, 1, 0, 0, 0, "a sign")
 
     def drawn(worker: DeviceWorker) -> GeneratedSample:
-        worker.own_weights("v0")
-        first = worker.begin_samples("v0", 7, [request], 2)
+        worker.own_weights(WeightsVersion(0))
+        first = worker.begin_samples(WeightsVersion(0), 7, [request], 2)
         (sample,) = worker.advance_samples(7, config.sampling.rollout_steps - first.states[0].step).samples
         assert isinstance(sample, GeneratedSample)
         return sample

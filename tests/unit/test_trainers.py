@@ -12,6 +12,7 @@ import pytest
 from gpu_runtime import trainers as module
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.devices import Device
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.trainers import Trainers
 from gpu_runtime.worker_protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, TrainingError, WorkerLostError
@@ -143,8 +144,8 @@ def test_nobody_waits_beyond_the_limit():
 def test_devices_that_hold_different_weights_end_the_run():
     stage = Stage("digest a", "digest b")
     with pytest.raises(RuntimeFailure, match="reserved-0 digest a, reserved-1 digest b; resume"):
-        stage.trainers.hold_own("v1")
-    assert not stage.trainers.holds("v1")
+        stage.trainers.hold_own(WeightsVersion(1))
+    assert not stage.trainers.holds(WeightsVersion(1))
     same = Stage("digest a", "digest a")
-    assert same.trainers.hold_own("v1") == "digest a"
-    assert same.trainers.holds("v1") and not same.trainers.holds("v0")
+    assert same.trainers.hold_own(WeightsVersion(1)) == "digest a"
+    assert same.trainers.holds(WeightsVersion(1)) and not same.trainers.holds(WeightsVersion(0))

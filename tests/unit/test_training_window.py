@@ -5,10 +5,11 @@ from __future__ import annotations
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.window import WindowForecast
+from gpu_runtime.scheduling.requests import WeightsVersion
 
 
 def window() -> TrainingWindow:
-    return TrainingWindow(SeedPlan(1, {}), "v1", 1)
+    return TrainingWindow(SeedPlan(1, {}), WeightsVersion(1))
 
 
 def test_listeners_are_told_of_every_end():

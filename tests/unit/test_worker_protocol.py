@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.scoring_worker import ScoringWorker
 from gpu_runtime.trainers import Trainers
 from gpu_runtime.worker import DeviceWorker
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     def wrong_calls(
         device: RemoteActor[Worker], scorer: RemoteActor[ImageScorer], trainers: Trainers
     ) -> None:
-        device.call(Worker.begin_samples, "v1", 0, [])  # pyright: ignore[reportCallIssue]
+        device.call(Worker.begin_samples, WeightsVersion(1), 0, [])  # pyright: ignore[reportCallIssue]
         device.call(Worker.advance_samples, "0", 3)  # pyright: ignore[reportArgumentType]
         device.call(ImageScorer.ready)  # pyright: ignore[reportArgumentType]
         device.call("ready")  # pyright: ignore[reportArgumentType, reportCallIssue]

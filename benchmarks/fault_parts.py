@@ -134,7 +134,7 @@ class Parts:
         self.folder = Home.from_environment().ensure().path / "benchmarks" / f"preemption-{series}"
         self.home = Home(self.folder / "home").ensure()
         without: set[FaultKind] = set() if cluster == "ray" else {"agent_death"}
-        self.kinds = tuple(
+        self.kinds: tuple[FaultKind, ...] = tuple(
             kind for kind, times in _OFTEN.items() if kind not in without for _ in range(times)
         )
 

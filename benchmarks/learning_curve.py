@@ -26,10 +26,13 @@ from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.run_prompts import load_run_prompts
+
+_OWN, _AVERAGE = WeightsVersion(0), WeightsVersion(0, averaged=True)
+"""There is one worker, which always has the newest."""
 
 
 @dataclass
@@ -86,7 +89,7 @@ class LearningCurve:
         self._explorer = SeedExplorer(config, list(self._by_id))
         self._scorer = build_scorer(config.reward.scorer, config.reward)
         self._worker = DeviceWorker(config, trains=True)
-        self._worker.own_weights("own")
+        self._worker.own_weights(_OWN)
         self._before = self._explorer.state()
         self.curve = Curve()
 
@@ -124,7 +127,7 @@ class LearningCurve:
             SampleRequest(kind, self.config.seed, iteration, prompt, seed, 0, self._by_id[prompt].text)
             for prompt, seed in seeds
         ]
-        samples = self._worker.generate("own", requests)
+        samples = self._worker.generate(requests)
         start = time.process_time()
         prompts = [self._by_id[prompt] for prompt, _ in seeds]
         scores = score_each(self._scorer, [sample.image_HWC for sample in samples], prompts)
@@ -177,9 +180,9 @@ class LearningCurve:
 
     def _evaluate(self, iteration: int) -> None:
         if self.config.optimizer.ema_decay > 0 and iteration > 0:
-            self._worker.load_weights("average", self._worker.average_weights())
+            self._worker.load_weights(_AVERAGE, self._worker.average_weights())
         else:
-            self._worker.own_weights("average")
+            self._worker.own_weights(_AVERAGE)
         shown = [
             (prompt, seed)
             for prompt in self._held_out
@@ -187,12 +190,12 @@ class LearningCurve:
         ]
         # The same noise for every run seed: curves differ by what was learned alone.
         requests = [
-            SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
+            SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, averaged=True)
             for prompt, seed in shown
         ]
-        images = [sample.image_HWC for sample in self._worker.generate("average", requests)]
+        images = [sample.image_HWC for sample in self._worker.generate(requests)]
         scores = score_each(self._scorer, images, [prompt for prompt, _ in shown])
-        self._worker.own_weights("own")
+        self._worker.own_weights(_OWN)
         self.curve.iterations.append(iteration)
         self.curve.score.append(statistics.fmean(score.value for score in scores))
         self.curve.exact.append(statistics.fmean(score.exact for score in scores))

@@ -6,7 +6,7 @@ has its share from the beginning, and nobody takes from another's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import cycle
 from typing import Generic
 
@@ -35,13 +35,13 @@ class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
         self._share(progress).remove(progress)
         self.count[progress.item.kind] -= 1
 
-    def take(self, version: int, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
+    def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
         taken = self.of[self.turn].take(version, kinds, count)
         for progress in taken:
             self.count[progress.item.kind] -= 1
         return taken
 
-    def deal(self, version: int, batch_size: int) -> None:
+    def deal(self, version: Hashable, batch_size: int) -> None:
         """Deal the pool out, a batch to each worker in turn."""
         for worker in cycle(tuple(self.of)):
             batch = self._pool.take(version, tuple(RequestKind), batch_size)
@@ -51,7 +51,7 @@ class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
                 self._owner[progress] = worker
                 self.of[worker].add(progress)
 
-    def drop(self, worker: str, version: int) -> None:
+    def drop(self, worker: str, version: Hashable) -> None:
         """A worker is gone: its share goes to the pool."""
         share = self.of.pop(worker, None)
         while share is not None and (left := share.take(version, tuple(RequestKind), 1)):
@@ -75,7 +75,7 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
     """
 
     def __init__(
-        self, batch_size: int, lease_s: float, max_held: int, workers: Sequence[str], version: int
+        self, batch_size: int, lease_s: float, max_held: int, workers: Sequence[str], version: Hashable
     ) -> None:
         super().__init__(batch_size, lease_s, max_held)
         self._shares: _Shares[RequestT] = _Shares(workers)
@@ -91,7 +91,7 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
         self,
         worker: str,
         now: float,
-        holds: int,
+        holds: Hashable,
         room: int,
         kinds: Collection[RequestKind] = tuple(RequestKind),
     ):

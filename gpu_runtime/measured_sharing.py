@@ -8,6 +8,7 @@ from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.phase import GeneratingFleet
 from gpu_runtime.grouped_fleet import GroupedFleet
 from gpu_runtime.measured_fleet import MeasuredFleet
+from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.pace import Pace, RequestClass
 from gpu_runtime.sharing import Sharing
 from storage.config import RunConfig
@@ -33,14 +34,14 @@ class MeasuredSharing(Sharing):
         self._class = RequestClass(config.model.height, config.model.width, config.sampling.batch_size)
         self._pace = Pace()
 
-    def _grouped(self, fleet: GeneratingFleet, key: str, degree: int) -> GroupedFleet:
+    def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
         if degree != AUTO:
-            return super()._grouped(fleet, key, degree)
+            return super()._grouped(fleet, version, degree)
         at_most = self._config.sequence_parallel.at_most
         degrees = [size for size in self._degrees if size <= at_most]
         lease_s = self._config.runtime.lease_s
         return MeasuredFleet(
-            fleet, key, self._pace, degrees, self._meeting_place(), self._book, self._instance_of, lease_s
+            fleet, version, self._pace, degrees, self._meeting_place(), self._book, self._instance_of, lease_s
         )
 
     def take_step_times(self) -> list[StepTimeRecord]:

@@ -21,7 +21,7 @@ from gpu_runtime.sequence_parallel.epochs import EpochBook
 from gpu_runtime.worker import DeviceWorker
 from gpu_runtime.worker_protocol import Worker
 from storage.config import RunConfig
-from tests.integration.test_shared_processes import generate, strike_after_two_commits
+from tests.integration.test_shared_processes import generate, strike_after_commits
 from tests.pipeline_reference import PROMPTS, STEPS, family_config
 from tests.tiny_pipelines import save_pipeline
 from tests.tiny_run import perturbed
@@ -93,7 +93,7 @@ def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: 
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         weights = trained_weights(config)
         give_weights(fleet, weights)
-        strike = partial(strike_after_two_commits, fleet.actors["spot-0"], signal.SIGKILL)
+        strike = partial(strike_after_commits, fleet.actors["spot-0"], signal.SIGKILL, 2)
         rough = generate(fleet, config, tmp_path, ControlStore(), EpochBook(), strike, requests=REQUESTS)
         assert fleet.lost == ["spot-0"]
     assert {1, 2} <= {degree for degrees in rough.degrees.values() for degree in degrees}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -31,7 +32,7 @@ class Known:
     leases_before: int = 0  # leases up to this number are of an earlier request of this identity
 
     @property
-    def alike(self) -> tuple[RequestKind, int, int, int]:
+    def alike(self) -> tuple[RequestKind, Hashable, int, int]:
         return self.item.kind, self.item.version, self.item.steps, self.step
 
 

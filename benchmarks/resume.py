@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,13 +73,20 @@ KILLS = (
 
 
 def start(
-    home: Path, run_id: str, command: str, every: int = 1, errors: int = subprocess.DEVNULL
+    home: Path,
+    run_id: str,
+    command: str,
+    every: int = 1,
+    errors: int = subprocess.DEVNULL,
+    settings: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start or resume a run that announces its phases on standard output; `errors` as of `Popen`."""
     arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id]
     if command == "train":
         arguments += [
-            item for value in (*_SETTINGS, f"checkpoint.every={every}") for item in ("--set", value)
+            item
+            for value in (*_SETTINGS, f"checkpoint.every={every}", *settings)
+            for item in ("--set", value)
         ]
     return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.announced_run", command, *arguments],
@@ -124,9 +132,9 @@ class Outcome:
     redone: int
 
 
-def disturb(home: Path, kill: Kill, run_id: str) -> Outcome:
+def disturb(home: Path, kill: Kill, run_id: str, settings: Sequence[str] = ()) -> Outcome:
     """Start a run, kill as planned, and resume it unless it survived."""
-    child = start(home, run_id, "train", kill.every)
+    child = start(home, run_id, "train", kill.every, settings=settings)
     assert child.stdout is not None
     seen = committed = trained = 0
     killed = False

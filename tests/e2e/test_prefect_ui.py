@@ -30,10 +30,10 @@ pytestmark = [
 ]
 
 EXPLORED = "explored"
-ITERATIONS = 12
+ITERATIONS = 8
 SMALL = [
     "algorithm.prompts_per_iteration=12", "exploration.candidates=10", "evaluation.prompts=32",
-    "evaluation.every=3", "evaluation.gallery=8",
+    "evaluation.every=2", "evaluation.gallery=8", "runtime.cluster=local",
 ]  # fmt: skip
 """Makes a preset that explores small enough for a test; it still learns something."""
 
@@ -137,7 +137,7 @@ def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPag
         prefect.choose("Preset", "smoke")
         prefect.write("Iterations", "10000")  # it must not end by itself, however quick the machine
         prefect.write("Identifier of the new run", "cancelled-here")
-        prefect.add_to_list(["evaluation.every=0"])
+        prefect.add_to_list(["evaluation.every=0", "runtime.cluster=local"])
         prefect.submit()
         prefect.wait_for_state("Running")
         store = RunStore(up.home)

@@ -19,6 +19,8 @@ from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
 from ui.seed_charts import draft_map
 
+pytestmark = pytest.mark.xdist_group("recorded")
+
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = UI / "screens" / "seeds.py"
 VERSION_1 = Path(__file__).resolve().parents[1] / "integration" / "schema_version_1.sql"
@@ -58,6 +60,7 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
     assert not page.metric
 
 
+@pytest.mark.takes(30)  # where it is the first that needs the recorded runs
 def test_a_finished_run(recorded: None):
     page = opened()
     assert "explored :green-badge[finished]" in page.header[0].value
@@ -140,6 +143,7 @@ def test_alerts_stand_at_the_top(store: RunStore):
     assert "not for this page" not in text
 
 
+@pytest.mark.takes(15)
 def test_ranks_that_do_not_hold(store: RunStore):
     live_run(store)
     for iteration in (1, 2, 3, 4):

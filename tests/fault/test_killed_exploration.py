@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import resume
 from benchmarks.resume import Kill, disturb, state_of
 from storage.home import Home
 from storage.run_store import RunStore
@@ -21,15 +20,12 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.setattr(resume, "_SETTINGS", (*resume._SETTINGS, *SETTINGS))
-    yield tmp_path_factory.mktemp("killed")
-    patch.undo()
+    return tmp_path_factory.mktemp("killed")
 
 
 @pytest.fixture(scope="module")
 def undisturbed(home):
-    return undisturbed_state(home)
+    return undisturbed_state(home, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +36,6 @@ def undisturbed(home):
 def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how):
     assert undisturbed
     run_id = f"killed-{kill.victim}"
-    assert disturb(home, kill, run_id).how == how
+    assert disturb(home, kill, run_id, SETTINGS).how == how
     assert state_of(home, run_id) == undisturbed
     assert RunStore(Home(home)).run(run_id).status == "finished"

@@ -19,6 +19,9 @@ from tests.killed_run import undisturbed_state
 
 pytestmark = pytest.mark.slow
 
+WITHOUT_RAY = ("runtime.cluster=local",)
+"""Its workers start ten times sooner, and compute the same bits (`tests/integration/test_clusters.py`)."""
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
@@ -27,7 +30,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(home):
-    return undisturbed_state(home)
+    return undisturbed_state(home, WITHOUT_RAY)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +46,7 @@ def undisturbed(home):
 def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how):
     assert set(undisturbed) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
     run_id = f"killed-{kill.victim}"
-    outcome = disturb(home, kill, run_id)
+    outcome = disturb(home, kill, run_id, WITHOUT_RAY)
     assert (outcome.how, outcome.lost) == (how, 0)
     assert outcome.redone <= 1
     assert state_of(home, run_id) == undisturbed

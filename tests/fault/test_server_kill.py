@@ -22,7 +22,9 @@ from storage.run_store import RunStore
 pytestmark = pytest.mark.slow
 
 ITERATIONS = 6
-SETTINGS = (f"iterations={ITERATIONS}", "runtime.spot_workers=1", "runtime.scorer_workers=1")
+SETTINGS = (
+    f"iterations={ITERATIONS}", "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.cluster=local",
+)  # fmt: skip
 LIMIT_S = 90
 """From the kill to the end of the run, of which the rest of its work is about five seconds."""
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
 SETTINGS = (
     "evaluation.prompts=4", "evaluation.every=0", "evaluation.gallery=0", "runtime.spot_workers=1",
-    "runtime.scorer_workers=1", "runtime.history=true",
+    "runtime.scorer_workers=1", "runtime.history=true", "runtime.cluster=local",
 )  # fmt: skip
 
 
@@ -127,7 +127,8 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
 
 
 def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
-    form = {"preset": "smoke", "iterations": 12, "run_id": "c", "settings": list(SETTINGS)}
+    on_ray = [*SETTINGS, "runtime.cluster=ray"]
+    form = {"preset": "smoke", "iterations": 12, "run_id": "c", "settings": on_ray}
     flow_run = up.start_run("post-train", form).json()
     store = RunStore(up.home)
     wait_until(

@@ -20,7 +20,7 @@ def test_a_model_family_goes_the_whole_road(home, tmp_path):
         "qwen-image",
         folder,
         reward={"scorer": "jpeg"},
-        runtime={"spot_workers": 1, "scorer_workers": 1},
+        runtime={"spot_workers": 1, "scorer_workers": 1, "cluster": "local"},
         evaluation={"prompts": 4, "gallery": 4},
         sequence_parallel={"rollout": 2},
     )

@@ -24,7 +24,7 @@ from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.run_prompts import load_run_prompts
@@ -53,7 +53,7 @@ def run(config: RunConfig, iterations: int) -> BareResult:
     by_id = {prompt.prompt_id: prompt for prompt in train_prompts}
     scorer = build_scorer(config.reward.scorer, config.reward)
     worker = DeviceWorker(config, trains=True)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     result = BareResult()
     version = 0
     for iteration in range(1, iterations + 1):
@@ -71,7 +71,7 @@ def run(config: RunConfig, iterations: int) -> BareResult:
             _, kept = training_samples(samples, scores, config)
             report = worker.train(kept)
         version += bool(report.training_steps)
-        worker.own_weights(WeightsVersion(version))
+        worker.use_training_weights(WeightsVersion(version))
         result.rewards.append(statistics.fmean(score.value for score in scores))
         result.max_ratio_deviation = max(result.max_ratio_deviation, report.ratio_deviation)
     result.digest = weights_digest(worker.weights())

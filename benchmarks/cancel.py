@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.history_tail import HistoryTail
+from gpu_runtime.worker.history_tail import HistoryTail
 from storage.checkpoints import CheckpointStore
 from storage.environment import environment
 from storage.errors import RuntimeFailure

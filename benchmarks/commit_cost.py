@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import psutil
 
 from benchmarks.uneven_workers import UnevenFleet
-from gpu_runtime.actors.ray_cluster import RayCluster
-from gpu_runtime.devices import Device
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.run_prompts import load_run_prompts
 
@@ -58,7 +58,7 @@ def commit_cost(config: RunConfig, turns: int) -> CommitCost:
     cluster = RayCluster(config)
     try:
         worker = cluster.start("commit-cost", DeviceWorker, config, False, gpu=True)
-        worker.call(Worker.own_weights, _WEIGHTS).result()
+        worker.call(Worker.use_training_weights, _WEIGHTS).result()
         device = Device(worker, "reserved", _WEIGHTS)
         _cpu_s_of(device, requests, config, 1)  # the first batches of a process are slow
         plain, saved, commits = [], [], 0

@@ -22,7 +22,7 @@ from benchmarks.exploration import FULL_EVERY, FULL_SEEDS, PRESETS, arm_config, 
 from benchmarks.exploration_summary import FLEET, measure_of, reached_at, slowness_of, target_of
 from benchmarks.learning_curve import Curve, ModelledFleet
 from benchmarks.report import RESULTS, add_keep_option, finish
-from gpu_runtime.spot.known_prices import known_prices
+from gpu_runtime.spot.prices.known_prices import known_prices
 
 DEVICE = "H100"
 FLEETS = {

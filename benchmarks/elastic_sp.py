@@ -36,11 +36,11 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.chaos.cast import TRAINER
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.sample_phase import Delivered
-from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.environment import environment
@@ -120,7 +120,7 @@ def _held(lines: Sequence[HistoryLine]) -> dict[str, float]:
 def _largest_error(config: RunConfig, delivered: Sequence[Delivered]) -> float:
     """The largest deviation of a sample's latents from those that one process makes alone."""
     worker = DeviceWorker(config, trains=False)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     requests = list(dict.fromkeys(one.sample.request for one in delivered))
     size = config.sampling.batch_size
     alone = {

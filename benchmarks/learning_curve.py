@@ -27,7 +27,7 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.run_prompts import load_run_prompts
 
@@ -89,7 +89,7 @@ class LearningCurve:
         self._explorer = SeedExplorer(config, list(self._by_id))
         self._scorer = build_scorer(config.reward.scorer, config.reward)
         self._worker = DeviceWorker(config, trains=True)
-        self._worker.own_weights(_OWN)
+        self._worker.use_training_weights(_OWN)
         self._before = self._explorer.state()
         self.curve = Curve()
 
@@ -182,7 +182,7 @@ class LearningCurve:
         if self.config.optimizer.ema_decay > 0 and iteration > 0:
             self._worker.load_weights(_AVERAGE, self._worker.average_weights())
         else:
-            self._worker.own_weights(_AVERAGE)
+            self._worker.use_training_weights(_AVERAGE)
         shown = [
             (prompt, seed)
             for prompt in self._held_out
@@ -195,7 +195,7 @@ class LearningCurve:
         ]
         images = [sample.image_HWC for sample in self._worker.generate(requests)]
         scores = score_each(self._scorer, images, [prompt for prompt, _ in shown])
-        self._worker.own_weights(_OWN)
+        self._worker.use_training_weights(_OWN)
         self.curve.iterations.append(iteration)
         self.curve.score.append(statistics.fmean(score.value for score in scores))
         self.curve.exact.append(statistics.fmean(score.exact for score in scores))

@@ -18,13 +18,13 @@ from benchmarks.goodput import Course
 from benchmarks.shared_samples import keep_iteration
 from flows.disturbed_run import HANG_S
 from gpu_runtime.chaos.fault_injector import FaultInjector
+from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.history_tail import read_history
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.history_report import HistoryReport
-from gpu_runtime.spot.fault_schedule import Fault
-from gpu_runtime.spot.played_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.worker.history_tail import read_history
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.runtime_config import WORKER_IN_URL

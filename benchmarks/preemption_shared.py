@@ -23,7 +23,7 @@ from benchmarks.goodput import measure, predicted
 from benchmarks.preempted_run import Outcome, run
 from benchmarks.report import add_keep_option, finish
 from benchmarks.shared_samples import broken, compare, degrees_of
-from gpu_runtime.spot.fault_schedule import Fault, FaultKind, draw_faults
+from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, draw_faults
 from storage.config_loading import load_config
 from storage.environment import environment
 

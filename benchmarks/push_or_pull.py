@@ -30,10 +30,10 @@ from benchmarks.simulated_phase import GenerationPhase, SimulatedDevice
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import WorkItem
-from gpu_runtime.spot.replay import thinned
-from gpu_runtime.spot.trace import Trace
-from gpu_runtime.spot.trace_files import read_trace
-from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.files import read_trace
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.replay import thinned
+from gpu_runtime.spot.traces.trace import Trace
 
 SPOT, BATCH, STEPS, COMMIT_STEPS = 8, 16, 10, 4
 BATCHES = 128

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_runtime.chaos.cast import Cast, Player
-from gpu_runtime.history_log import HistoryLog
-from gpu_runtime.history_tail import HistoryTail
+from gpu_runtime.chaos.cast import RunProcess, RunProcesses
 from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine
+from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.history_tail import HistoryTail
 from storage.records import StateInterval
 
 HANG_S = 10.0
@@ -81,7 +81,7 @@ class Striker:
         self.left = kills
         self.trouble: str | None = None
         """Why it gave up, if it did."""
-        self._tail, self._cast = HistoryTail(history), Cast()
+        self._tail, self._cast = HistoryTail(history), RunProcesses()
         self._history = history
         self._devices = devices
         self._random = random.Random(seed)
@@ -115,12 +115,12 @@ class Striker:
             # Any moment of a chunk: most of it, members wait for each other in a collective.
             over.wait(self._random.uniform(0.0, 0.3))
             log.note("kill", worker=victim.name)
-            victim.doomed = victim.send(signal.SIGKILL)
+            victim.targeted = victim.send(signal.SIGKILL)
             self._in_step, waiting_since = frozenset(), time.monotonic()
             self.left -= 1
             print(f"killed {victim.name}, {self.left} left", file=sys.stderr, flush=True)
 
-    def _victim(self) -> Player | None:
+    def _victim(self) -> RunProcess | None:
         """A spot worker of the whole group, once that has done a step."""
         lines = self._tail.new()
         self._cast.hear(lines)

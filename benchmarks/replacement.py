@@ -33,11 +33,11 @@ import torch
 
 from benchmarks.elastic_sp import nearest_rank
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.chaos.cast import Cast, Player
+from gpu_runtime.chaos.cast import RunProcess, RunProcesses
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.history_tail import HistoryTail, read_history
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_history
+from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.clock import now
 from storage.config_loading import load_config
 from storage.environment import environment
@@ -87,7 +87,7 @@ class Killer:
         self.left = kills
         self.killed: list[tuple[str, float]] = []
         """Workers, and when each was killed (Unix seconds by the run's clock)."""
-        self._tail, self._cast = HistoryTail(history), Cast()
+        self._tail, self._cast = HistoryTail(history), RunProcesses()
         self._waits = waits
         self._random = random.Random(seed)
         self._holders: dict[int, str] = {}
@@ -115,12 +115,12 @@ class Killer:
             over.wait(self._random.uniform(0.0, 0.1))
             at = now()
             if victim.send(signal.SIGKILL):
-                victim.doomed = True
+                victim.targeted = True
                 self.killed.append((victim.name, at))
                 self._awaited = victim.name.split(".")[0]
                 self.left -= 1
 
-    def _victim(self) -> Player | None:
+    def _victim(self) -> RunProcess | None:
         """A spot worker with a lease, once the last one's replacement has one and the next standby waits.
 
         None near the end of a rollout, where a replacement may find nothing left to pull.

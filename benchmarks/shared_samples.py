@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load
 
-from gpu_runtime.history_log import names_of
 from gpu_runtime.runtime import Rollout
 from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY, HistoryLine
+from gpu_runtime.worker.history_log import names_of
 
 NEAR = 1e-4
 """How far the latents of a sample that changed its degree may be from those of the undisturbed run."""

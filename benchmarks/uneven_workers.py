@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from benchmarks.push_dispatch import PushDispatch
-from gpu_runtime.actors.ray_cluster import RayCluster
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.devices import Device
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster
 from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.sequence_parallel.phase_end import WorkLeft
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.errors import WorkerLostError
@@ -50,7 +50,7 @@ class UnevenWorker(DeviceWorker):
         super().__init__(config, trains=False)
         self._step_s = step_s
         self._late_s = 0.0
-        self.own_weights(_WEIGHTS)
+        self.use_training_weights(_WEIGHTS)
 
     def late_s(self) -> float:
         """By how much its steps took longer than set, since the last call."""
@@ -96,7 +96,7 @@ class UnevenFleet:
         """As of the fleet."""
         return [device for device in self.devices if device.holds == version]
 
-    def welcome(self) -> list[Future[Any]]:
+    def add_ready_workers(self) -> list[Future[Any]]:
         """Nobody comes."""
         return []
 
@@ -109,21 +109,21 @@ class UnevenFleet:
     def enter(self, worker: str, state: DeviceState) -> None:
         """States are not booked here."""
 
-    def heed(self, device: Device, notice: Notice | None) -> None:
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
         """A chunk is there; no device is under notice here."""
         if self._victim is not None and self._kill():
             self._victim.actor.kill()
             self._victim = None
 
-    def lose(self, device: Device, error: WorkerLostError) -> None:
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self.devices.remove(device)
         self.lost.append(device.name)
 
-    def give_up(self, device: Device, reason: str) -> None:
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
         """As of the fleet."""
         device.actor.kill()
-        self.lose(device, WorkerLostError(reason))
+        self.on_worker_lost(device, WorkerLostError(reason))
 
 
 @dataclass(frozen=True)

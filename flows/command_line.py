@@ -13,7 +13,7 @@ import typer
 
 from flows.configuration import given_configuration as _configuration
 from flows.configuration import look_at_inputs, on_cluster
-from flows.configuration import look_before as _preflight
+from flows.configuration import run_preflight as _preflight
 from flows.evaluation_commands import evaluate_and_show, evaluations, look_at_outputs
 from flows.listing_commands import presets, runs
 from flows.operating import down, reproduce, up

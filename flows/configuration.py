@@ -69,7 +69,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def look_at_inputs(config: RunConfig) -> None:
-    """The first part of `look_before`, which takes no library that takes seconds to import.
+    """The first part of `run_preflight`, which takes no library that takes seconds to import.
 
     Raises:
         SpotlightError: the first thing that the run could not work with.
@@ -79,7 +79,7 @@ def look_at_inputs(config: RunConfig) -> None:
     check_inputs(config)
 
 
-def look_before(config: RunConfig, here: bool = True) -> None:
+def run_preflight(config: RunConfig, here: bool = True) -> None:
     """Refuse what can be known to be wrong before anything starts; warnings are reported.
 
     Args:

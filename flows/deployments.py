@@ -15,7 +15,7 @@ from prefect import flow
 
 from flows.artifacts import name_flow_run, show_differences, show_result, shown_in_prefect
 from flows.cancellation import gone_soon_when_cancelled
-from flows.configuration import given_configuration, look_before
+from flows.configuration import given_configuration, run_preflight
 from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
 from flows.prefect_server import close_orphaned_flow_runs
 from flows.recovery import run_to_resume
@@ -40,7 +40,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         else:
             run_id, config = _new_run(store, form)
         interrupted = store.reconcile()
-        look_before(config)
+        run_preflight(config)
         close_orphaned_flow_runs([*interrupted, run_id])
         name_flow_run(run_id)
         result = _function("flows.post_train", "post_train")(config, run_id)
@@ -57,7 +57,7 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
         config = given_configuration(None if form.run_id else form.preset, form.settings, base=base)
         if form.run_id and not CheckpointStore(home.checkpoints(form.run_id), 1).iterations():
             raise CheckpointError(f"run {form.run_id!r} has no checkpoint yet; resume it first")
-        look_before(config)
+        run_preflight(config)
         result = _function("flows.evaluate", "evaluate_model")(config, form.run_id or None)
         show_result(result)
     return result

@@ -16,7 +16,7 @@ from flows.server_note import living_server
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
 from storage.run_store import RunStore
-from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, played_notices
+from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, simulated_notices
 
 if TYPE_CHECKING:  # it imports Ray
     from tasks.replayed_trace import TraceReplay
@@ -69,7 +69,7 @@ def disturb(
     began, restarts, hung = time.monotonic(), 0, False
     child: subprocess.Popen[bytes] | None = None
     with (
-        played_notices() as notices,
+        simulated_notices() as notices,
         inject(home, run_id, faults, notices, lambda: _server_pid(home)) as injector,
     ):
         asked = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]

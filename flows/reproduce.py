@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect import flow
 
-from flows.configuration import look_before
+from flows.configuration import run_preflight
 from flows.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
@@ -66,7 +66,7 @@ def do_again(
     )
     reporter().note(f"{series}: {f'{form.how}s {was.run_id} again' if was else 'records its reference'}")
     try:
-        look_before(config)
+        run_preflight(config)
         if was is not None and form.how == "evaluate":
             was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
         else:

@@ -1,0 +1,1 @@
+"""Everything that runs on an accelerator or decides what runs there; `runtime.py` is the one door."""

@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.devices import FailedStart, Weights
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
 from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.fleet import Fleet
-from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.scoring_pool import ScoringPool
+from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.scoring_pool import ScoringPool
-from gpu_runtime.seed_search import SeedReview, SeedSearch
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.protocol import Worker
 from storage.config import RunConfig
 from storage.records import (
     DeviceEvent,

@@ -14,10 +14,10 @@ import psutil
 
 from gpu_runtime.chaos.fault_injector import Done as Done
 from gpu_runtime.chaos.fault_injector import FaultInjector
-from gpu_runtime.history_tail import read_history
+from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults, faults_from_json
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
-from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw_faults, faults_from_json
-from gpu_runtime.spot.played_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.config import RunConfig
 from storage.database import Database
@@ -152,7 +152,7 @@ def refuse_unfit(config: RunConfig) -> None:
 
 
 @contextmanager
-def played_notices() -> Iterator[PlayedNotices]:
+def simulated_notices() -> Iterator[PlayedNotices]:
     """The metadata service that the disturbed run's workers ask; its address is `url`."""
     with PlayedNotices(WORKER_IN_URL) as notices:
         yield notices

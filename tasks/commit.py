@@ -8,10 +8,10 @@ from collections import defaultdict
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
-from gpu_runtime.seed_search import SeedReview
 from storage.records import (
     EvaluationImage,
     EvaluationRecord,

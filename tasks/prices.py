@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpu_runtime.spot.known_prices import known_prices
-from gpu_runtime.spot.price_files import read_prices
+from gpu_runtime.spot.prices.files import read_prices
+from gpu_runtime.spot.prices.known_prices import known_prices
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from gpu_runtime.cluster_address import refuse_silent_address
+from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.exploration.explorer import build_explorer
-from gpu_runtime.hub_folder import find_folder
 from gpu_runtime.models.embedded_folder import resolve_folder
+from gpu_runtime.models.hub_folder import find_folder
 from gpu_runtime.rewards.needs import check_folders, check_prompt
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
@@ -115,7 +115,7 @@ def _check_notice_url(url: str) -> None:
     """Nobody is asked: the address means the machine of each spot worker, not this one."""
     if not url:
         return
-    from gpu_runtime.spot.metadata_service import checked_url  # and with it httpx
+    from gpu_runtime.spot.notices.metadata_service import checked_url  # and with it httpx
 
     try:
         checked_url(url)

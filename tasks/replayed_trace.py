@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.history_tail import read_history
-from gpu_runtime.spot.replay import Replay, thinned
-from gpu_runtime.spot.trace import Trace
-from gpu_runtime.spot.trace_files import read_trace
-from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
-from gpu_runtime.spot.trace_summary import summarise
+from gpu_runtime.spot.traces.files import read_trace
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.replay import Replay, thinned
+from gpu_runtime.spot.traces.summary import summarise
+from gpu_runtime.spot.traces.trace import Trace
+from gpu_runtime.worker.history_tail import read_history
 from storage.config import RunConfig
 from storage.errors import ConfigurationError, TraceError
 from storage.home import Home
 from tasks.chaos import refuse_unfit
 
 if TYPE_CHECKING:  # it imports Ray
-    from gpu_runtime.actors.trace_replay import TraceReplay as TraceReplay
+    from gpu_runtime.cluster.ray.trace_replay import TraceReplay as TraceReplay
 
 GENERATED = "generated"
 """In place of a file: a trace is drawn."""
@@ -139,8 +139,8 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
         config: of the run that will join them.
         length_s: how long the replay lasts.
     """
-    from gpu_runtime.actors.local_instances import LocalInstances
-    from gpu_runtime.actors.trace_replay import TraceReplay
+    from gpu_runtime.cluster.ray.local_instances import LocalInstances
+    from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 
     instances = LocalInstances(config.runtime.reserved_workers + config.runtime.scorer_workers)
     try:

@@ -9,10 +9,10 @@ from collections import defaultdict
 import numpy as np
 from PIL import Image
 
+from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
-from gpu_runtime.seed_search import SeedReview
 from storage.records import CandidateRecord, SampleImage
 from tasks.session import Session
 

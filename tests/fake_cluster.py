@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker_protocol import HostUsage, WorkerReady
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import HostUsage, WorkerReady
 from storage.errors import WorkerLostError
 from storage.records import Market
 

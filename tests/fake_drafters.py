@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedImage, SampleState, Trajectory
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import DRAFT_CHUNK_STEPS
+from gpu_runtime.dispatch.work_left import WorkLeft
+from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.scoring_pool import ScoringPool
-from gpu_runtime.sequence_parallel.phase_end import WorkLeft
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker_protocol import ImageScorer, Worker
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import ImageScorer, Worker
+from gpu_runtime.worker.samples_in_flight import SampleChunk
 from storage.errors import WorkerLostError
 from storage.prompts import PromptRecord
 from storage.records import DeviceState
@@ -198,7 +198,7 @@ class FakeFleet:
         """As of the fleet."""
         return list(self.devices)
 
-    def welcome(self) -> list[Future[Any]]:
+    def add_ready_workers(self) -> list[Future[Any]]:
         """As of the fleet."""
         return [call for call in self.newcomers if not call.done()]
 
@@ -212,18 +212,18 @@ class FakeFleet:
         if not booked or booked[-1] != state:
             booked.append(state)
 
-    def lose(self, device: Device, error: WorkerLostError) -> None:
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self.lost.append(device.name)
         self.devices.remove(device)
 
-    def give_up(self, device: Device, reason: str) -> None:
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
         """As of the fleet."""
         assert "runtime.lease_s=" in reason
         device.actor.kill()
-        self.lose(device, WorkerLostError(reason))
+        self.on_worker_lost(device, WorkerLostError(reason))
 
-    def heed(self, device: Device, notice: Notice | None) -> None:
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
         """As of the fleet."""
         device.notice = notice
 

@@ -9,15 +9,15 @@ from queue import Empty
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
-from gpu_runtime.samples_in_flight import SamplesInFlight
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.sequence_parallel.epochs import NumberedGroup
-from gpu_runtime.sequence_parallel.phase_end import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
 from storage.records import DeviceState
 
@@ -114,7 +114,7 @@ class FakeGenerator(RemoteActor[Worker]):
         self.notice_at: Callable[[int], Notice | None] = lambda look: None
         self.dead = False
         self.deaf = False
-        self.place: NumberedGroup | None = None
+        self.place: WorkerGroup | None = None
         self.joined: list[tuple[str, ...]] = []
         self.meeting: FakeMeeting | None = None
         self._script = script
@@ -149,7 +149,7 @@ class FakeGenerator(RemoteActor[Worker]):
         self._samples.drop()
         self.place = self._samples.company = None
 
-    def _join_group(self, _address: object, place: NumberedGroup, _timeout_s: float) -> None:
+    def _join_group(self, _address: object, place: WorkerGroup, _timeout_s: float) -> None:
         self._leave_group()
         assert self.meeting is not None
         if place.prefix in self.meeting.aborted or self.meeting.dead(place):
@@ -176,7 +176,7 @@ class FakeGenerator(RemoteActor[Worker]):
 class FakeCompany:
     """The members of a group: all get the same answer to their n-th question."""
 
-    def __init__(self, own: FakeGenerator, place: NumberedGroup, meeting: FakeMeeting) -> None:
+    def __init__(self, own: FakeGenerator, place: WorkerGroup, meeting: FakeMeeting) -> None:
         self.leads = place.leader == own.name
         meeting.looks[place.prefix, own.name] = own.looks
         self._place = place
@@ -217,7 +217,7 @@ class FakeMeeting:
         for actor in actors.values():
             actor.meeting = self
 
-    def dead(self, place: NumberedGroup) -> list[str]:
+    def dead(self, place: WorkerGroup) -> list[str]:
         """Members whose processes are gone."""
         return [name for name in place.members if self.actors[name].dead]
 
@@ -271,7 +271,7 @@ class FakeGeneratorFleet:
         """A device holds the weights from now on."""
         self._devices.append(device)
 
-    def welcome(self) -> list[Future[Any]]:
+    def add_ready_workers(self) -> list[Future[Any]]:
         """As of the fleet."""
         return self.newcomers()
 
@@ -287,22 +287,22 @@ class FakeGeneratorFleet:
         if not booked or booked[-1] != state:
             booked.append(state)
 
-    def heed(self, device: Device, notice: Notice | None) -> None:
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
         """As of the fleet."""
         if (device.notice is None) != (notice is None):
             self.events.append((device.name, "withdrawn" if notice is None else "notice"))
         device.notice = notice
 
-    def lose(self, device: Device, error: WorkerLostError) -> None:
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self._devices.remove(device)
         self.events.append((device.name, "lost"))
         if device.name == self._trainer:
             raise RuntimeFailure(f"the trainer's process is gone ({error})")
 
-    def give_up(self, device: Device, reason: str) -> None:
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
         """As of the fleet."""
         assert "runtime.lease_s=" in reason
         device.actor.kill()
         self.events.append((device.name, "hung"))
-        self.lose(device, WorkerLostError(reason))
+        self.on_worker_lost(device, WorkerLostError(reason))

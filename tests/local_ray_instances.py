@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from gpu_runtime.actors.local_instances import LocalInstances
+from gpu_runtime.cluster.ray.local_instances import LocalInstances
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.samples_in_flight import SampleChunk
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.worker.samples_in_flight import SampleChunk
 from tests.fake_generators import FakeGenerator, FakeGeneratorFleet, Script
 
 R = TypeVar("R")

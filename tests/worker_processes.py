@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
-from gpu_runtime.devices import Device
-from gpu_runtime.history_log import HistoryPlace
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.sequence_parallel.phase_end import WorkLeft
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history_log import HistoryPlace
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.clock import process_clock
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -40,7 +40,7 @@ class ProcessFleet:
         """As of the fleet."""
         return list(self._devices)
 
-    def welcome(self) -> list[Future[Any]]:
+    def add_ready_workers(self) -> list[Future[Any]]:
         """As of the fleet."""
         return []
 
@@ -55,21 +55,21 @@ class ProcessFleet:
         if self.states[worker][-1:] != [state]:
             self.states[worker].append(state)
 
-    def heed(self, device: Device, notice: Notice | None) -> None:
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
         """As of the fleet."""
         device.notice = notice
 
-    def lose(self, device: Device, error: WorkerLostError) -> None:
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """As of the fleet."""
         self._devices.remove(device)
         self.lost.append(device.name)
         if device.name == "reserved-0":
             raise RuntimeFailure(f"the trainer's process is gone ({error})")
 
-    def give_up(self, device: Device, reason: str) -> None:
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
         """As of the fleet."""
         device.actor.kill()
-        self.lose(device, WorkerLostError(reason))
+        self.on_worker_lost(device, WorkerLostError(reason))
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def process_fleet(
             for name, trains in zip(names, [True, *[False] * spot], strict=True)
         ]
         for worker in workers:
-            worker.call(Worker.own_weights, WEIGHTS).result(timeout=120)
+            worker.call(Worker.use_training_weights, WEIGHTS).result(timeout=120)
         yield ProcessFleet(workers)
     finally:
         cluster.shutdown()

@@ -1,0 +1,1 @@
+"""Faults on live runs: schedules, the processes they meet, and doing them."""

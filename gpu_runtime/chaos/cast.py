@@ -27,20 +27,20 @@ ends Ray's node, and with it the driver."""
 
 
 @dataclass(eq=False)
-class Player:
+class RunProcess:
     """A process of the run.
 
     Attributes:
         name: that of its worker or scorer, `driver`, `prefect-server`, or that of an agent of Ray.
         pid: its number.
         started_s: when it began (seconds since the boot): tells it from a later process of that number.
-        doomed: a fault has chosen it already.
+        targeted: a fault has chosen it already.
     """
 
     name: str
     pid: int
     started_s: float
-    doomed: bool = False
+    targeted: bool = False
 
     @property
     def is_spot(self) -> bool:
@@ -61,14 +61,14 @@ class Player:
         return False
 
 
-def player_of(name: str, pid: int | None) -> Player | None:
+def player_of(name: str, pid: int | None) -> RunProcess | None:
     """The process of a number, under a name; None where there is none."""
     with suppress(psutil.NoSuchProcess):
-        return None if pid is None else Player(name, pid, process_start_s(pid))
+        return None if pid is None else RunProcess(name, pid, process_start_s(pid))
     return None
 
 
-class Cast:
+class RunProcesses:
     """The processes of a run's newest life.
 
     Attributes:
@@ -80,7 +80,7 @@ class Cast:
     def __init__(self) -> None:
         self.life = 0
         self.under_way = False
-        self._players: dict[str, Player] = {}
+        self._players: dict[str, RunProcess] = {}
         self._joined: set[str] = set()
         self._lost: set[str] = set()
         self._entered: list[tuple[int, str]] = []
@@ -103,52 +103,52 @@ class Cast:
         taken, self._entered = self._entered, []
         return taken
 
-    def driver(self) -> Player | None:
+    def driver(self) -> RunProcess | None:
         """The process that drives the run."""
         return self._one(DRIVER)
 
-    def trainer(self) -> Player | None:
+    def trainer(self) -> RunProcess | None:
         """The process that trains."""
         return self._one(TRAINER)
 
-    def spots(self) -> list[Player]:
+    def spots(self) -> list[RunProcess]:
         """Spot workers that have joined and that no fault has chosen, by name."""
         return self._chosen(lambda player: player.is_spot and player.name in self._joined)
 
-    def joining(self) -> list[Player]:
+    def joining(self) -> list[RunProcess]:
         """Spot workers that have begun to load since the run is under way, by name."""
         return self._chosen(lambda player: player.is_spot and player.name not in self._joined)
 
-    def scorers(self) -> list[Player]:
+    def scorers(self) -> list[RunProcess]:
         """The processes that judge, by name."""
         return self._chosen(lambda player: player.name.startswith("scorer-"))
 
-    def agents(self) -> list[Player]:
+    def agents(self) -> list[RunProcess]:
         """Ray's processes beside the workers, by name; none where Ray was not started by the run."""
         driver = self.driver()
-        found: list[Player] = []
+        found: list[RunProcess] = []
         with suppress(psutil.NoSuchProcess):
             for process in psutil.Process(driver.pid).children(recursive=True) if driver is not None else ():
                 with suppress(psutil.NoSuchProcess):  # a zombie is no such process either
                     name = _agent_name(process.cmdline())
                     if name is not None:
-                        found.append(Player(name, process.pid, process_start_s(process.pid)))
+                        found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
         return sorted(found, key=lambda player: player.name)
 
-    def _chosen(self, which: Callable[[Player], bool]) -> list[Player]:
+    def _chosen(self, which: Callable[[RunProcess], bool]) -> list[RunProcess]:
         if not self.under_way:
             return []
         found = (player for name, player in sorted(self._players.items()) if name not in self._lost)
-        return [player for player in found if which(player) and not player.doomed and player.alive()]
+        return [player for player in found if which(player) and not player.targeted and player.alive()]
 
-    def _one(self, name: str) -> Player | None:
+    def _one(self, name: str) -> RunProcess | None:
         player = self._players.get(name)
         return player if self.under_way and player is not None and player.alive() else None
 
     def _hear(self, line: HistoryLine) -> None:
         facts = line.facts
         if line.event == "process":
-            self._players[facts["name"]] = Player(facts["name"], facts["pid"], facts["started_s"])
+            self._players[facts["name"]] = RunProcess(facts["name"], facts["pid"], facts["started_s"])
         elif line.event == "phase":
             self.under_way = True
             self._entered.append((facts["iteration"], facts["phase"]))

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gpu_runtime.chaos.cast import Cast, Player, player_of
-from gpu_runtime.history_tail import HistoryTail
+from gpu_runtime.chaos.cast import RunProcess, RunProcesses, player_of
+from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
 from gpu_runtime.scheduling.history_check import HistoryLine
-from gpu_runtime.spot.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
-from gpu_runtime.spot.played_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.worker.history_tail import HistoryTail
 from storage import clock
 
 _LOOK_S = 0.05
@@ -71,14 +71,14 @@ class FaultInjector:
         server_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._tail = HistoryTail(history)
-        self._cast = Cast()
+        self._cast = RunProcesses()
         self._pending = PendingFaults(faults)
         self._notices = notices
         self._server_pid = server_pid
         self._waiting: list[tuple[float, Fault]] = []
         self._planned: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
-        self._stopped: list[Player] = []
+        self._stopped: list[RunProcess] = []
         self._joins_made: list[Fault] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
@@ -165,7 +165,7 @@ class FaultInjector:
             self._waiting.remove((since, fault))
             self.done.append(Done(fault, clock.now(), tuple(player.name for player in victims)))
 
-    def _victims(self, fault: Fault, waited_s: float) -> list[Player]:
+    def _victims(self, fault: Fault, waited_s: float) -> list[RunProcess]:
         """Whom a fault meets now; nobody yet, if the list is empty."""
         there = self._cast
         if fault.kind == "kill_while_committing":
@@ -190,9 +190,9 @@ class FaultInjector:
         spots = _turned(there.spots(), fault.victim)
         return spots[: (len(spots) + 1) // 2] if fault.kind == "half_at_once" else spots[:1]
 
-    def _do(self, fault: Fault, victims: Sequence[Player], now: float) -> None:
+    def _do(self, fault: Fault, victims: Sequence[RunProcess], now: float) -> None:
         for player in victims:
-            player.doomed = True
+            player.targeted = True
         if fault.kind == "notice_then_kill":
             assert self._notices is not None and fault.grace_s is not None
             self._notices.warn(victims[0].name)
@@ -208,7 +208,7 @@ class FaultInjector:
             for player in victims:
                 player.send(signal.SIGKILL)
 
-    def _slow_down(self, player: Player, slowdown: float, now: float, until: float) -> None:
+    def _slow_down(self, player: RunProcess, slowdown: float, now: float, until: float) -> None:
         """Stop a process for most of a period, again and again until the end."""
         if now >= until:
             self._release(player)
@@ -229,25 +229,25 @@ class FaultInjector:
             self._hear(lines)
             sent = next((line.by for line in lines if line.event == "sent"), None)
             if sent is not None and spots[sent].send(signal.SIGKILL):
-                spots[sent].doomed = True
+                spots[sent].targeted = True
                 self._waiting.remove(armed)
                 self.done.append(Done(armed[1], clock.now(), (sent,)))
                 return
             time.sleep(_QUICK_LOOK_S)
 
-    def _take(self, player: Player) -> None:
+    def _take(self, player: RunProcess) -> None:
         """What the notice said comes true; a later worker of that name is not under it."""
         assert self._notices is not None
         player.send(signal.SIGKILL)
         self._notices.withdraw(player.name)
 
-    def _stop(self, player: Player) -> None:
+    def _stop(self, player: RunProcess) -> None:
         if player.send(signal.SIGSTOP) and player not in self._stopped:
             self._stopped.append(player)
 
-    def _release(self, player: Player) -> None:
+    def _release(self, player: RunProcess) -> None:
         player.send(signal.SIGCONT)
-        player.doomed = False
+        player.targeted = False
         if player in self._stopped:
             self._stopped.remove(player)
 
@@ -259,11 +259,11 @@ class FaultInjector:
         spots = _turned(self._cast.spots(), fault.victim)
         if spots and fault not in self._joins_made:
             self._joins_made.append(fault)
-            spots[0].doomed = True
+            spots[0].targeted = True
             spots[0].send(signal.SIGKILL)
 
 
-def _turned(players: Sequence[Player], first: int) -> list[Player]:
+def _turned(players: Sequence[RunProcess], first: int) -> list[RunProcess]:
     """The players, from one of them on."""
     start = first % len(players) if players else 0
     return [*players[start:], *players[:start]]

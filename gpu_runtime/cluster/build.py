@@ -25,7 +25,7 @@ def build_cluster(config: RunConfig) -> Cluster:
         from gpu_runtime.cluster.local_cluster import LocalCluster
 
         return LocalCluster(config)
-    from gpu_runtime.actors.ray_cluster import RayCluster  # nobody else need import Ray
+    from gpu_runtime.cluster.ray.ray_cluster import RayCluster  # nobody else need import Ray
 
     return RayCluster(config)
 

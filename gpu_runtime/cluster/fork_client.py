@@ -15,7 +15,11 @@ from multiprocessing.connection import Connection
 from gpu_runtime.cluster.fork_server import PID_BYTES
 from storage.errors import RuntimeFailure
 
-_IMPORTED = ("gpu_runtime.cluster.local_worker", "gpu_runtime.worker", "gpu_runtime.scoring_worker")
+_IMPORTED = (
+    "gpu_runtime.cluster.local_worker",
+    "gpu_runtime.worker.worker",
+    "gpu_runtime.worker.scoring_worker",
+)
 _LAUNCHER = "from gpu_runtime.cluster.fork_server import main; main()"
 _TAIL_BYTES = 4096
 _END_S = 10.0

@@ -19,7 +19,7 @@ T = TypeVar("T")
 class RemoteActor(ABC, Generic[WorkerT_co]):
     """A worker in a process of its own; it serves its calls one at a time, in the order of their making.
 
-    `WorkerT_co` is what it can be asked: a protocol of `gpu_runtime/worker_protocol.py`.
+    `WorkerT_co` is what it can be asked: a protocol of `gpu_runtime/worker/protocol.py`.
 
     Args:
         name: of the worker, in messages and records.

@@ -14,17 +14,17 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, Phase
-from gpu_runtime.history_log import HistoryLog, names_of
-from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.dispatch.work_left import UnderWay, WorkLeft
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
-from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.history_log import HistoryLog, names_of
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.samples_in_flight import SampleChunk
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 
@@ -94,7 +94,7 @@ class Dispatcher:
         try:
             self._add(phase.begin(lambda: self._ended.put(None)))
             self._note_begin()
-            self._welcome()
+            self._add_ready_workers()
             while not phase.over:
                 self._dispatch()
                 if not self._has_work():
@@ -146,9 +146,9 @@ class Dispatcher:
         steps = self._items[wanted[0]].steps if wanted else 0
         self._history.note("generate", kind=self._phase.kind, requests=names_of(wanted), steps=steps)
 
-    def _welcome(self) -> None:
+    def _add_ready_workers(self) -> None:
         """Places are free, or devices have loaded: the loop hears of it when there is more of it."""
-        for call in self._fleet.welcome():
+        for call in self._fleet.add_ready_workers():
             if call not in self._coming:
                 self._coming.add(call)
                 call.add_done_callback(self._ended.put)
@@ -157,7 +157,7 @@ class Dispatcher:
         """Let every free device pull that is not under notice; before that, groups may change."""
         freed, self._freed = self._freed, False
         if self._fleet.regroups(self.work_left, freed):
-            self._welcome()
+            self._add_ready_workers()
         devices = self._fleet.workers(self._phase.version)
         free = [device for device in devices if device.name not in self._flights]
         usable = [device for device in free if device.notice is None]
@@ -260,7 +260,7 @@ class Dispatcher:
                 self._settle_chunk(flight, call)
         elif call in self._coming:
             self._coming.remove(call)
-            self._welcome()
+            self._add_ready_workers()
         elif call in self._phase.calls:  # and not a late one of an earlier phase
             self._phase.settle(call)
 
@@ -272,18 +272,18 @@ class Dispatcher:
                 self._end(flight)
                 self._history.note("back", lease=flight.lease.number, why="lost")
                 self._scheduler.lose(flight.device.name, flight.reached)
-                self._fleet.lose(flight.device, error)
-                self._welcome()
+                self._fleet.on_worker_lost(flight.device, error)
+                self._add_ready_workers()
             return
         self._time(flight, flight.calls.pop(call), chunk)
         left = self._book(flight, chunk)
         if flight.over:
             return
-        self._fleet.heed(flight.device, chunk.notice)
+        self._fleet.on_notice(flight.device, chunk.notice)
         if chunk.notice is not None:
             self._history.note("back", lease=flight.lease.number, why="notice")
             self._scheduler.hand_back(flight.lease)
-            self._welcome()
+            self._add_ready_workers()
         elif left and not flight.device.retiring and not self._phase.over:
             self._go_on(flight)
         if not flight.calls and not (left and self._phase.over):
@@ -338,11 +338,11 @@ class Dispatcher:
                 commit = self._scheduler.committed(request)
                 if commit is not None:
                     self.counters.redone_steps += max(0, step - commit.step)
-            self._fleet.give_up(
+            self._fleet.kill_hung_worker(
                 flight.device,
                 f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
             )
-            self._welcome()
+            self._add_ready_workers()
 
     def _end(self, flight: Flight) -> None:
         """A device has nothing more to do with a lease; calls of it that still end are late."""

@@ -13,14 +13,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpu_runtime.devices import Device
+import numpy as np
+
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
-from gpu_runtime.scoring_pool import Judging
 from storage.prompts import PromptRecord
 
 
@@ -42,6 +43,27 @@ class DraftSource(Protocol):
 
     def judged(self, candidate: Candidate) -> None:
         """A draft has its judgement, or the reason why it has none."""
+        ...
+
+
+class ScoringBatch(Protocol):
+    """Images on their way through scorers; see `gpu_runtime/fleet/scoring_pool.py`."""
+
+    @property
+    def calls(self) -> Collection[Future[list[Score]]]:
+        """The calls under way."""
+        ...
+
+    def add(self, number: int, image: np.ndarray, prompt: PromptRecord) -> None:
+        """One more image, under a number of its own."""
+        ...
+
+    def feed(self) -> Collection[Future[list[Score]]]:
+        """Let every free scorer pull; the calls that this starts."""
+        ...
+
+    def collect(self, call: Future[list[Score]]) -> Mapping[int, Score]:
+        """The scores of a finished call, by number."""
         ...
 
 
@@ -101,7 +123,7 @@ class DraftPhase:
         self,
         first: Sequence[DraftTask],
         source: DraftSource,
-        judging: Judging,
+        judging: ScoringBatch,
         prompts: Mapping[int, PromptRecord],
         version: WeightsVersion,
         limits: DraftLimits,

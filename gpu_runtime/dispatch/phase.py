@@ -7,13 +7,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedImage
-from gpu_runtime.samples_in_flight import SampleChunk
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
-from gpu_runtime.sequence_parallel.phase_end import WorkLeft
-from gpu_runtime.spot.notice import Notice
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.samples_in_flight import SampleChunk
 from storage.errors import WorkerLostError
 from storage.records import DeviceState
 
@@ -104,8 +104,8 @@ class GeneratingFleet(Protocol):
         """The devices that hold these weights now, those under notice too."""
         ...
 
-    def welcome(self) -> list[Future[Any]]:
-        """Take in newcomers; the calls of those on their way: when one ends, welcome again."""
+    def add_ready_workers(self) -> list[Future[Any]]:
+        """Take in newcomers; the calls of those on their way: when one ends, add_ready_workers again."""
         ...
 
     @property
@@ -114,7 +114,7 @@ class GeneratingFleet(Protocol):
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Whether devices should share samples otherwise; if so, `welcome` lets them.
+        """Whether devices should share samples otherwise; if so, `add_ready_workers` lets them.
 
         Args:
             left: what is left of the phase.
@@ -126,15 +126,15 @@ class GeneratingFleet(Protocol):
         """Book what a device does from now on."""
         ...
 
-    def heed(self, device: Device, notice: Notice | None) -> None:
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
         """What a device's provider says now."""
         ...
 
-    def lose(self, device: Device, error: WorkerLostError) -> None:
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """A device has died."""
         ...
 
-    def give_up(self, device: Device, reason: str) -> None:
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
         """A device hangs: it is killed, and lost."""
         ...
 

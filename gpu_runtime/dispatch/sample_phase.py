@@ -7,8 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem

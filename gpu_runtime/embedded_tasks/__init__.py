@@ -1,0 +1,1 @@
+"""The tasks that the repository carries: their prompts, their renderers, their judges."""

@@ -19,14 +19,14 @@ from typing import Literal
 
 import numpy as np
 
-from gpu_runtime.exploration.expected_gain import FARTHEST, Futures
+from gpu_runtime.exploration.expected_gain import FARTHEST, OutcomeSamples
 from gpu_runtime.exploration.score_history import Prediction
 from gpu_runtime.exploration.selection import Criterion, random_spread, select
 
-_BITE = 2
+_MINIMUM_BATCH = 2
 """Drafts of a prompt that a round asks for at first, beyond those that make a group."""
 
-_WORTHLESS = 2e-4
+_MINIMUM_GAIN = 2e-4
 """Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
 
 _LEAST_POOL = 4
@@ -210,7 +210,7 @@ class DraftPlanner:
                 tried = [seed for seed, _ in judged]
                 untried = range(self._issued[prompt], self._issued[prompt] + group - len(tried))
                 seeds[prompt] = tuple(sorted((*tried, *untried)))
-                spread[prompt] = self._futures(prompt, len(self._rounds), 0).spread(0)
+                spread[prompt] = self._outcomes(prompt, len(self._rounds), 0).spread(0)
         # sorted() is stable: of equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
@@ -259,25 +259,28 @@ class DraftPlanner:
     def _by_gain(self, budget: float) -> list[Draft]:
         """Drafts where they raise the kept spread most, until the budget is spent.
 
-        A prompt gets a bite a round, as long as others are worth theirs: the first drafts of many tell
+        A prompt gets a batch a round, as long as others are worth theirs: the first drafts of many tell
         whether it wants them.
         """
         rates = {prompt: self._rates(prompt, bar) for prompt, bar in self._bars().items()}
-        bites = {p: self._issued[p] + max(_BITE, self.settings.group_size - self._issued[p]) for p in rates}
+        limits = {
+            p: self._issued[p] + max(_MINIMUM_BATCH, self.settings.group_size - self._issued[p])
+            for p in rates
+        }
         limit, drafts = self.spent + budget, []
         while self.spent + self._arm.cost <= limit + _ROUNDING:
-            worth = [p for p in self.prompts if rates[p] and rates[p][0] >= _WORTHLESS]
+            worth = [p for p in self.prompts if rates[p] and rates[p][0] >= _MINIMUM_GAIN]
             if not worth:
                 break
-            hungry = [p for p in worth if self._issued[p] < bites[p]] or worth
-            prompt = max(hungry, key=lambda p: rates[p][0])
+            eligible = [p for p in worth if self._issued[p] < limits[p]] or worth
+            prompt = max(eligible, key=lambda p: rates[p][0])
             rates[prompt].pop(0)
             drafts.append(self._issue(prompt))
         return drafts
 
-    def _futures(self, prompt: int, rounds: int, most: int) -> Futures:
+    def _outcomes(self, prompt: int, rounds: int, most: int) -> OutcomeSamples:
         """Up to `most` further drafts of a prompt, from the judgements of the first `rounds` rounds."""
-        return Futures(
+        return OutcomeSamples(
             [score for _, score in self._judged(prompt, rounds)],
             self._predictions[prompt],
             self.settings.group_size,
@@ -289,7 +292,7 @@ class DraftPlanner:
     def _bars(self) -> dict[int, float]:
         """The spread that each prompt has to exceed to count: another prompt's that it would oust."""
         complete = len(self._rounds) - 1
-        now = {prompt: self._futures(prompt, complete, 0).spread(0) for prompt in self.prompts}
+        now = {prompt: self._outcomes(prompt, complete, 0).spread(0) for prompt in self.prompts}
         kept = self.settings.prompts_kept
         if kept >= len(self.prompts):
             return dict.fromkeys(self.prompts, 0.0)
@@ -306,5 +309,5 @@ class DraftPlanner:
             return []
         settled = sum(d.prompt_id == prompt for issued in self._rounds[:complete] for d in issued.drafts)
         pending = self._issued[prompt] - settled
-        rates = self._futures(prompt, complete, pending + most).rates(pending, most, bar)
+        rates = self._outcomes(prompt, complete, pending + most).rates(pending, most, bar)
         return [rate * self._arm.reliability / self._arm.cost for rate in rates]

@@ -23,7 +23,7 @@ _FUTURES = 128
 """Random futures that a gain is averaged over."""
 
 
-class Futures:
+class OutcomeSamples:
     """What a prompt's drafts to come may score: random draws from what is known of it.
 
     Args:
@@ -50,7 +50,7 @@ class Futures:
         self._criterion: Criterion = criterion
         values = np.concatenate([prediction.values, self._judged])
         weights = np.concatenate([prediction.weights, np.ones(len(self._judged))])
-        self._draws = _drawn(values, weights, _luck(key, max(most, group_size)))
+        self._draws = _drawn(values, weights, _uniforms(key, max(most, group_size)))
 
     def spread(self, further: int, bar: float = 0.0) -> float:
         """What to expect of the prompt after so many further drafts: its best group's spread, or `bar`.
@@ -102,7 +102,7 @@ def _drawn(values: np.ndarray, weights: np.ndarray, luck: np.ndarray) -> np.ndar
     return drawn
 
 
-def _luck(key: tuple[int, ...], drafts: int) -> np.ndarray:
+def _uniforms(key: tuple[int, ...], drafts: int) -> np.ndarray:
     """Numbers in [0, 1) that stand for the futures' luck, shape (_FUTURES, drafts).
 
     Each draft's numbers are one from each of _FUTURES equal strata, in random order: how often it succeeds is

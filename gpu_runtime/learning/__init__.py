@@ -1,0 +1,1 @@
+"""Objectives, advantages, the policy and its training step, on one device or divided over several."""

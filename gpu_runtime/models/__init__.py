@@ -1,0 +1,1 @@
+"""The diffusion transformers: one file a family, their files, their checks, their memory."""

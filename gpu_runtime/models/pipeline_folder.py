@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from safetensors import SafetensorError, safe_open
 
-from gpu_runtime.hub_folder import find_folder
+from gpu_runtime.models.hub_folder import find_folder
 from storage.errors import ModelError
 
 PartKind = Literal["diffusers", "transformers", "tokenizer", "scheduler"]

@@ -1,0 +1,1 @@
+"""Scorers, one file each, and what guards a run against their failures."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, CLIPImageProcessorPil, CLIPModel
 
-from gpu_runtime.hub_folder import local_folder
+from gpu_runtime.models.hub_folder import local_folder
 from gpu_runtime.rewards.local_weights import load_whole
 from storage.errors import ModelError
 

@@ -17,7 +17,7 @@ from transformers import (
     DeepseekOcr2Processor,
 )
 
-from gpu_runtime.hub_folder import local_folder
+from gpu_runtime.models.hub_folder import local_folder
 from gpu_runtime.rewards.local_weights import load_whole
 from gpu_runtime.rewards.ocr import ocr_reward
 from gpu_runtime.rewards.protocol import Score

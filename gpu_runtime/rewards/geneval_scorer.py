@@ -15,7 +15,7 @@ import numpy as np
 from gpu_runtime.prompt_sets.geneval_words import COLOURS
 from gpu_runtime.rewards.detection import ColourClassifier, Detection, ObjectDetector
 from gpu_runtime.rewards.geneval import check_row, judge
-from gpu_runtime.rewards.protocol import Movable, Score
+from gpu_runtime.rewards.protocol import Score, SupportsTo
 from storage.prompts import PromptRecord
 
 LEAST_CONFIDENCE = 0.3
@@ -46,7 +46,7 @@ class GenEvalScorer:
     def move(self, device: str) -> None:
         """Judge on that device from now on, where the two can."""
         for model in (self._detector, self._classifier):
-            if isinstance(model, Movable):
+            if isinstance(model, SupportsTo):
                 model.move(device)
 
     def check(self, prompt: PromptRecord) -> None:

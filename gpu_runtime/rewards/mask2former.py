@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
 
-from gpu_runtime.hub_folder import local_folder
+from gpu_runtime.models.hub_folder import local_folder
 from gpu_runtime.prompt_sets.geneval_words import CLASSES
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.local_weights import load_whole

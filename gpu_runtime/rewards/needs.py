@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from gpu_runtime.embedded_tasks import shapes
-from gpu_runtime.hub_folder import local_folder
+from gpu_runtime.models.hub_folder import local_folder
 from gpu_runtime.rewards.geneval import check_row, included
 from gpu_runtime.rewards.quoted_text import target_text
 from storage.prompts import PromptRecord

@@ -62,7 +62,7 @@ class BatchScorer(Protocol):
 
 
 @runtime_checkable
-class Movable(Protocol):
+class SupportsTo(Protocol):
     """A scorer, or a part of one, whose model can leave the CPU, where it was loaded."""
 
     def move(self, device: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import Movable, Score, Scorer
+from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts import PromptRecord
 from storage.reward_config import WITHOUT_VERDICT
@@ -46,7 +46,7 @@ class WeightedSum:
     def move(self, device: str) -> None:
         """Let the parts that can judge on that device do so."""
         for scorer, _ in self._parts.values():
-            if isinstance(scorer, Movable):
+            if isinstance(scorer, SupportsTo):
                 scorer.move(device)
 
     def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:

@@ -1,0 +1,1 @@
+"""Requests, leases and commits as pure state machines: time is an argument."""

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.sequence_parallel.abort_watch import AbortWatch
 from gpu_runtime.sequence_parallel.control_store import aborted_key
-from gpu_runtime.sequence_parallel.epochs import NumberedGroup
 from gpu_runtime.sequence_parallel.process_group import InstanceGroup, StoreAddress, is_group_failure
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from storage.errors import GroupBrokenError
 
 ResultT = TypeVar("ResultT")
@@ -48,7 +48,7 @@ class SequenceParallelMember:
         self._address = address
         self._timeout_s = timeout_s
         self._shape: SequenceShape | None = None
-        self._place: NumberedGroup | None = None
+        self._place: WorkerGroup | None = None
         self._group: InstanceGroup | None = None
         self._shared: SharedSequence | None = None
         self._watch = AbortWatch(address, name, model.device, timeout_s)
@@ -65,7 +65,7 @@ class SequenceParallelMember:
         """Whether this member speaks for its group."""
         return self._place is not None and self._place.leader == self.name
 
-    def join(self, group: NumberedGroup) -> None:
+    def join(self, group: WorkerGroup) -> None:
         """Leave the group so far and form another.
 
         Raises:
@@ -128,7 +128,7 @@ class SequenceParallelMember:
             group.close()
         self._watch.release()
 
-    def _meet(self, group: NumberedGroup) -> InstanceGroup:
+    def _meet(self, group: WorkerGroup) -> InstanceGroup:
         rank, degree = group.rank(self.name), len(group.members)
         try:
             store, self._store = self._store or self._address.connect(self._timeout_s), None

@@ -1,0 +1,1 @@
+"""What providers of spot instances say, ask for and record."""

@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gpu_runtime.spot.notice import NoticeWatcher
-from gpu_runtime.spot.notices import watcher_for
-from gpu_runtime.spot.played_service import PlayedService
+from gpu_runtime.spot.notices.notice import NoticeWatcher
+from gpu_runtime.spot.notices.providers import watcher_for
+from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from tests.played_providers import QUIET
 
 
 @pytest.fixture
-def service() -> Iterator[PlayedService]:
-    with PlayedService() as running:
+def service() -> Iterator[SimulatedService]:
+    with SimulatedService() as running:
         yield running
 
 
 @pytest.fixture
-def watch(service: PlayedService) -> Iterator[Callable[..., NoticeWatcher]]:
+def watch(service: SimulatedService) -> Iterator[Callable[..., NoticeWatcher]]:
     """Makes watchers of the fake service, which plays the provider with nothing to say."""
     made: list[NoticeWatcher] = []
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.actors.ray_cluster import RayCluster, kept_signal_handlers, ray, ray_utils
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster, kept_signal_handlers, ray, ray_utils
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
@@ -105,9 +105,9 @@ def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
         fleet.shutdown()
     assert of_scorers[0] == of_scorers[1]
     assert len({gpu for seen in (*of_workers, of_scorers[0]) for gpu in seen}) == 3
-    hungry = config.model_copy(update={"runtime": config.runtime.model_copy(update={"scorer_workers": 6})})
+    eligible = config.model_copy(update={"runtime": config.runtime.model_copy(update={"scorer_workers": 6})})
     with pytest.raises(ConfigurationError, match=r"takes 3 GPUs, and the cluster has 3"):
-        RayCluster(hungry)
+        RayCluster(eligible)
     waiting = config.model_copy(update={"runtime": config.runtime.model_copy(update={"standby_workers": 1})})
     with pytest.raises(ConfigurationError, match=r"standby_workers = 1, but the workers have GPUs"):
         RayCluster(waiting)

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load
 
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.fleet import Fleet
+from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.runtime import Runtime
 from storage.config_loading import load_config
@@ -24,7 +24,7 @@ SETTINGS = [
 
 
 def kill_a_worker_at_its_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    victim, on_chunk = worker_process("spot-0").pid, Fleet.heed
+    victim, on_chunk = worker_process("spot-0").pid, Fleet.on_notice
     struck: list[int] = []
 
     def strike(fleet, device, notice):
@@ -33,7 +33,7 @@ def kill_a_worker_at_its_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
             os.kill(victim, signal.SIGKILL)
         on_chunk(fleet, device, notice)
 
-    monkeypatch.setattr(Fleet, "heed", strike)
+    monkeypatch.setattr(Fleet, "on_notice", strike)
 
 
 def two_iterations(cluster_name: str, monkeypatch: pytest.MonkeyPatch):

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpu_runtime.spot.kubernetes_notices import KubernetesNotices
-from gpu_runtime.spot.notice_thread import NoticeThread
-from gpu_runtime.spot.notices import watcher_for
+from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
+from gpu_runtime.spot.notices.polling_thread import NoticeThread
+from gpu_runtime.spot.notices.providers import watcher_for
 from storage.errors import ConfigurationError
 from tests.played_providers import NOON
 

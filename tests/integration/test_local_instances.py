@@ -10,12 +10,12 @@ from typing import Protocol
 import psutil
 import pytest
 
-from gpu_runtime.actors.local_instances import LocalInstances
-from gpu_runtime.actors.ray_cluster import RayCluster
-from gpu_runtime.actors.trace_replay import TraceReplay
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.spot.replay import Replay
-from gpu_runtime.spot.trace import Trace, TraceEvent
+from gpu_runtime.cluster.ray.local_instances import LocalInstances
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster
+from gpu_runtime.cluster.ray.trace_replay import TraceReplay
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.records import Market

@@ -11,8 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from gpu_runtime.actors.loopback import is_on_loopback_alone, on_loopback_alone, ray, ray_constants
-from gpu_runtime.actors.ray_cluster import RayCluster
+from gpu_runtime.cluster.ray.loopback import is_on_loopback_alone, on_loopback_alone, ray, ray_constants
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from storage.config import RunConfig
 from storage.home import Home

@@ -12,14 +12,14 @@ from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.history_log import HistoryLog, names_of, new_life
-from gpu_runtime.history_tail import read_history
-from gpu_runtime.measured_fleet import MeasuredFleet
+from gpu_runtime.groups.measured_fleet import MeasuredFleet
+from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.groups.step_times import StepTimeTable
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.epochs import EpochBook
-from gpu_runtime.sequence_parallel.pace import Pace
+from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
+from gpu_runtime.worker.history_tail import read_history
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
@@ -28,7 +28,7 @@ from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
 
-class SetPace(Pace):
+class SetPace(StepTimeTable):
     """Times of a test's choosing, whatever is measured."""
 
     def __init__(self, step_s: dict[int, float], regroup_s: float) -> None:
@@ -50,10 +50,12 @@ class Run:
 
     def __init__(self, fleet: ProcessFleet, config: RunConfig, history: Path) -> None:
         self.fleet, self.config, self.history = fleet, config, history
-        self.store, self.book = ControlStore(), EpochBook()
+        self.store, self.book = ControlStore(), GroupRegistry()
         self.loop = Dispatcher(config, history=HistoryLog(history / "0001", "driver"))
 
-    def generate(self, requests: Sequence[SampleRequest], pace: Pace) -> tuple[list[Delivered], list[int]]:
+    def generate(
+        self, requests: Sequence[SampleRequest], pace: StepTimeTable
+    ) -> tuple[list[Delivered], list[int]]:
         """One phase, and the degrees of its groups that stood to the end or were changed for others."""
         lease_s = self.config.runtime.lease_s
         groups = MeasuredFleet(
@@ -101,7 +103,7 @@ def apart(delivered: Sequence[Delivered], samples: Sequence[GeneratedSample]) ->
 def test_real_times_are_measured_and_whatever_they_choose_the_samples_are_right(
     run: Run, expected: list[GeneratedSample]
 ):
-    pace = Pace()
+    pace = StepTimeTable()
     for _ in range(2):
         delivered, groups = run.generate(REQUESTS, pace)
         assert 1 in pace.known and all(step_s > 0 for step_s in pace.known.values())

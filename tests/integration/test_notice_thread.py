@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_runtime.spot.notice import Notice, NoticeWatcher
-from gpu_runtime.spot.notice_thread import NoticeThread
+from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
+from gpu_runtime.spot.notices.polling_thread import NoticeThread
 from storage.errors import ConfigurationError, NoticeError
 from tests.played_providers import AWS_ACTION, AWS_REBALANCE, GCP_FLAG, NOON, SPOT_ACTION
 

@@ -10,11 +10,11 @@ import pytest
 
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.spot import notice_watch
-from gpu_runtime.spot.notice import Notice, NoticeKind
-from gpu_runtime.spot.notice_watch import NoticeWatch
-from gpu_runtime.spot.notices import provider_named
-from gpu_runtime.spot.played_service import PlayedService
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.spot.notices.notice import Notice, NoticeKind
+from gpu_runtime.spot.notices.providers import provider_named
+from gpu_runtime.spot.notices.simulated_service import SimulatedService
+from gpu_runtime.spot.notices.watch import NoticeWatch
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError
 from tests.played_providers import GCP_FLAG, QUIET
@@ -45,7 +45,7 @@ class Scripted:
         pass
 
 
-def test_a_notice_is_known_until_it_is_withdrawn(service: PlayedService):
+def test_a_notice_is_known_until_it_is_withdrawn(service: SimulatedService):
     service.answers.update(QUIET["gcp"])
     watch = NoticeWatch("gcp", service.url)
     try:
@@ -88,14 +88,14 @@ def test_what_cannot_be_watched_is_refused():
         NoticeWatch("gcp", "ftp://somewhere")
 
 
-def test_a_spot_worker_under_notice_gives_its_samples_back(service: PlayedService):
+def test_a_spot_worker_under_notice_gives_its_samples_back(service: SimulatedService):
     service.answers.update(QUIET["gcp"])
     settings = ["sampling.batch_size=4", "runtime.notices=gcp", f"runtime.notice_url={service.url}"]
     config = load_config("smoke", settings, {})
     assert DeviceWorker(config, trains=False).notice() is None, "a reserved one does not watch"
     assert service.asked == []
     worker = DeviceWorker(config, trains=False, watches=True)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     wanted = [request(0, seed) for seed in range(2)]
     first = worker.begin_samples(WeightsVersion(0), 0, wanted, 1)
     assert [state.step for state in first.states] == [1, 1] and first.notice is None

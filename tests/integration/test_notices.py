@@ -8,10 +8,10 @@ import pickle
 import pytest
 
 from gpu_runtime.spot import aws_notices, gcp_notices
-from gpu_runtime.spot.metadata_service import LARGEST_BODY_BYTES
-from gpu_runtime.spot.notice import Notice, NoticeWatcher
-from gpu_runtime.spot.notices import PROVIDERS, provider_named, watcher_for
-from gpu_runtime.spot.played_service import PlayedService
+from gpu_runtime.spot.notices.metadata_service import LARGEST_BODY_BYTES
+from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
+from gpu_runtime.spot.notices.providers import PROVIDERS, provider_named, watcher_for
+from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from storage.errors import ConfigurationError, NoticeError
 from tests.played_providers import (
     ALIBABA_TIME,
@@ -108,7 +108,7 @@ class TestEveryHttpProvider:
             watcher.poll(NOON)
 
     def test_nobody_there(self, provider):
-        with PlayedService() as gone:
+        with SimulatedService() as gone:
             url = gone.url
         watcher = watcher_for(provider, base_url=url)
         with pytest.raises(NoticeError, match="cannot be reached"):

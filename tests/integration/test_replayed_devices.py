@@ -11,17 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from gpu_runtime.actors.local_instances import LocalInstances
-from gpu_runtime.actors.trace_replay import TraceReplay
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.devices import Device
+from gpu_runtime.cluster.ray.local_instances import LocalInstances
+from gpu_runtime.cluster.ray.trace_replay import TraceReplay
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.fleet import Fleet
+from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.spot.replay import Replay
-from gpu_runtime.spot.trace import Trace, TraceEvent
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config_loading import load_config
 from tests.live_workers import worker_process
 from tests.local_ray_instances import local_ray_instances
@@ -62,7 +62,7 @@ def same(a: Rollout, b: Rollout) -> bool:
 
 
 def at_first_chunk_of_a_spot_worker(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
-    on_chunk, acted = Fleet.heed, threading.Event()
+    on_chunk, acted = Fleet.on_notice, threading.Event()
 
     def act_on_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
         if device.market == "spot" and not acted.is_set():
@@ -70,7 +70,7 @@ def at_first_chunk_of_a_spot_worker(monkeypatch: pytest.MonkeyPatch, act: Callab
             act()
         on_chunk(fleet, device, notice)
 
-    monkeypatch.setattr(Fleet, "heed", act_on_chunk)
+    monkeypatch.setattr(Fleet, "on_notice", act_on_chunk)
 
 
 @pytest.mark.slow

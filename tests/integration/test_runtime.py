@@ -19,14 +19,14 @@ from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.fleet import Fleet
+from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
 from storage.prompts import PromptRecord
@@ -74,7 +74,7 @@ def same(a, b) -> bool:
 
 def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
     runtime, worker = fresh, DeviceWorker(config, trains=False)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(config)[0]}
     plan = runtime.explore(1)
     rolled = runtime.rollout(plan)
@@ -88,7 +88,7 @@ def test_samples_equal_those_of_one_process_to_the_bit(fresh, config):
 
 def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> int:
     """Send a worker a signal when its first chunk of the next rollout has come in; its process."""
-    on_chunk, victim = Fleet.heed, worker_process(name).pid
+    on_chunk, victim = Fleet.on_notice, worker_process(name).pid
     struck: list[int] = []
 
     def strike_on_chunk(fleet, device, notice):
@@ -97,7 +97,7 @@ def strike_at_first_commit(monkeypatch, name: str, number: signal.Signals) -> in
             os.kill(victim, number)
         on_chunk(fleet, device, notice)
 
-    monkeypatch.setattr(Fleet, "heed", strike_on_chunk)
+    monkeypatch.setattr(Fleet, "on_notice", strike_on_chunk)
     return victim
 
 

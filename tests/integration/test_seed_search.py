@@ -17,7 +17,7 @@ from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.protocol import Worker
 from storage.config_loading import load_config
 from tests.live_workers import worker_process
 
@@ -206,7 +206,7 @@ def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, untrained):
 
 def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh, monkeypatch):
     """Last in this file: there are no spot workers afterwards."""
-    monkeypatch.setattr(fresh._fleet._arrivals, "fill", lambda *_, **__: [])  # no instance is to be had
+    monkeypatch.setattr(fresh._fleet._provisioner, "fill", lambda *_, **__: [])  # no instance is to be had
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     for device in fresh._fleet.drafters(fresh._current.key):

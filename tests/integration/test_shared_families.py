@@ -11,15 +11,15 @@ import pytest
 
 from benchmarks.shared_samples import NEAR
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.history_log import new_life
+from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.models.families import FAMILIES
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.epochs import EpochBook
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.history_log import new_life
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_commits
 from tests.pipeline_reference import PROMPTS, STEPS, family_config
@@ -65,7 +65,7 @@ def give_weights(fleet: ProcessFleet, weights: WeightState) -> None:
 def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSample]:
     worker = DeviceWorker(config, trains=False)
     if weights is None:
-        worker.own_weights(WEIGHTS)
+        worker.use_training_weights(WEIGHTS)
     else:
         worker.load_weights(WEIGHTS, weights)
     return worker.generate(REQUESTS)
@@ -77,7 +77,7 @@ def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str
     weights = trained_weights(config)
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         give_weights(fleet, weights)
-        shared = generate(fleet, config, tmp_path, ControlStore(), EpochBook(), requests=REQUESTS)
+        shared = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), requests=REQUESTS)
     assert set(shared.degrees.values()) == {(2,) * STEPS}
     expected = alone(config, weights)
     assert max(shared.apart(expected).values()) <= SAME
@@ -94,7 +94,7 @@ def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: 
         weights = trained_weights(config)
         give_weights(fleet, weights)
         strike = partial(strike_after_commits, fleet.actors["spot-0"], signal.SIGKILL, 2)
-        rough = generate(fleet, config, tmp_path, ControlStore(), EpochBook(), strike, requests=REQUESTS)
+        rough = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), strike, requests=REQUESTS)
         assert fleet.lost == ["spot-0"]
     assert {1, 2} <= {degree for degrees in rough.degrees.values() for degree in degrees}
     assert max(rough.apart(alone(config, weights)).values()) <= NEAR

@@ -16,23 +16,24 @@ import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.local_cluster import LocalActor
-from gpu_runtime.devices import Device
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.history_log import HistoryLog, names_of, new_life
-from gpu_runtime.history_tail import read_history
+from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from gpu_runtime.sequence_parallel.epochs import EpochBook, NumberedGroup
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.spot.played_service import PlayedNotices
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
+from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.protocol import Worker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config import RunConfig
 from storage.config_loading import load_config
 from storage.errors import GroupBrokenError
@@ -81,7 +82,7 @@ def generate(
     config: RunConfig,
     history: Path,
     store: ControlStore,
-    book: EpochBook,
+    book: GroupRegistry,
     strike: Callable[[Dispatcher], bool] = lambda loop: True,
     scheduler: PullScheduler[SampleRequest] | None = None,
     requests: Sequence[SampleRequest] = REQUESTS,
@@ -96,14 +97,14 @@ def generate(
     batch = config.sampling.batch_size
     scheduler = scheduler or PullScheduler[SampleRequest](batch, config.runtime.lease_s, batch)
     loop, phase = Dispatcher(config, history=log, scheduler=scheduler), SamplePhase(requests, config.sampling)
-    on_chunk, struck = groups.heed, False
+    on_chunk, struck = groups.on_notice, False
 
     def strike_on_chunk(device: Device, notice: Notice | None) -> None:
         nonlocal struck
         struck = struck or strike(loop)
         on_chunk(device, notice)
 
-    groups.heed = strike_on_chunk  # type: ignore[method-assign]
+    groups.on_notice = strike_on_chunk  # type: ignore[method-assign]
     try:
         loop.run(groups, phase)
         delivered = phase.delivered
@@ -115,7 +116,7 @@ def generate(
 
 def alone(config: RunConfig) -> list[GeneratedSample]:
     worker = DeviceWorker(config, trains=False)
-    worker.own_weights(WEIGHTS)
+    worker.use_training_weights(WEIGHTS)
     return worker.generate(REQUESTS)
 
 
@@ -142,7 +143,7 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
     config = configuration(degree)
     life = new_life(tmp_path)
     with process_fleet(config, 3, str(life)) as fleet:
-        store, book = ControlStore(), EpochBook()
+        store, book = ControlStore(), GroupRegistry()
         calm = generate(fleet, config, tmp_path, store, book)
         assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
@@ -165,16 +166,14 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
     assert max(calm.apart(alone(config)).values()) <= 1e-5
 
 
-def form(
-    fleet: ProcessFleet, store: ControlStore, group: NumberedGroup, names: Sequence[str]
-) -> list[Future]:
+def form(fleet: ProcessFleet, store: ControlStore, group: WorkerGroup, names: Sequence[str]) -> list[Future]:
     return [fleet.actors[name].call(Worker.join_group, store.address, group, 120.0) for name in names]
 
 
 def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp_path: Path):
     with process_fleet(configuration(2), 1, str(new_life(tmp_path))) as fleet:
         store, members = ControlStore(), ("reserved-0", "spot-0")
-        first = NumberedGroup(1, 0, members)
+        first = WorkerGroup(1, 0, members)
         os.kill(fleet.actors["spot-0"].pid, signal.SIGSTOP)
         (waiting,) = form(fleet, store, first, ["reserved-0"])
         with pytest.raises(TimeoutError):
@@ -186,7 +185,7 @@ def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp
         late = form(fleet, store, first, ["spot-0"])[0]  # to a group that is over
         with pytest.raises(GroupBrokenError):
             late.result(timeout=30.0)
-        for joined in form(fleet, store, NumberedGroup(2, 0, members), members):
+        for joined in form(fleet, store, WorkerGroup(2, 0, members), members):
             joined.result(timeout=30.0)
 
 
@@ -197,7 +196,7 @@ def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
         config = config.model_copy(update={"runtime": watched})
         with process_fleet(config, 1, str(new_life(tmp_path)), watches=True) as fleet:
             store, members = ControlStore(), ("reserved-0", "spot-0")
-            group = NumberedGroup(1, 0, members)
+            group = WorkerGroup(1, 0, members)
             for joined in form(fleet, store, group, members):
                 joined.result(timeout=60.0)
             notices.warn("spot-0")

@@ -12,13 +12,13 @@ import pytest
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.requests import rollout_requests
-from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.history_log import names_of
-from gpu_runtime.history_tail import read_history
+from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.history_log import names_of
+from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.run_prompts import load_run_prompts
 from tests.live_workers import worker_process
@@ -71,7 +71,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
     assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree, whoever works with whom"
     assert {len(one.worker.split("+")) for one in rolled.delivered} == {2}
     worker = DeviceWorker(runtime.config, trains=False)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     prompts = {prompt.prompt_id: prompt for prompt in load_run_prompts(runtime.config)[0]}
     alone = worker.generate(rollout_requests(plan, prompts, runtime.config.seed, 0))
     for delivered, sample in zip(rolled.delivered, alone, strict=True):
@@ -90,7 +90,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
 
 def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Kill a worker when the first chunk of its group has come in."""
-    on_chunk = GroupedFleet.heed
+    on_chunk = GroupedFleet.on_notice
     victim = worker_process(name)
     struck: list[int] = []
 
@@ -100,7 +100,7 @@ def strike_at_first_commit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
             os.kill(victim.pid, signal.SIGKILL)
         on_chunk(groups, device, notice)
 
-    monkeypatch.setattr(GroupedFleet, "heed", strike_on_chunk)
+    monkeypatch.setattr(GroupedFleet, "on_notice", strike_on_chunk)
 
 
 @pytest.mark.parametrize("victim", ["spot-0", "spot-2"])

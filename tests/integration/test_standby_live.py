@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_runtime.chaos.cast import Cast
+from gpu_runtime.chaos.cast import RunProcesses
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.devices import Device
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.fleet import Fleet
-from gpu_runtime.history_tail import HistoryTail, read_history
+from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import check_history
-from gpu_runtime.spot.notice import Notice
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.config_loading import load_config
 
 SETTINGS = [
@@ -36,7 +36,7 @@ def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = load_config("smoke", [*SETTINGS, f"runtime.cluster={kind}"], {})
-    tail, cast, on_notice = HistoryTail(tmp_path), Cast(), Fleet.heed
+    tail, cast, on_notice = HistoryTail(tmp_path), RunProcesses(), Fleet.on_notice
     victims: list[int] = []
 
     def kill_at_first_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
@@ -54,7 +54,7 @@ def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
         while not any(line.event == "standby_ready" for line in read_history(tmp_path)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        monkeypatch.setattr(Fleet, "heed", kill_at_first_chunk)
+        monkeypatch.setattr(Fleet, "on_notice", kill_at_first_chunk)
         rolled = runtime.rollout(PLAN)
         events = [(event.worker, event.kind) for event in runtime.take_device_events()]
         states = {part.worker for part in runtime.take_intervals()}

@@ -15,7 +15,7 @@ from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
 from storage.run_prompts import load_run_prompts
@@ -51,7 +51,7 @@ def untrained(runtime):
 def alone(config):
     """A trainer of its own, in this process."""
     worker = DeviceWorker(config, trains=True)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     return worker
 
 
@@ -88,7 +88,7 @@ def off(ours: dict[str, bytes], theirs: dict[str, bytes], before: dict[str, byte
 
 def test_an_iteration_by_two_equals_one_by_a_single_trainer_within_rounding(fresh, untrained, alone, config):
     alone.restore(untrained)
-    alone.own_weights(WeightsVersion(0))
+    alone.use_training_weights(WeightsVersion(0))
     assert alone.blobs() == untrained
     rolled, scores, trained = iteration(fresh, 1)
     states = fresh.take_intervals()
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_two_goes_on_with_one_and_the_other_way_round(fresh, unt
     iteration(fresh, 1)
     of_two = fresh.blobs()
     alone.restore(of_two)
-    alone.own_weights(WeightsVersion(1))
+    alone.use_training_weights(WeightsVersion(1))
     assert alone.blobs() == of_two
     rolled, scores, trained = iteration(fresh, 2)
     report = train_alone(alone, config, rolled, scores)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.sequence_parallel.degree_choice import LEAST_GAIN, choose_layout, degree_to_try
-from gpu_runtime.sequence_parallel.layout import Group, Layout
-from gpu_runtime.sequence_parallel.pace import Pace
-from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft, batch_ends_s, name_of
+from gpu_runtime.dispatch.work_left import UnderWay, WorkLeft
+from gpu_runtime.groups.degree_choice import LEAST_GAIN, choose_layout, degree_to_try
+from gpu_runtime.groups.layout import Group, Layout
+from gpu_runtime.groups.makespan import batch_ends_s, name_of
+from gpu_runtime.groups.step_times import StepTimeTable
 from tests.examples import examples
 
 DEGREES = (1, 2, 3, 4)
@@ -18,7 +19,7 @@ DEGREES = (1, 2, 3, 4)
 def cases(draw: st.DrawFn):
     counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2))
     devices = {f"d{place}{n}": f"i{place}" for place, count in enumerate(counts) for n in range(count)}
-    pace = Pace()
+    pace = StepTimeTable()
     for degree in draw(st.sets(st.sampled_from(DEGREES))):
         for _ in range(2):
             pace.note(degree, draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0])), first=False)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.spot.fault_schedule import (
+from gpu_runtime.chaos.fault_schedule import (
     FAULT_KINDS,
     FAULT_PHASES,
     Fault,

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.spot.notice import Notice
-from gpu_runtime.spot.notice_ledger import NoticeLedger
+from gpu_runtime.spot.notices.ledger import NoticeLedger
+from gpu_runtime.spot.notices.notice import Notice
 
 notices = st.builds(
     Notice,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.spot.trace_files import read_trace, write_trace
-from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
-from gpu_runtime.spot.trace_summary import summarise
+from gpu_runtime.spot.traces.files import read_trace, write_trace
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.summary import summarise
 from storage.errors import ConfigurationError
 from tests.examples import examples
 

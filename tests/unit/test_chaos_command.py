@@ -10,7 +10,7 @@ import pytest
 import flows.prefect_server
 from flows import chaos, command_line
 from gpu_runtime.chaos.fault_injector import FaultInjector
-from gpu_runtime.spot.fault_schedule import FAULT_KINDS, Fault
+from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError
 from storage.home import Home

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from gpu_runtime.sequence_parallel.degree_choice import choose_layout, degree_to_try
-from gpu_runtime.sequence_parallel.layout import Group
-from gpu_runtime.sequence_parallel.pace import Pace
-from gpu_runtime.sequence_parallel.phase_end import UnderWay, WorkLeft
+from gpu_runtime.dispatch.work_left import UnderWay, WorkLeft
+from gpu_runtime.groups.degree_choice import choose_layout, degree_to_try
+from gpu_runtime.groups.layout import Group
+from gpu_runtime.groups.step_times import StepTimeTable
 
 FOUR = {name: "a" for name in ("a0", "a1", "a2", "a3")}
 ALONE = [Group("a", (name,)) for name in FOUR]
@@ -25,8 +25,8 @@ SUPERLINEAR = {1: 1.0, 2: 0.4, 4: 0.15}
 """One device is too small: sharing wins throughput too."""
 
 
-def pace(step_s: Mapping[int, float], regroup_s: float = 0.1) -> Pace:
-    made = Pace()
+def pace(step_s: Mapping[int, float], regroup_s: float = 0.1) -> StepTimeTable:
+    made = StepTimeTable()
     for degree, seconds in step_s.items():
         for _ in range(3):
             made.note(degree, seconds, first=False)

@@ -12,11 +12,11 @@ import pytest
 
 from flows import disturbed_run
 from flows.disturbed_run import disturb
-from gpu_runtime.actors.local_instances import LocalInstances
-from gpu_runtime.actors.trace_replay import TraceReplay
-from gpu_runtime.history_log import HistoryLog, new_life
-from gpu_runtime.spot.replay import Replay
-from gpu_runtime.spot.trace import Trace, TraceEvent
+from gpu_runtime.cluster.ray.local_instances import LocalInstances
+from gpu_runtime.cluster.ray.trace_replay import TraceReplay
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home

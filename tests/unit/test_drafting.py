@@ -309,8 +309,8 @@ def test_nothing_is_started_once_the_window_is_over():
     script = Script()
     stage = Stage(script)
     welcomed: list[int] = []
-    welcome = stage.fleet.welcome
-    stage.fleet.welcome = lambda: (welcomed.append(script.waits), welcome())[1]  # type: ignore[method-assign]
+    add_ready_workers = stage.fleet.add_ready_workers
+    stage.fleet.add_ready_workers = lambda: (welcomed.append(script.waits), add_ready_workers())[1]  # type: ignore[method-assign]
 
     def end() -> None:
         script.dying.add("spot-0")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample, Sampler
-from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.samples_in_flight import SamplesInFlight
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
 from tests.tiny_model import TinyModel
@@ -89,7 +89,7 @@ def test_a_preview_is_not_decoded_before_its_step(sampler):
 def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
     """The prediction takes the model, and with it all that share the sequence."""
 
-    class Company:
+    class SharedGroup:
         leads = False
 
         def any_says(self, said: bool) -> bool:
@@ -104,7 +104,7 @@ def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
         return velocity(*args)
 
     drafts = SamplesInFlight(sampler)
-    drafts.company = Company()
+    drafts.company = SharedGroup()
     sampler._model.velocity = count
     try:
         drafts.begin(1, previews(2)[:4])
@@ -129,7 +129,7 @@ def test_drafts_begun_later_or_dropped_leave_nothing_behind(sampler):
 
 def test_a_worker_drafts_with_the_weights_it_is_asked_for_only():
     worker = DeviceWorker(load_config("smoke", ["sampling.batch_size=4"], {}), trains=False)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     with pytest.raises(RuntimeFailure, match="holds weights v0, but v1 are asked for"):
         worker.begin_samples(WeightsVersion(1), 1, REQUESTS, 1)
     chunk = worker.begin_samples(WeightsVersion(0), 1, [request(0, 0, RequestKind.EXPLORE)], 1)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.expected_gain import Futures, _drawn, _luck
+from gpu_runtime.exploration.expected_gain import OutcomeSamples, _drawn, _uniforms
 from gpu_runtime.exploration.score_history import Prediction, common_weight
 
 COIN = Prediction(np.array([0.0, 1.0]), np.array([1e6, 1e6]))
 
 
 def futures(judged=(), group_size=4, prediction=COIN):
-    return Futures(judged, prediction, group_size, "variance", (0, 1), 16)
+    return OutcomeSamples(judged, prediction, group_size, "variance", (0, 1), 16)
 
 
 def test_a_draw_counts_as_one_more_draft_of_its_value():
@@ -23,11 +23,11 @@ def test_a_draw_counts_as_one_more_draft_of_its_value():
 
 
 def test_luck_is_stratified_and_the_same_for_more_drafts():
-    few, many = _luck((3, 4), 2), _luck((3, 4), 7)
+    few, many = _uniforms((3, 4), 2), _uniforms((3, 4), 7)
     assert np.array_equal(few, many[:, :2])
     for column in many.T:
         assert sorted((column * len(column)).astype(int)) == list(range(len(column)))
-    assert not np.array_equal(few, _luck((3, 5), 2))
+    assert not np.array_equal(few, _uniforms((3, 5), 2))
 
 
 def test_what_nobody_has_seen_cannot_be_chosen_on():

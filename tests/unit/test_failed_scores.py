@@ -15,13 +15,13 @@ from rich.console import Console
 from flows.progress import Reporter
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
-from gpu_runtime.seed_search import SeedReview
 from storage.config import RunConfig
 from storage.errors import RewardError
 from storage.evaluation_figures import figures_of

@@ -13,7 +13,7 @@ from benchmarks.fault_parts import CLUSTERS, PACK, Part, Parts, Reference
 from benchmarks.goodput import Sums
 from benchmarks.preemption import SETTINGS, Results, summarise
 from flows.disturbed_run import DisturbedRun
-from gpu_runtime.spot.fault_schedule import FAULT_KINDS
+from gpu_runtime.chaos.fault_schedule import FAULT_KINDS
 from storage.errors import RuntimeFailure
 from storage.home import Home
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.devices import Weights
-from gpu_runtime.fleet import Fleet
+from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker_protocol import Worker, WorkerReady
+from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster
@@ -180,7 +180,7 @@ def course(monkeypatch: pytest.MonkeyPatch, by_s: float) -> tuple[Seconds, Secon
     times.monotonic_s += 2
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
-    stage.fleet.welcome()  # its replacement starts after the jump
+    stage.fleet.add_ready_workers()  # its replacement starts after the jump
     times.monotonic_s += 5
     stage.cluster.workers["spot-0.1"].unanswered["ready"].set_result(WorkerReady(4.0))
     times.monotonic_s += 1
@@ -225,26 +225,26 @@ def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
 
 def lose(stage: Stage, name: str) -> None:
     (device,) = [device for device in stage.fleet.workers(WeightsVersion(1)) if device.name == name]
-    stage.fleet.lose(device, WorkerLostError(f"{name} is gone"))
+    stage.fleet.on_worker_lost(device, WorkerLostError(f"{name} is gone"))
 
 
 def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_phase_s_weights():
     stage = Stage()
     stage.cluster.slow.add("spot-0.1")
     lose(stage, ONE)
-    (loaded,) = stage.fleet.welcome()
+    (loaded,) = stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "nobody waits for it"
-    assert stage.fleet.welcome() == [loaded], "it is started once"
+    assert stage.fleet.add_ready_workers() == [loaded], "it is started once"
 
     newcomer.silent.add("load_weights")
     newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.welcome()
+    (given,) = stage.fleet.add_ready_workers()
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it does not pull before it holds the weights"
-    assert stage.fleet.welcome() == [given], "it is given them once"
+    assert stage.fleet.add_ready_workers() == [given], "it is given them once"
     given.set_result("digest of v1")
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO, "spot-0.1"]
-    assert stage.fleet.welcome() == []
+    assert stage.fleet.add_ready_workers() == []
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined")]
 
 
@@ -252,11 +252,11 @@ def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twic
     stage = Stage()
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
     newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.welcome()
+    (given,) = stage.fleet.add_ready_workers()
     newcomer.silent.clear()
     given.set_result("digest of v1")
     stage.fleet.prepare(FIRST)
@@ -270,27 +270,27 @@ def test_other_weights_than_sent_end_the_run_in_the_midst_of_a_phase_too():
     stage = Stage()
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
     newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.welcome()
+    (given,) = stage.fleet.add_ready_workers()
     given.set_result("something else")
     with pytest.raises(RuntimeFailure, match="holds weights with checksum something else"):
-        stage.fleet.welcome()
+        stage.fleet.add_ready_workers()
 
 
 def test_a_newcomer_that_dies_while_it_takes_the_weights_is_lost_and_replaced():
     stage = Stage()
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
     newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
-    (given,) = stage.fleet.welcome()
+    (given,) = stage.fleet.add_ready_workers()
     given.set_exception(WorkerLostError("gone"))
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     assert "spot-0.2" in stage.cluster.workers
     assert stage.events() == [(ONE, "lost"), ("spot-0.1", "joined"), ("spot-0.1", "lost")]
 
@@ -300,9 +300,9 @@ def test_what_dies_while_it_loads_is_started_again_with_the_next_phase_only():
     stage = Stage()
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     stage.cluster.workers["spot-0.1"].unanswered["ready"].set_exception(WorkerLostError("no memory"))
-    assert stage.fleet.welcome() == []
+    assert stage.fleet.add_ready_workers() == []
     assert "spot-0.2" not in stage.cluster.workers
     stage.fleet.prepare(FIRST)
     stage.fleet.prepare(FIRST)
@@ -324,7 +324,7 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
     fleet.prepare(FIRST)
     assert [device.name for device in fleet.workers(WeightsVersion(1))] == [TRAINER]
     cluster.workers[ONE].unanswered["ready"].set_result(WorkerReady(1.0))
-    fleet.welcome()
+    fleet.add_ready_workers()
     assert [device.name for device in fleet.workers(WeightsVersion(1))] == [TRAINER, ONE]
     assert cluster.markets == {TRAINER: "reserved", ONE: "spot"}
 

@@ -13,7 +13,7 @@ from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from gpu_runtime.spot.notice import Notice
+from gpu_runtime.spot.notices.notice import Notice
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, Script
 from tests.tiny_model import TinyModel

@@ -11,10 +11,10 @@ import pytest
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.history_log import HistoryLog, names_of, new_life
-from gpu_runtime.history_tail import read_history
-from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
+from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
+from gpu_runtime.worker.history_tail import read_history
+from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from tests.fake_generators import NOTICE, FakeGeneratorFleet, Script
 from tests.tiny_model import TinyModel
 from tests.tiny_run import request, tiny_config

@@ -9,8 +9,8 @@ import pytest
 from benchmarks.device_time import lives_of, overlap
 from benchmarks.goodput import Course, Sums, measure, predicted
 from gpu_runtime.chaos.fault_injector import Done
+from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.scheduling.history_check import HistoryLine
-from gpu_runtime.spot.fault_schedule import Fault
 
 REFERENCE = Sums(windows=2, paid_s=100, useful_s=80, leased_s=80, sample_steps=16, waiting_s=20)
 """Five seconds a step; ten seconds of waiting in each window."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.actors.gpu_shares import worker_share
+from gpu_runtime.cluster.ray.gpu_shares import worker_share
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from gpu_runtime import generating_group, grouped_fleet
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.history_log import HistoryLog, new_life
-from gpu_runtime.history_tail import read_history
+from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.sequence_parallel.epochs import EpochBook
+from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history_tail import read_history
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeMeeting, Script
 from tests.tiny_run import tiny_config
@@ -78,7 +78,7 @@ class Stage:
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
         self.meeting = FakeMeeting(self.fleet.actors, self.script)
         self.groups = GroupedFleet(
-            self.fleet, WeightsVersion(0), step_s, self.meeting, EpochBook(),
+            self.fleet, WeightsVersion(0), step_s, self.meeting, GroupRegistry(),
             lambda device: (instances or {}).get(device.name, ""), LEASE_S,
         )  # fmt: skip
         settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}

@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from gpu_runtime.history_log import HistoryLog, lives, new_life
-from gpu_runtime.history_tail import HistoryTail, read_history
+from gpu_runtime.worker.history_log import HistoryLog, lives, new_life
+from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.errors import StorageError
 
 
@@ -47,7 +47,7 @@ def test_lines_of_several_threads_are_whole(tmp_path):
 def test_what_a_killed_process_wrote_is_there(tmp_path):
     life = new_life(tmp_path)
     code = (
-        "import sys; from gpu_runtime.history_log import HistoryLog\n"
+        "import sys; from gpu_runtime.worker.history_log import HistoryLog\n"
         "log = HistoryLog(sys.argv[1], 'spot-0')\n"
         "for number in range(10**9):\n"
         "    log.note('step', number=number); print(number, flush=True)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.sequence_parallel.layout import Group, Layout, plan_layout
+from gpu_runtime.groups.layout import Group, Layout, plan_layout
 from storage.errors import ConfigurationError
 
 STEP_S = {1: 1.0, 2: 0.55, 4: 0.3}

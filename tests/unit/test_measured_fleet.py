@@ -11,14 +11,14 @@ import pytest
 from gpu_runtime import generating_group, grouped_fleet
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.grouped_fleet import GroupedFleet
-from gpu_runtime.history_log import HistoryLog, new_life
-from gpu_runtime.history_tail import read_history
-from gpu_runtime.measured_fleet import MeasuredFleet
+from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.measured_fleet import MeasuredFleet
+from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.groups.step_times import StepTimeTable
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
-from gpu_runtime.sequence_parallel.epochs import EpochBook
-from gpu_runtime.sequence_parallel.pace import Pace
+from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history_tail import read_history
 from storage.records import GroupRecord
 from tests.fake_generators import NOTICE, FakeGeneratorFleet, FakeMeeting, Script
 from tests.played_time import PlayedFleet, PlayedTime
@@ -43,13 +43,17 @@ class Phase:
     """One phase of a run of four devices that take played time."""
 
     def __init__(
-        self, step_s: dict[int, float], batches: int, pace: Pace | None = None, fixed: dict | None = None
+        self,
+        step_s: dict[int, float],
+        batches: int,
+        pace: StepTimeTable | None = None,
+        fixed: dict | None = None,
     ) -> None:
         time = self.time = PlayedTime(step_s, JOIN_S)
         self.fleet = PlayedFleet(NAMES, time, SAMPLER)
         meeting = FakeMeeting(self.fleet.actors, time)
-        rest = (meeting, EpochBook(), lambda device: "", LEASE_S)
-        self.pace = pace or Pace()
+        rest = (meeting, GroupRegistry(), lambda device: "", LEASE_S)
+        self.pace = pace or StepTimeTable()
         if fixed:
             self.groups = GroupedFleet(self.fleet, WeightsVersion(0), fixed, *rest)
         else:
@@ -153,12 +157,12 @@ def in_any_order(
     """A phase whose devices die, hang or are under notice at random moments; the trainer stays."""
     script.overdue = PlayedTimer.go_off
     fleet = FakeGeneratorFleet(names, script, SAMPLER)
-    pace = Pace()
+    pace = StepTimeTable()
     for degree in DEGREES[: chance.randrange(4)]:
         for _ in range(2):
             pace.note(degree, chance.choice([0.1, 0.4, 1.0, 1.5]), first=False)
     groups = MeasuredFleet(
-        fleet, WeightsVersion(0), pace, DEGREES, FakeMeeting(fleet.actors, script), EpochBook(),
+        fleet, WeightsVersion(0), pace, DEGREES, FakeMeeting(fleet.actors, script), GroupRegistry(),
         lambda device: "", LEASE_S, script.clock,
     )  # fmt: skip
     settings = {"commit_steps": chance.choice([0, 1, 2]), "commit_s": 0.0, "lease_s": LEASE_S}

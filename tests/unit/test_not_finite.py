@@ -17,9 +17,9 @@ from gpu_runtime.learning.trainer_state import trainer_blobs
 from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.models.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.protocol import Conditioning
-from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.samples_in_flight import SamplesInFlight
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import ModelError, NonFiniteError, TrainingError
 from tests.tiny_model import TinyModel
@@ -142,12 +142,12 @@ def test_nothing_that_is_not_finite_goes_into_a_checkpoint(part: str):
 
 def test_weights_that_are_not_finite_are_not_published():
     worker = DeviceWorker(load_config("smoke", ["sampling.batch_size=4"], {}), trains=True)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     name, weight = next(iter(worker._policy.trained.items()))
     with torch.no_grad():
         weight.view(-1)[1] = math.nan
     with pytest.raises(TrainingError, match=rf"1 of the .*{name} are not finite in weights v1"):
-        worker.own_weights(WeightsVersion(1))
+        worker.use_training_weights(WeightsVersion(1))
 
 
 def test_integers_and_empty_states_are_finite():

@@ -12,7 +12,7 @@ from rich.console import Console
 import flows.progress
 from flows.post_train import _note_troubles
 from flows.progress import Reporter
-from gpu_runtime.devices import FailedStart
+from gpu_runtime.fleet.slots import FailedStart
 from storage import clock
 
 

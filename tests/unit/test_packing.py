@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpu_runtime.actors.packing import MOST_ARRAY_BYTES, Answering, pack, pack_call, unpack
+from gpu_runtime.cluster.ray.packing import MOST_ARRAY_BYTES, Answering, pack, pack_call, unpack
 
 
 class Adder(Answering):

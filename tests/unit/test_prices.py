@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.spot.known_prices import known_prices
-from gpu_runtime.spot.price_files import read_prices
-from gpu_runtime.spot.prices import Price, PriceBook
+from gpu_runtime.spot.prices.files import read_prices
+from gpu_runtime.spot.prices.known_prices import known_prices
+from gpu_runtime.spot.prices.price_book import Price, PriceBook
 from storage.errors import ConfigurationError, PriceNotFoundError
 
 A_ON_DEMAND = Price("H100", "on_demand", "a", 10.0)

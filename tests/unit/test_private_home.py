@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.checkpoints import CheckpointStore
 from storage.home import Home, close_to_others, is_open_to_others
 from storage.run_store import RunStore
@@ -102,7 +102,7 @@ def test_folders_for_all_and_what_is_not_there_are_left_alone(tmp_path: Path):
 def test_the_token_of_ray_is_closed(tmp_path: Path):
     """In a process of its own: Ray's folder is read from the environment when it is imported."""
     code = (
-        "from gpu_runtime.actors import ray_cluster\n"
+        "from gpu_runtime.cluster.ray import ray_cluster\n"
         "ray_cluster.RayCluster._connect = lambda self: None\n"
         "ray_cluster.ray.cluster_resources = lambda: {}\n"
         "from storage.config import RunConfig\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.actors import ray_cluster
+from gpu_runtime.cluster.ray import ray_cluster
 from storage.config import RunConfig
 from storage.errors import RuntimeFailure
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.spot.replay import Replay, ReplayStep, thinned
-from gpu_runtime.spot.trace import EventKind, Trace, TraceEvent
-from gpu_runtime.spot.trace_generator import TraceShape, generate_trace
-from gpu_runtime.spot.trace_summary import summarise
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.replay import Replay, ReplayStep, thinned
+from gpu_runtime.spot.traces.summary import summarise
+from gpu_runtime.spot.traces.trace import EventKind, Trace, TraceEvent
 from storage.errors import TraceError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import subprocess
@@ -58,6 +59,16 @@ def test_the_pattern_of_machine_paths():
 def test_no_file_is_a_drawer_for_odds_and_ends():
     drawers = {"utils.py", "util.py", "helpers.py", "helper.py", "common.py", "misc.py"}
     assert [path for path in repository_files() if path.name in drawers] == []
+
+
+def test_each_folder_of_the_runtime_says_what_it_is_for_and_nothing_lies_beside_the_door():
+    runtime = ROOT / "gpu_runtime"
+    assert {path.name for path in runtime.glob("*.py")} == {"__init__.py", "runtime.py"}
+    shown = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for folder in sorted(path.parent for path in runtime.glob("*/__init__.py")):
+        purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+        assert purpose, f"{folder.name}/__init__.py does not say what the folder is for"
+        assert f"| `{folder.name}/` | {purpose.splitlines()[0].rstrip('.')} |" in shown
 
 
 def test_the_readmes_links_lead_somewhere():

@@ -14,7 +14,7 @@ from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.ocr import ocr_reward
-from gpu_runtime.rewards.protocol import Movable
+from gpu_runtime.rewards.protocol import SupportsTo
 from gpu_runtime.rewards.quoted_text import normalise
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
 from storage.errors import ModelError, PromptFileError
@@ -42,7 +42,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
 def test_the_scorers_that_take_a_gpu_are_those_that_can_move(settings: RewardConfig, tmp_path: Path):
     settings = settings.model_copy(update={"detector": str(save_detector(tmp_path / "detector"))})
     can_move = {
-        name for name in set(SCORERS) - {"sum", "remote"} if isinstance(build_scorer(name, settings), Movable)
+        name
+        for name in set(SCORERS) - {"sum", "remote"}
+        if isinstance(build_scorer(name, settings), SupportsTo)
     }
     assert can_move == USES_GPU
 
@@ -52,7 +54,7 @@ def test_the_scorers_that_take_a_gpu_are_those_that_can_move(settings: RewardCon
 def test_a_gpu_judges_like_the_cpu(settings: RewardConfig, name: str):
     scorer = build_scorer(name, settings)
     expected = scorer.score(NOISE, SIGN)
-    assert isinstance(scorer, Movable)
+    assert isinstance(scorer, SupportsTo)
     scorer.move("cuda")
     assert scorer.score(NOISE, SIGN).value == pytest.approx(expected.value, abs=1e-2)
 

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Movable, Score, part_means
+from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, part_means
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.weighted_sum import WeightedSum
 from storage.config import RunConfig
@@ -52,7 +52,7 @@ def test_a_sum_moves_the_parts_that_can():
 
     model = Model("clip-score", 0.5)
     scorer = WeightedSum({"jpeg": (Fixed("jpeg", 0.5), 1.0), "clip-score": (model, 1.0)})
-    assert isinstance(scorer, Movable)
+    assert isinstance(scorer, SupportsTo)
     scorer.move("cuda:1")
     assert model.device == "cuda:1"
 

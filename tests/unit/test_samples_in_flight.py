@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
-from gpu_runtime.samples_in_flight import SamplesInFlight
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.worker import DeviceWorker
+from gpu_runtime.worker.samples_in_flight import SamplesInFlight
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE
@@ -93,7 +93,7 @@ def test_a_device_under_notice_does_no_step(sampler):
 
 def test_a_worker_generates_with_the_weights_it_is_asked_for_only():
     worker = DeviceWorker(load_config("smoke", ["sampling.batch_size=4"], {}), trains=False)
-    worker.own_weights(WeightsVersion(0))
+    worker.use_training_weights(WeightsVersion(0))
     assert worker.notice() is None
     wanted = [request(0, 0)]
     with pytest.raises(RuntimeFailure, match="holds weights v0, but v1 are asked for"):

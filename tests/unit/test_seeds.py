@@ -14,11 +14,11 @@ from PIL import Image
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
-from gpu_runtime.seed_search import SeedReview
 from storage.prompts import PromptRecord
 from tasks.seeds import candidate_records, sample_images
 from tests.tiny_run import request

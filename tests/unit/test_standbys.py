@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.devices import Weights, refuse_standbys_with_gpus
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.fleet import Fleet
-from gpu_runtime.history_log import HistoryLog, new_life
+from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import HostUsage
+from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.protocol import HostUsage
+from gpu_runtime.worker.worker import DeviceWorker
 from storage.config_loading import load_config
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
@@ -60,7 +61,7 @@ class Stage:
     def lose(self, name: str) -> None:
         (device,) = [device for device in self.fleet.workers(WeightsVersion(1)) if device.name == name]
         device.actor.kill()
-        self.fleet.lose(device, WorkerLostError(f"{name} is gone"))
+        self.fleet.on_worker_lost(device, WorkerLostError(f"{name} is gone"))
 
     def holders(self) -> list[str]:
         return [device.name for device in self.fleet.workers(WeightsVersion(1))]
@@ -75,14 +76,14 @@ class Stage:
 def settle(stage: Stage) -> None:
     """Welcome until nothing is under way any more."""
     for _ in range(4):
-        stage.fleet.welcome()
+        stage.fleet.add_ready_workers()
         stage.await_starts()
 
 
 def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_started():
     stage = Stage()
     stage.lose(ONE)
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     assert STANDBY in stage.standbys() and len(stage.standbys()) == 1, "it starts when the place is taken"
     settle(stage)
     assert stage.holders() == [TRAINER, TWO, "spot-0.1"]
@@ -134,8 +135,8 @@ def test_one_that_takes_a_place_may_be_under_notice_itself():
 def test_a_standby_that_still_loads_takes_the_place_when_it_has():
     stage = Stage(slow=True)
     stage.lose(ONE)
-    (call,) = stage.fleet.welcome()
-    assert stage.holders() == [TRAINER, TWO] and stage.fleet.welcome() == [call]
+    (call,) = stage.fleet.add_ready_workers()
+    assert stage.holders() == [TRAINER, TWO] and stage.fleet.add_ready_workers() == [call]
     assert stage.standbys() == [STANDBY], "its successor does not load beside it"
     stage.standby.silent.clear()
     call.set_result(stage.standby._take_place("spot-0.1", True, None))
@@ -148,7 +149,7 @@ def test_where_the_standby_dies_as_it_takes_the_place_a_process_is_started_at_on
     stage = Stage(slow=slow)
     stage.standby.silent.add("take_place")
     stage.lose(ONE)
-    stage.fleet.welcome()
+    stage.fleet.add_ready_workers()
     stage.standby.kill()
     settle(stage)
     assert stage.holders() == [TRAINER, TWO, "spot-0.2"] and "spot-0.2" in stage.cluster.workers
@@ -216,8 +217,8 @@ def test_a_standby_that_hangs_with_a_place_is_ended_and_a_process_started():
     stage = Stage(start_timeout_s=1.0)
     stage.standby.silent.add("take_place")
     stage.lose(ONE)
-    stage.fleet.welcome()
-    ((device, _),) = stage.fleet._arrivals._coming
+    stage.fleet.add_ready_workers()
+    ((device, _),) = stage.fleet._provisioner._coming
     device.asked_at_s -= 2.0
     settle(stage)
     assert stage.standby.dead and stage.holders() == [TRAINER, TWO, "spot-0.2"]
@@ -293,7 +294,7 @@ def test_a_standby_makes_the_bits_of_any_worker_and_writes_the_history_of_its_pl
     request = SampleRequest(RequestKind.ROLLOUT, config.seed, 1, 0, 0, 0, "a sign")
 
     def drawn(worker: DeviceWorker) -> GeneratedSample:
-        worker.own_weights(WeightsVersion(0))
+        worker.use_training_weights(WeightsVersion(0))
         first = worker.begin_samples(WeightsVersion(0), 7, [request], 2)
         (sample,) = worker.advance_samples(7, config.sampling.rollout_steps - first.states[0].step).samples
         assert isinstance(sample, GeneratedSample)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.spot.trace import Trace, TraceEvent
-from gpu_runtime.spot.trace_files import read_trace, write_trace
-from gpu_runtime.spot.trace_summary import summarise
+from gpu_runtime.spot.traces.files import read_trace, write_trace
+from gpu_runtime.spot.traces.summary import summarise
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import TraceError
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "traces"

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from gpu_runtime import trainers as module
 from gpu_runtime.cluster.protocol import RemoteActor
-from gpu_runtime.devices import Device
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.fleet import trainers as module
+from gpu_runtime.fleet.trainers import Trainers
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.trainers import Trainers
-from gpu_runtime.worker_protocol import Worker
+from gpu_runtime.worker.protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, TrainingError, WorkerLostError
 
 R = TypeVar("R")

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.fleet.trainers import Trainers
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.scoring_worker import ScoringWorker
-from gpu_runtime.trainers import Trainers
-from gpu_runtime.worker import DeviceWorker
-from gpu_runtime.worker_protocol import ImageScorer, Worker
+from gpu_runtime.worker.protocol import ImageScorer, Worker
+from gpu_runtime.worker.scoring_worker import ScoringWorker
+from gpu_runtime.worker.worker import DeviceWorker
 
 if TYPE_CHECKING:
 

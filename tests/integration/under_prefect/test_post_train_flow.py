@@ -11,7 +11,7 @@ import pytest
 from flows.evaluate import evaluate_model
 from flows.post_train import post_train
 from flows.progress import Reporter
-from gpu_runtime.history_tail import read_history
+from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.clock import process_clock
 from storage.config_loading import load_config

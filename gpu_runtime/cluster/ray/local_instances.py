@@ -1,0 +1,200 @@
+"""Real Ray instances on this machine that come and go: a reserved one, and spot ones.
+
+The only place that uses `ray.cluster_utils`, and private parts of Ray with it. Each instance has its own
+raylet, and all its processes are one process group: to lose it is one SIGKILL for all of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+from ray._private import services
+from ray._private.node import Node
+from ray.cluster_utils import Cluster as RayNodes
+
+from gpu_runtime.cluster.ray.loopback import LOOPBACK
+from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL, kept_signal_handlers
+from storage.errors import RuntimeFailure
+
+_STORE_BYTES = 128 * 1024**2
+_LISTEN_PORT = "dashboard_agent_listen_port"
+_ATTEMPTS = 4
+_SETTINGS = {
+    # A lost instance, which answers nothing at all, is known in about two seconds, not in fourteen; a busy
+    # one has ten for an answer.
+    "health_check_initial_delay_ms": 1000,
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 10_000,
+    "health_check_failure_threshold": 3,
+    "agent_register_timeout_ms": 120_000,
+    # Workers stay in the group of their raylet.
+    "process_group_cleanup_enabled": False,
+}
+
+
+class LocalInstances:
+    """A Ray cluster of this machine alone, listening on 127.0.0.1. A run joins it by `runtime.ray_address`.
+
+    All instances say how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and other
+    reserved workers are placed on the reserved one, and each spot instance has one spot worker.
+
+    Args:
+        reserved_cpus: processes that the reserved instance holds: reserved workers and scorers.
+    """
+
+    def __init__(self, reserved_cpus: int) -> None:
+        ports = _free_ports()
+        head = _arguments(reserved_cpus, "on-demand") | {
+            "include_dashboard": False,
+            "_system_config": _SETTINGS,
+        }
+        with kept_signal_handlers(), _instance_of_its_own(ports):
+            self._cluster = RayNodes(initialize_head=True, head_node_args=head | ports)
+        # Else each instance would take over the process's SIGTERM, which only the main thread can, and end
+        # with the thread that has started it. Without the reserved one they end by themselves.
+        self._cluster._shutdown_at_exit = False
+        self._nodes: dict[str, Node] = {}
+        atexit.register(self._remove_all)
+
+    @property
+    def address(self) -> str:
+        """For `runtime.ray_address`."""
+        return str(self._cluster.address)
+
+    @property
+    def names(self) -> list[str]:
+        """The spot instances that are there, in the order in which they came."""
+        return list(self._nodes)
+
+    def add(self, name: str) -> None:
+        """Start a spot instance; returns when the cluster knows it.
+
+        Raises:
+            RuntimeFailure: if there is one of that name, or it does not start.
+        """
+        if name in self._nodes:
+            raise RuntimeFailure(f"instance {name!r} is there already; remove it first")
+        before = set(_raylets())
+        reason: Exception | None = None
+        for _ in range(_ATTEMPTS):
+            try:
+                ports = _free_ports()
+                with _instance_of_its_own(ports):
+                    self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"), **ports)
+                return
+            except Exception as error:  # Ray raises no other where a raylet is slow to start
+                if "timed out" not in str(error):
+                    raise
+                reason = error
+                for raylet in set(_raylets()) - before:
+                    with suppress(ProcessLookupError):
+                        os.killpg(raylet, signal.SIGKILL)
+        raise RuntimeFailure(
+            f"instance {name!r} did not start in {_ATTEMPTS} attempts of half a minute: {reason}; "
+            "the machine is too busy, or out of memory"
+        ) from reason
+
+    def warn(self, name: str) -> None:
+        """Give the instance's workers their notice as Kubernetes does: SIGTERM.
+
+        They stop at the next denoising step where `runtime.notices` is `kubernetes`; else they end.
+
+        Raises:
+            RuntimeFailure: if there is none of that name.
+        """
+        raylet = psutil.Process(self._process_group(name))
+        for process in raylet.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                # The agents of the raylet are no workers, and it ends itself when they do.
+                if _is_worker(" ".join(process.cmdline())):
+                    process.terminate()
+
+    def remove(self, name: str) -> None:
+        """Take the instance away: SIGKILL for all its processes at once.
+
+        Raises:
+            RuntimeFailure: if there is none of that name.
+        """
+        group = self._process_group(name)
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        # Ray's own bookkeeping: it waits for the raylet's end, and deletes what it left in memory.
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def close(self) -> None:
+        """End all instances."""
+        atexit.unregister(self._remove_all)
+        self._remove_all()
+        self._cluster.shutdown()
+
+    def _remove_all(self) -> None:
+        for name in self.names:
+            self.remove(name)
+
+    def _process_group(self, name: str) -> int:
+        if name not in self._nodes:
+            raise RuntimeFailure(f"no instance {name!r}; there are: {', '.join(self.names) or 'none'}")
+        (raylet,) = self._nodes[name].all_processes["raylet"]
+        return int(raylet.process.pid)
+
+
+def _arguments(cpus: int, market: str) -> dict[str, Any]:
+    return {
+        "node_ip_address": LOOPBACK,
+        "num_cpus": cpus,
+        "num_gpus": 0,
+        "object_store_memory": _STORE_BYTES,
+        "labels": {MARKET_LABEL: market},
+    }
+
+
+def _free_ports() -> dict[str, Any]:
+    """Ports for the agents of a raylet, by Ray's names of them."""
+    agents = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", _LISTEN_PORT)
+    sockets = [socket.socket() for _ in agents]
+    for each in sockets:
+        each.bind((LOOPBACK, 0))
+    ports = {agent: int(each.getsockname()[1]) for agent, each in zip(agents, sockets, strict=True)}
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _raylets() -> list[int]:
+    """Processes of raylets below this one; each leads its group, but the reserved instance's."""
+    children = psutil.Process().children()
+    return [process.pid for process in children if process.name() == "raylet"]
+
+
+def _is_worker(command: str) -> bool:
+    """Whether a child of a raylet is a worker, by its title."""
+    return command.startswith("ray::") and "Agent" not in command
+
+
+@contextmanager
+def _instance_of_its_own(ports: dict[str, int]) -> Iterator[None]:
+    """What Ray starts leads a process group, and a raylet knows its agents' ports: no setting of Ray does it.
+
+    Without, a raylet waits until its agents have chosen their ports, and ends itself when that takes them
+    15 seconds, as it may on a busy machine.
+    """
+    plain = services.ConsolePopen
+
+    class _Leading(plain):
+        def __init__(self, command: list[str], *args: Any, **kwargs: Any) -> None:
+            if command[0] == services.RAYLET_EXECUTABLE:
+                command = [*command, f"--{_LISTEN_PORT}={ports[_LISTEN_PORT]}"]
+            super().__init__(command, *args, process_group=0, **kwargs)
+
+    services.ConsolePopen = _Leading
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain

@@ -1,0 +1,260 @@
+"""The Ray cluster: started or joined, its actors, and their calls as ordinary futures.
+
+Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a dead process is a
+`WorkerLostError`, and what an actor raises arrives as it was raised.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from types import FrameType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+import ray
+from ray._private import utils as ray_utils
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from gpu_runtime.cluster.address import refuse_silent_address
+from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.cluster.ray import RAY_TOKEN
+from gpu_runtime.cluster.ray.gpu_shares import worker_share
+from gpu_runtime.cluster.ray.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
+from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
+from gpu_runtime.cluster.ray.ray_processes import ray_processes
+from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
+from storage.home import close_to_others
+from storage.records import Market
+
+MARKET_LABEL = "ray.io/market-type"
+"""Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""
+
+_LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
+_SignalHandler = Callable[[int, FrameType | None], Any] | int | None
+
+WorkerT = TypeVar("WorkerT")
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
+    """A worker as a Ray actor.
+
+    Args:
+        name: of the worker.
+        handle: Ray's, of the actor.
+        alone: whether the cluster has one instance only.
+    """
+
+    def __init__(self, name: str, handle: Any, alone: bool) -> None:
+        super().__init__(name)
+        self.handle = handle
+        self._alone = alone
+
+    def call(
+        self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[R]:
+        """As of every actor."""
+        return self._answer(method.__name__, args, kwargs)
+
+    def kill(self) -> None:
+        """As of every actor."""
+        ray.kill(self.handle, no_restart=True)
+
+    def instance(self) -> Future[str]:
+        """The Ray node that the process is on."""
+        if self._alone:
+            return super().instance()
+        return self._answer(Answering.instance.__name__, (), {})
+
+    def _answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
+        reference = self.handle.answer.remote(*pack_call(method, args, kwargs))
+        return _translated(reference.future(), self.name)
+
+
+class RayCluster:
+    """A Ray cluster that this process started or joined.
+
+    Args:
+        config: the run's configuration; `runtime.ray_address` empty starts a local cluster.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._local = not config.runtime.ray_address
+        self._devices = config.runtime.reserved_workers + config.runtime.spot_workers
+        with kept_signal_handlers():
+            self._connect()
+        close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; whoever reads it can run code here
+        gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
+        self.tells_markets_apart = not self._local and any(
+            MARKET_LABEL in node["Labels"] for node in ray.nodes()
+        )
+        """Whether its instances say how they are rented: workers are then placed by that, and spot
+        instances may come and go."""
+        # Where spot instances come and go, those of now say nothing of how many there will be.
+        workers = 1 if self.tells_markets_apart else self._devices
+        scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
+        self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
+        if self._gpu_share and config.runtime.standby_workers:
+            self.shutdown()
+            refuse_standbys_with_gpus(config.runtime)
+        if scorers and not self._gpu_share:
+            self.shutdown()
+            raise ConfigurationError(
+                f"runtime.scorer_gpu={config.runtime.scorer_gpu:g} for {config.runtime.scorer_workers} "
+                f"scorers takes {scorers:g} GPUs, and the cluster has {gpus:g} for them and the workers; "
+                "lower it, or set it to 0 to judge on the CPU"
+            )
+
+    def _connect(self) -> None:
+        if not self._local:
+            address = self._config.runtime.ray_address
+            refuse_silent_address(address)
+            try:
+                with on_loopback_alone() if is_on_loopback_alone(address) else nullcontext():
+                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise RuntimeFailure(
+                    f"no Ray cluster answers at runtime.ray_address={address!r}: {error}; "
+                    "start one with `ray start --head`, copy its ~/.ray/auth_token to this machine, or leave "
+                    "the address empty for a local one"
+                ) from error
+            return
+        # Workers that play devices share the cores of this machine; Ray's count is only a limit.
+        settings = self._config.runtime
+        processes = self._devices + settings.standby_workers + settings.scorer_workers
+        try:
+            with on_loopback_alone():
+                ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, processes),
+                    object_store_memory=_LOCAL_OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+        except Exception as error:  # Ray raises the bare class where its processes do not start
+            reason = str(error).partition("\n")[0]
+            raise RuntimeFailure(
+                f"Ray did not start on this machine: {reason} Free processor time and memory, then try again"
+            ) from error
+
+    def start(
+        self,
+        name: str,
+        worker: type[WorkerT],
+        *args: Any,
+        gpu: bool,
+        market: Market = "reserved",
+        gpu_share: float = 0.0,
+    ) -> RemoteActor[WorkerT]:
+        """As of every cluster."""
+        # Ray's own record of each call costs a tenth of it; ours is the time line.
+        options: dict[str, Any] = {
+            "num_cpus": 1,
+            "max_restarts": 0,
+            "max_task_retries": 0,
+            "enable_task_events": False,
+        }
+        share = self._gpu_share if gpu else gpu_share
+        if share:
+            options["num_gpus"] = share
+        if self.tells_markets_apart:
+            options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
+        # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
+        named = type(re.sub(r"\W", "_", name), (Answering, worker), {})
+        handle = ray.remote(named).options(**options).remote(*args)
+        return RayActor(name, handle, alone=self._local)
+
+    @property
+    def host(self) -> str:
+        """The address by which workers reach this process."""
+        return LOOPBACK if self._local else ray.util.get_node_ip_address()
+
+    def needed_processes(self) -> dict[str, int]:
+        """Ray's processes that this process cannot outlive, name -> pid; none of a cluster it has joined."""
+        return ray_processes() if self._local else {}
+
+    def share(self, value: T) -> T:
+        """Put a value into Ray's object store; the stand-in is a reference."""
+        return cast(T, ray.put(value))
+
+    def describe(self) -> str:
+        """Resources of the cluster, for messages."""
+        total = ray.cluster_resources()
+        return f"{total.get('CPU', 0):g} CPUs, {total.get('GPU', 0):g} GPUs"
+
+    def shutdown(self) -> None:
+        """Leave the cluster; a local one ends with all its processes."""
+        with kept_signal_handlers():
+            ray.shutdown()
+
+
+def _translated(future: Future[Any], name: str) -> Future[Any]:
+    """The same outcome, unpacked, with Ray's exceptions replaced by ours."""
+    result: Future[Any] = Future()
+
+    def settle(done: Future[Any]) -> None:
+        try:
+            value = _outcome(done, name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for it
+            result.set_exception(error)
+        else:
+            result.set_result(value)
+
+    future.add_done_callback(settle)
+    return result
+
+
+def _outcome(done: Future[Any], name: str) -> Any:
+    """What a call has returned; raises what it has raised, or the loss of its actor."""
+    error = done.exception() if not done.cancelled() else WorkerLostError(f"{name!r}: the call was dropped")
+    if error is None:
+        return unpack(done.result())
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        # Ray's own words have the traceback in the worker.
+        error.cause.add_note(f"in worker {name!r}:\n{error}")
+        raise error.cause
+    if isinstance(error, RayError):
+        # A process, a machine or a result that is gone: the work can be done by another.
+        raise WorkerLostError(f"worker {name!r} is gone: {_reason(error)}") from error
+    raise error
+
+
+def _reason(error: RayError) -> str:
+    """The line of Ray's message that says why: the last one where a constructor failed."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    failed_in_constructor = isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False)
+    return lines[-1] if failed_in_constructor else lines[0]
+
+
+@contextmanager
+def kept_signal_handlers() -> Iterator[None]:
+    """Keep this process's handlers while Ray starts or ends, which would take SIGTERM over.
+
+    A cancelled flow would then count as crashed; and one that is cancelled while Ray starts would first wait
+    half a minute for the cluster to empty.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
+    takes_over = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda sigterm_handler: None
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler = takes_over
+        for number, handler in kept.items():  # parts of Ray that are no Python take signals too
+            signal.signal(number, handler)

@@ -1,0 +1,82 @@
+"""A device of the fleet as the driver sees it, and the weights that it is given."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.learning.policy import WeightState
+from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import Worker
+from storage.errors import RuntimeFailure
+from storage.records import Market
+
+
+@dataclass
+class Device:
+    """A worker of the fleet.
+
+    Attributes:
+        actor: its process.
+        market: how it is rented.
+        holds: version of the weights it holds; None before it has loaded any.
+        coming: weights that it is loading, and the call that does.
+        notice: the preemption notice that it is under.
+        step_s: seconds that a denoising step of a batch last took it; None before it has done any.
+        asked_at_s: when its process was asked for (monotonic seconds, as below).
+        loaded_at_s: when it was seen to have loaded, or to be gone while it did.
+        degree: how many workers it stands for; more than one share each sequence.
+        retiring: it gets no further chunk: its lease ends with those under way.
+        standby: name of the standby that has taken its place; empty where a process was started for it.
+    """
+
+    actor: RemoteActor[Worker]
+    market: Market
+    holds: WeightsVersion | None = None
+    coming: tuple[Weights, Future[str]] | None = None
+    notice: Notice | None = None
+    step_s: float | None = None
+    asked_at_s: float = 0.0
+    loaded_at_s: float | None = None
+    degree: int = 1
+    retiring: bool = False
+    standby: str = ""
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self.actor.name
+
+    @property
+    def slot(self) -> str:
+        """The place it fills; its replacement fills the same."""
+        return self.name.split(".")[0]
+
+    def take(self, weights: Weights, digest: str) -> None:
+        """It has loaded weights, and read them back.
+
+        Args:
+            weights: what it was to load.
+            digest: of what it holds.
+
+        Raises:
+            RuntimeFailure: if that is something else.
+        """
+        self.coming = None
+        if digest != weights.digest:
+            raise RuntimeFailure(
+                f"worker {self.name} holds weights with checksum {digest} after loading {weights.version}, "
+                f"whose checksum is {weights.digest}; resume the run"
+            )
+        self.holds = weights.version
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Published weights: their version, their digest and what `Cluster.share` returned for them."""
+
+    version: WeightsVersion
+    digest: str
+    state: WeightState

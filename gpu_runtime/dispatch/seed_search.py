@@ -1,0 +1,335 @@
+"""The search for seeds on live devices: when to draft, on which of them, and what follows.
+
+`SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. `in_window` may run in a thread of
+its own beside training; all else but the window's end is called while it does not, so that what the
+explorer has learned has one writer at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol
+
+from gpu_runtime.dispatch.devices import Device, Weights
+from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, ScoringBatch
+from gpu_runtime.dispatch.phase import Phase
+from gpu_runtime.dispatch.training_window import TrainingWindow
+from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
+from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
+from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from storage.config import RunConfig
+from storage.prompts import PromptRecord
+
+_IMAGES_A_CALL = 8
+"""Half a rollout's: near the window's end an early answer is worth more than a cheap one."""
+
+_HEADROOM = 1.5
+"""Drafts planned for a window, over those that it is predicted to hold."""
+
+Scored = Mapping[tuple[int, int], Score]
+"""A rollout's scores by (prompt_id, seed index)."""
+
+
+@dataclass(frozen=True)
+class SeedReview:
+    """What an iteration has shown of its seeds.
+
+    Attributes:
+        figures: metrics of the iteration.
+        rescored: drafts that the staleness monitor has scored again.
+        next_plan: the next iteration's seeds; `refused` where they have to be drafted anew.
+        notes: what people should know, as (kind of event, message).
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    rescored: tuple[Candidate, ...] = ()
+    next_plan: SeedPlan | None = None
+    notes: tuple[tuple[str, str], ...] = ()
+
+
+class PlannedDrafts:
+    """A planner, which knows of scores only, as the source of a phase of drafts.
+
+    Args:
+        planner: says what to draft.
+        explorer: says what is learned of a judgement.
+        task: makes the task of a round's draft.
+    """
+
+    def __init__(
+        self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
+    ) -> None:
+        self._planner = planner
+        self._explorer = explorer
+        self._task = task
+
+    def more(self) -> list[DraftTask]:
+        """The planner's next round; none before the round before the last is judged."""
+        if not self._planner.can_plan:
+            return []
+        drafts = self._planner.next_round()
+        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
+
+    def judged(self, candidate: Candidate) -> None:
+        """Tell the planner of its draft's judgement; the monitor's re-scores are none of its drafts."""
+        if candidate.round == MONITOR_ROUND:
+            return
+        score = self._explorer.signal(candidate) if candidate.error is None else None
+        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
+
+
+class DraftingFleet(Protocol):
+    """What drafting needs of the fleet."""
+
+    def prepare(self, weights: Weights) -> None:
+        """Replace what is lost, and make every device hold these weights."""
+        ...
+
+    def drafters(self, version: WeightsVersion) -> Sequence[Device]:
+        """The devices that hold these weights and do not train."""
+        ...
+
+    def beside_training(self) -> AbstractContextManager[None]:
+        """Within this context phases are done by the devices that do not train."""
+        ...
+
+    def do(self, phase: Phase) -> None:
+        """Do a phase."""
+        ...
+
+
+class Scorers(Protocol):
+    """What drafting needs of the scorers."""
+
+    def open(self, images_a_call: int, tolerant: bool = False) -> ScoringBatch:
+        """Judge images as they come."""
+        ...
+
+
+class SeedSearch:
+    """Finds the seeds of each iteration.
+
+    Args:
+        config: the run's configuration.
+        explorer: decides and learns.
+        prompts: the training prompts.
+        fleet: the devices.
+        scoring: the scorers.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        explorer: SeedExplorer,
+        prompts: Iterable[PromptRecord],
+        fleet: DraftingFleet,
+        scoring: Scorers,
+    ) -> None:
+        self._config = config
+        self._settings = config.exploration
+        self._explorer = explorer
+        self._prompts = {prompt.prompt_id: prompt for prompt in prompts}
+        self._fleet = fleet
+        self._scoring = scoring
+        steps = config.sampling.rollout_steps
+        names = {FULL, *self._settings.fidelities}
+        self._cost = {name: evaluations_of(name, steps) / steps for name in names}
+        self._steps = {name: preview_step(name) or steps for name in names}
+        self._said_no_device = False
+        self._window: TrainingWindow | None = None
+
+    def open_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
+        """A plan was rolled out; until its training ends, the devices hold these weights."""
+        self._window = TrainingWindow(plan, version)
+
+    def close_window(self, train_s: float) -> None:
+        """The training steps are done, after so many seconds."""
+        if self._window is not None:
+            self._window.close(train_s)
+
+    def abandon(self) -> None:
+        """What is being drafted is of no use any more; a phase under way ends at once."""
+        if self._window is not None:
+            self._window.abandon()
+
+    def forget(self) -> None:
+        """The weights are about to be others: there is no window to draft in."""
+        self.abandon()
+        self._window = None
+
+    def plain(self, iteration: int) -> SeedPlan:
+        """The first prompts and seeds, without a draft."""
+        return self._explorer.plain(iteration)
+
+    def in_window(self, iteration: int) -> SeedPlan:
+        """Choose seeds with the last rollout's weights, on the devices that do not train.
+
+        The plan is plain where there is no window yet or no such device.
+        """
+        window = self._window
+        if window is None:
+            return self._explorer.plain(iteration)
+        devices = self._fleet.drafters(window.version)
+        if not devices:
+            return self._explorer.plain(iteration, *self._no_device(iteration))
+        rescores = [
+            self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
+            for draft in self._to_rescore(window)
+        ]
+        # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
+        planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
+        limits = self._limits(window, self._settings.stop_with_training)
+        with self._fleet.beside_training():
+            made = self._draft(window.version, limits, iteration, planner, rescores)
+        window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
+        again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
+        # The order of arrival must not matter.
+        again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
+        window.rescored = tuple(again)
+        return self._finish(iteration, planner, made)
+
+    def on_all_devices(self, iteration: int, weights: Weights) -> SeedPlan:
+        """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
+        self._fleet.prepare(weights)
+        budget: float | None = self._settings.drafts or None
+        if self._settings.strategy == "stale":
+            # In place of what a window would have held.
+            budget = self._budget(len(self._fleet.drafters(weights.version)))
+            if not budget:
+                return self._explorer.plain(iteration)
+        planner = self._explorer.begin(iteration, budget)
+        limits = self._limits(None, False)
+        made = self._draft(weights.version, limits, iteration, planner, ())
+        return self._finish(iteration, planner, made)
+
+    def review(
+        self, plan: SeedPlan, scored: Scored, next_plan: SeedPlan | None, policy_version: int
+    ) -> SeedReview:
+        """Look back on an iteration: figures of its seeds, and whether the next ones may be trusted.
+
+        Args:
+            plan: the iteration's plan.
+            scored: its rollout's scores.
+            next_plan: drafted meanwhile for the next iteration; None where there is none yet.
+            policy_version: of the weights that the next iteration is rolled out with.
+        """
+        judged = {identity: score for identity, score in scored.items() if score.error is None}
+        signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
+        values = {identity: score.value for identity, score in judged.items()}
+        figures = seed_figures(plan, signal, values, self._settings.criterion)
+        window = self._window
+        if self._settings.strategy != "stale" or window is None:
+            return SeedReview(figures, (), next_plan)
+        if window.train_s is not None:
+            self._explorer.forecast.add_window(window.train_s)
+        self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
+        verdict = self._explorer.review(plan, window.rescored, judged)
+        if verdict is None:
+            return SeedReview(figures, window.rescored, next_plan)
+        for name in ("spearman", "kendall", "kept_overlap"):
+            if (value := getattr(verdict.agreement, name)) is not None:
+                figures[name] = value
+        if not verdict.trusted and next_plan is not None and _is_stale(next_plan, policy_version):
+            if self._settings.when_stale == "redraft":
+                next_plan = replace(next_plan, refused=True)
+            else:
+                next_plan = self._explorer.plain(next_plan.iteration).in_place_of(next_plan)
+        return SeedReview(figures, window.rescored, next_plan, verdict.notes)
+
+    def state(self) -> dict[str, Any]:
+        """What was learned, as JSON values, for a checkpoint."""
+        return self._explorer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self._explorer.restore(state)
+
+    def _to_rescore(self, window: TrainingWindow) -> list[Draft]:
+        """Drafts of the rollout's plan whose ranks may have changed, since other weights drew them."""
+        if not _is_stale(window.plan, window.version.policy_version):
+            return []
+        return self._explorer.monitored(window.plan)
+
+    def _budget(
+        self, devices: int, headroom: float = 1.0, rescores: Sequence[DraftTask] = ()
+    ) -> float | None:
+        """What an iteration's drafts may cost, in full drafts: what is set, or else what a window holds.
+
+        Args:
+            devices: those that draft in a window.
+            headroom: over what it is predicted to hold.
+            rescores: the monitor's drafts, which take their share of it.
+
+        Returns:
+            None while nothing is known of windows.
+        """
+        if self._settings.drafts:
+            return self._settings.drafts
+        # Devices that share a draft make one at a time.
+        groups = -(-devices // self._config.sequence_parallel.explore)
+        held = self._explorer.forecast.budget(groups)
+        return None if held is None else max(0.0, headroom * held - self._cost_of(rescores))
+
+    def _cost_of(self, tasks: Sequence[DraftTask]) -> float:
+        """In full drafts, with the rows that fill up their batches."""
+        size = self._config.sampling.batch_size
+        counts = Counter(task.fidelity for task in tasks)
+        return sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
+
+    def _limits(self, window: TrainingWindow | None, stops: bool) -> DraftLimits:
+        limits = DraftLimits(self._config.sampling.batch_size, self._steps, self._cost, window, stops)
+        return replace(limits, fits=self._explorer.forecast.fits) if stops else limits
+
+    def _draft(
+        self,
+        version: WeightsVersion,
+        limits: DraftLimits,
+        iteration: int,
+        planner: DraftPlanner,
+        rescores: Sequence[DraftTask],
+    ) -> Drafted:
+        """Let the devices that hold these weights draft what a planner asks for."""
+        source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, version))
+        judging = self._scoring.open(_IMAGES_A_CALL, tolerant=True)
+        phase = DraftPhase(rescores, source, judging, self._prompts, version, limits)
+        self._fleet.do(phase)
+        phase.collect_what_is_done()
+        return phase.made
+
+    def _finish(self, iteration: int, planner: DraftPlanner, made: Drafted) -> SeedPlan:
+        return self._explorer.finish(
+            iteration, planner, (draft for draft in made.candidates if draft.round != MONITOR_ROUND)
+        )
+
+    def _task(self, iteration: int, version: WeightsVersion, round_: int, draft: Draft) -> DraftTask:
+        prompt = self._prompts[draft.prompt_id].text
+        request = SampleRequest(
+            RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
+            version.policy_version, prompt, preview_step(draft.fidelity) or 0,
+        )  # fmt: skip
+        return DraftTask(request, draft.fidelity, round_)
+
+    def _no_device(self, iteration: int) -> tuple[tuple[str, str], ...]:
+        """The note that nobody can draft, the first time."""
+        if self._said_no_device:
+            return ()
+        self._said_no_device = True
+        return ((
+            "exploration",
+            f"no device beside the trainer holds the weights to draft seeds with for iteration {iteration}: "
+            "its seeds are plain. Devices that were lost draft again once their replacements have loaded",
+        ),)  # fmt: skip
+
+
+def _is_stale(plan: SeedPlan, policy_version: int) -> bool:
+    """Whether other weights than these drew any of its drafts: the same would draw the same again."""
+    return any(draft.policy_version != policy_version for draft in plan.stale_drafts)

@@ -1,0 +1,1 @@
+"""The devices and scorers of a run: provisioned, given weights, watched, replaced."""

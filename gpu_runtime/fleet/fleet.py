@@ -1,0 +1,380 @@
+"""The devices of a run: taken in, given weights, replaced when they are lost or will be."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError
+from contextlib import contextmanager
+from typing import Any
+
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.devices import Device, Weights
+from gpu_runtime.dispatch.dispatcher import Dispatcher
+from gpu_runtime.dispatch.phase import Phase
+from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
+from gpu_runtime.dispatch.work_left import WorkLeft
+from gpu_runtime.fleet.provisioner import WorkerProvisioner
+from gpu_runtime.fleet.slots import FailedStart, pause
+from gpu_runtime.fleet.standbys import Standbys
+from gpu_runtime.fleet.trainers import Trainers, trainer_gone
+from gpu_runtime.groups.measured_sharing import MeasuredSharing
+from gpu_runtime.scheduling.paid_time import PaidMeter
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.scheduler_counters import Counters
+from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.sequence_parallel.control_store import ControlStore
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.protocol import Worker, WorkerReady
+from storage.clock import now, process_clock
+from storage.config import RunConfig
+from storage.errors import WorkerLostError
+from storage.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
+
+
+class Fleet:
+    """Reserved and spot workers.
+
+    The first `runtime.trainer_workers` reserved workers are the trainers. When another one dies, hangs or is
+    under a preemption notice, the requests it held go on elsewhere, and a standby takes its place or, where
+    none waits, a replacement is started: at once where devices generate, else with the next phase. Who has
+    loaded is taken in then, and pulls once it holds the phase's weights. A worker whose notice is withdrawn
+    pulls again, beside its replacement if there is one.
+
+    Beside training, a second thread lets the other devices draft (`beside_training`): the training thread
+    then touches the trainers alone. A lock guards what both write.
+
+    Args:
+        cluster: where the workers run.
+        config: the run's configuration.
+        history: of the driver; the workers write theirs beside it. None keeps none.
+    """
+
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._history = history or HistoryLog(None, "")
+        self._dispatcher = Dispatcher(config, history=self._history)
+        self._beside_training = False
+        self._timeline = Timeline()
+        self._meter = PaidMeter()
+        self._paid: list[PaidTime] = []
+        self._lock = threading.Lock()
+        self.lost: list[str] = []
+        """Names of workers that died after they had joined, in order."""
+        self.failed_starts: list[FailedStart] = []
+        """Workers that died while they loaded, in order."""
+        self._devices: list[Device] = []
+        self._events: list[DeviceEvent] = []
+        self._weights: Weights | None = None
+        self.sharing = MeasuredSharing(
+            cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to)
+        )
+        """Groups of devices, where samples are shared."""
+        training = config.runtime.trainer_workers
+        # Kept for as long as the fleet: the trainers are connected to it.
+        self._meeting = ControlStore(cluster.host) if training > 1 else None
+        address = None if self._meeting is None else self._meeting.address
+        self.standbys = Standbys(cluster, config, self._history)
+        """Processes that take the place of workers that are lost."""
+        self._provisioner = WorkerProvisioner(cluster, config, self._history, self.standbys, address)
+        first = self._provisioner.fill(())[:training]
+        self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share)
+        """The devices that train."""
+
+    def await_ready(self) -> None:
+        """Wait until the workers that a run needs to begin have loaded their models.
+
+        Raises:
+            RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
+        """
+        for device, loaded in self._provisioner.await_first():
+            self._register(device, loaded.result())
+
+    def close(self) -> None:
+        """End the processes of all workers."""
+        self._provisioner.close()
+        self.standbys.close()
+        for device in list(self._devices):  # another thread may still find out that one is lost
+            device.actor.kill()
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a device does from now on."""
+        with self._lock:
+            self._timeline.enter(worker, state, now())
+
+    def take_intervals(self) -> list[StateInterval]:
+        """What each device did since the last call; what it was paid for meanwhile: `take_paid_time`."""
+        with self._lock:
+            self._paid += self._meter.take(time.monotonic())
+            return self._timeline.take(now())
+
+    def take_paid_time(self) -> list[PaidTime]:
+        """What each device was paid for up to the last call of `take_intervals`, since the call before."""
+        with self._lock:
+            taken, self._paid = self._paid, []
+        return taken
+
+    def take_device_events(self) -> list[DeviceEvent]:
+        """Which devices joined, did not start or were lost since the last call, in order."""
+        with self._lock:
+            taken, self._events = self._events, []
+        return taken
+
+    def generate(self, requests: Sequence[SampleRequest], weights: Weights) -> list[Delivered]:
+        """All requests with these weights, each exactly once, in the order of `requests`.
+
+        Raises:
+            RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
+        """
+        self.prepare(weights)
+        phase = SamplePhase(requests, self._config.sampling)
+        self.do(phase)
+        return phase.delivered
+
+    def do(self, phase: Phase) -> None:
+        """Let the devices that hold the weights of a phase do it, alone or in groups.
+
+        Raises:
+            RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
+        """
+        try:
+            with self.sharing.phase(self, phase) as fleet:
+                self._dispatcher.run(fleet, phase)
+        finally:
+            for device in self._available:
+                if device.coming is None:
+                    self.enter(device.name, "idle")
+
+    @contextmanager
+    def beside_training(self) -> Iterator[None]:
+        """Within this context the trainers train: phases are done by the other devices."""
+        self._beside_training = True
+        try:
+            yield
+        finally:
+            self._beside_training = False
+
+    @property
+    def counters(self) -> Counters:
+        """What phases have lost, done again and saved since the start."""
+        return self._dispatcher.counters
+
+    def prepare(self, weights: Weights) -> None:
+        """Replace what is lost or will be, and make every worker hold these weights."""
+        self._weights = weights
+        self._ask_for_notices()
+        self._take_in()
+        self._provisioner.fill(self._filled)
+        self.hold(weights)
+        self.standbys.begin_phase()
+
+    def add_ready_workers(self) -> list[Future[Any]]:
+        """In the midst of a phase: take in who has loaded, give out its weights, fill free places.
+
+        Returns:
+            The calls of those on their way; when one ends, add_ready_workers again.
+        """
+        assert self._weights is not None, "a phase begins with prepare"
+        self._settle_weights()
+        self._take_in()
+        self._provisioner.fill(self._filled, again=False)
+        given = [
+            self._give(device, self._weights)
+            for device in self._available
+            if device.holds != self._weights.version and device.notice is None
+        ]
+        under_way = [*self._provisioner.calls, *given]
+        if not under_way:
+            self.standbys.fill()
+        return under_way
+
+    @property
+    def forming(self) -> bool:
+        """Never: each device works alone."""
+        return False
+
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """Never: each device works alone."""
+        return False
+
+    def workers(self, version: WeightsVersion) -> list[Device]:
+        """The devices that hold these weights now, those under notice too."""
+        self._settle_weights()
+        return [device for device in self._available if device.holds == version]
+
+    def drafters(self, version: WeightsVersion) -> list[Device]:
+        """The devices that may draft beside training: no trainers, asked for notices anew.
+
+        Args:
+            version: of the weights that they hold.
+        """
+        self._ask_for_notices()
+        return [
+            device
+            for device in self.workers(version)
+            if device.notice is None and device not in self.trainers
+        ]
+
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
+        """What a device's provider says now; news is booked."""
+        known, device.notice = device.notice, notice
+        if (known is None) == (notice is None):
+            return
+        with self._lock:
+            # Now, not when the worker read it: its clock may be another one.
+            self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
+
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
+        """A worker has died.
+
+        Raises:
+            RuntimeFailure: if it is a trainer.
+        """
+        if device in self.trainers:
+            self.trainers.end()
+            raise trainer_gone(error) from error
+        with self._lock:
+            self._devices.remove(device)
+            self.lost.append(device.name)
+            lost_at_s = time.monotonic()
+            self._meter.stop(device.name, lost_at_s)
+            self._timeline.remove(device.name, process_clock().at(lost_at_s))
+            self._book(device, "lost", process_clock().at(lost_at_s), str(error))
+
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
+        """A worker hangs: its process is ended, and it counts as lost.
+
+        Raises:
+            RuntimeFailure: if it is a trainer.
+        """
+        device.actor.kill()
+        self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
+
+    def hold(self, weights: Weights) -> dict[str, str]:
+        """Make every worker hold these weights; the digest each one loaded, by worker."""
+        # Who will be taken gets nothing more to do, and needs no weights for it.
+        loading = {
+            device.name: self._give(device, weights)
+            for device in self._devices
+            if device.holds != weights.version and device.notice is None
+        }
+        digests: dict[str, str] = {}
+        for device, digest in self._answers(loading, "load its weights"):
+            digests[device.name] = digest
+            device.take(weights, digest)
+        return digests
+
+    def _give(self, device: Device, weights: Weights) -> Future[str]:
+        """Let a device load weights, unless it does already."""
+        if device.coming is None or device.coming[0].version != weights.version:
+            self.enter(device.name, "load")
+            device.coming = weights, device.actor.call(Worker.load_weights, weights.version, weights.state)
+        return device.coming[1]
+
+    def _settle_weights(self) -> None:
+        """Devices that nobody waited for hold what they have loaded meanwhile."""
+        for device in list(self._devices):
+            if device.coming is None or not device.coming[1].done():
+                continue
+            weights, loaded = device.coming
+            try:
+                device.take(weights, loaded.result())
+            except WorkerLostError as error:
+                self.on_worker_lost(device, error)
+            else:
+                self.enter(device.name, "idle")
+
+    def forget_weights(self) -> None:
+        """The versions of weights have a new meaning: workers load them again."""
+        for device in self._devices:
+            device.holds, device.coming = None, None
+
+    def _ask_for_notices(self) -> None:
+        """Ask the spot workers whether they will be taken, where anyone watches for it."""
+        if self._config.runtime.notices == "none":
+            return
+        with self._lock:
+            asked = {d.name: d.actor.call(Worker.notice) for d in self._devices if d.market == "spot"}
+        for device, notice in self._answers(asked, "say whether it is under notice"):
+            self.on_notice(device, notice)
+
+    def _answers(self, calls: Mapping[str, Future[Any]], what: str) -> Iterator[tuple[Device, Any]]:
+        """Workers and what they answer; those that are dead, or do not answer in time, are lost."""
+        limit_s = self._config.runtime.lease_s
+        deadline = time.monotonic() + limit_s
+        for device in list(self._devices):
+            if device.name not in calls:
+                continue
+            try:
+                answer = calls[device.name].result(timeout=max(0.0, deadline - time.monotonic()))
+            except WorkerLostError as error:
+                self.on_worker_lost(device, error)
+            except TimeoutError:
+                self.kill_hung_worker(device, f"it did not {what} in runtime.lease_s={limit_s:g} s")
+            else:
+                yield device, answer
+
+    def _register(self, device: Device, ready: WorkerReady) -> None:
+        """A worker has loaded: from now on it pulls, and its loading is on the bill.
+
+        Ray may have had its process ready before anyone asked for it; that time is not the worker's.
+        """
+        loaded_at_s = device.loaded_at_s or time.monotonic()
+        began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
+        with self._lock:
+            self._start_paying(device, began_at_s)
+            self._timeline.enter(device.name, "idle", now())
+            self._devices.append(device)
+            where = {"host": ready.host, "history": ready.history} if ready.history else {}
+            detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"
+            at = process_clock().at(began_at_s)
+            self._book(device, "joined", at, detail if device.standby else "", **where)
+
+    def _start_paying(self, device: Device, at_s: float) -> None:
+        """A device is paid for since a moment in monotonic seconds; the caller holds the lock."""
+        self._meter.start(device.name, device.market, at_s)
+        usd_per_hour = self._usd_per_hour(device)
+        self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
+
+    def _usd_per_hour(self, device: Device) -> float:
+        price = self._config.price
+        return price.reserved_usd_per_hour if device.market == "reserved" else price.spot_usd_per_hour
+
+    def _record_startup_failure(self, device: Device, error: BaseException | None) -> None:
+        """A worker has died while it loaded: what it cost is on the bill all the same."""
+        died_at_s = device.loaded_at_s or time.monotonic()
+        failures, died_at = self._provisioner.failures(device), process_clock().at(died_at_s)
+        self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
+        with self._lock:
+            self._start_paying(device, device.asked_at_s)
+            self._meter.stop(device.name, died_at_s)
+            self._timeline.remove(device.name, died_at)
+            self._book(device, "failed", died_at, str(error))
+
+    def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
+        """Note what happened to a device; the caller holds the lock."""
+        self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
+        # The history tells of processes: one that did not start is gone as one that is lost.
+        self._history.note("lost" if kind == "failed" else kind, worker=device.name, **facts)
+
+    @property
+    def _available(self) -> list[Device]:
+        """The devices of a phase."""
+        with self._lock:
+            return [d for d in self._devices if not (self._beside_training and d in self.trainers)]
+
+    @property
+    def _filled(self) -> set[str]:
+        """The places of the workers that stay, as far as anyone knows."""
+        return {device.slot for device in self._devices if device.notice is None}
+
+    def _take_in(self) -> None:
+        """Admit who has loaded meanwhile; note who could not."""
+        for device, loaded in self._provisioner.take():
+            if loaded.exception() is None:
+                self._register(device, loaded.result())
+            else:
+                self._record_startup_failure(device, loaded.exception())

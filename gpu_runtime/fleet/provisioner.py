@@ -1,0 +1,200 @@
+"""Workers on their way into the fleet: started for every place that is free, until they have loaded.
+
+Where a standby waits, it takes the place instead of a new process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
+
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.fleet.slots import pause, slots
+from gpu_runtime.fleet.standbys import Standbys
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.protocol import Worker, WorkerReady
+from gpu_runtime.worker.training_membership import TrainingMembership
+from gpu_runtime.worker.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import Market
+
+Arrival = tuple[Device, "Future[WorkerReady]"]
+"""A worker, and what it says once it has loaded."""
+
+
+class WorkerProvisioner:
+    """At most one worker a place. Nobody waits for one: without an instance for it, its start is pending.
+
+    Args:
+        cluster: where they are started.
+        config: the run's configuration; it says which places there are.
+        history: of the driver; the workers write theirs beside it.
+        standbys: processes that take the place of workers that are lost.
+        meeting: where the devices that train meet; None where one trains alone.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        history: HistoryLog,
+        standbys: Standbys,
+        meeting: StoreAddress | None = None,
+    ) -> None:
+        self._meeting = meeting
+        self._cluster = cluster
+        self._config = config
+        self._history = history
+        self._standbys = standbys
+        self._generation: dict[str, int] = {}
+        self._coming: list[Arrival] = []
+        self._phase = 0
+        self._failures: dict[str, int] = {}
+        self._again_in: dict[str, int] = {}
+
+    @property
+    def calls(self) -> list[Future[WorkerReady]]:
+        """One for every worker on its way, which ends when it has loaded or died."""
+        return [loaded for _, loaded in self._coming]
+
+    def fill(self, filled: Collection[str], again: bool = True) -> list[Device]:
+        """Bring a worker to every place that is neither filled nor has one on its way.
+
+        A standby comes if there is one, even if it still loads: it began before a new process would.
+
+        Args:
+            filled: places with a worker that stays.
+            again: a phase begins: also where the last one died while it loaded. What kills one may kill the
+                next, so each further death in a row doubles the phases until the next start.
+
+        Returns:
+            The workers that are on their way since.
+        """
+        self._end_hung_standbys()
+        if again:
+            self._phase += 1
+        paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
+        taken = {*filled, *paused, *(device.slot for device, _ in self._coming)}
+        started = [
+            self._start(market, index)
+            for market, index in slots(self._config.runtime)
+            if f"{market}-{index}" not in taken
+        ]
+        self._coming += started
+        return [device for device, _ in started]
+
+    def take(self) -> list[Arrival]:
+        """Those that have loaded, or died while they did; they are on their way no more.
+
+        A standby that died is not among them: it says nothing of its place, which a new process gets at once.
+        """
+        ended: list[Arrival] = []
+        for arrival in [arrival for arrival in self._coming if arrival[1].done()]:
+            self._coming.remove(arrival)
+            device, loaded = arrival
+            error = loaded.exception()
+            if error is not None and device.standby:
+                device.actor.kill()
+                self._standbys.on_lost(device.standby, str(error))
+                self._history.note("lost", worker=device.name)
+                continue
+            ended.append(arrival)
+            if error is None:
+                self._failures.pop(device.slot, None)
+            else:
+                failures = self._failures[device.slot] = self._failures.get(device.slot, 0) + 1
+                self._again_in[device.slot] = self._phase + pause(failures)
+        return ended
+
+    def failures(self, device: Device) -> int:
+        """Workers in a row that died while they loaded, in the place of this one, itself included."""
+        return self._failures.get(device.slot, 0)
+
+    def await_first(self) -> list[Arrival]:
+        """Wait for the workers that a run needs to begin.
+
+        These are the reserved ones and, where spot instances do not come and go by themselves, all others.
+
+        Raises:
+            RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
+        """
+        limit = self._config.runtime.start_timeout_s
+        deadline = time.monotonic() + limit
+        needed = [
+            arrival
+            for arrival in self._coming
+            if arrival[0].market == "reserved" or not self._cluster.tells_markets_apart
+        ]
+        # Who trains waits for the others while it loads: the first one to die must be heard of at once.
+        wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
+        ended_first = sorted(needed, key=lambda arrival: not _has_died(arrival[1]))
+        for device, loaded in ended_first:
+            try:
+                loaded.result(timeout=max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise RuntimeFailure(
+                    f"worker {device.name} did not start in runtime.start_timeout_s={limit:g}: the cluster "
+                    f"has {self._cluster.describe()} for {len(needed)} workers and "
+                    f"{self._config.runtime.scorer_workers} scorers; add machines or lower the numbers"
+                ) from error
+            except WorkerLostError as error:
+                raise RuntimeFailure(f"worker {device.name} died while starting: {error}") from error
+        self._coming = [arrival for arrival in self._coming if arrival not in needed]
+        return needed
+
+    def close(self) -> None:
+        """End the processes of all that are on their way."""
+        for device, _ in self._coming:
+            device.actor.kill()
+
+    def _start(self, market: Market, index: int) -> Arrival:
+        slot = f"{market}-{index}"
+        generation = self._generation[slot] = self._generation.get(slot, -1) + 1
+        name = f"{slot}.{generation}" if generation else slot
+        trains = market == "reserved" and index < self._config.runtime.trainer_workers
+        watches = market == "spot"
+        self._history.note("starting", worker=name)
+        asked_at_s = time.monotonic()
+        standby = None if trains else self._standbys.take(market, name)
+        if standby is not None:
+            device = Device(standby.actor, market, asked_at_s=asked_at_s, standby=standby.name)
+            loaded = standby.actor.call(Worker.take_place, name, watches, self._history.place)
+        else:
+            place = self._training_place(index) if trains else None
+            told = self._config, trains, watches, name, self._history.place, place
+            actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
+            device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
+        loaded.add_done_callback(lambda _: _note_end(device))
+        return device, loaded
+
+    def _end_hung_standbys(self) -> None:
+        """End standbys that were given a place and do not answer; `take` will find them dead."""
+        latest_s = time.monotonic() - self._config.runtime.start_timeout_s
+        for device, loaded in self._coming:
+            if device.standby and not loaded.done() and device.asked_at_s < latest_s:
+                device.actor.kill()
+
+    def _training_place(self, index: int) -> TrainingMembership | None:
+        """The place of the index-th device that trains; None where one trains alone."""
+        if self._meeting is None:
+            return None
+        settings = self._config.runtime
+        return TrainingMembership(
+            index,
+            settings.trainer_workers,
+            self._meeting,
+            meet_s=settings.start_timeout_s,
+            exchange_s=settings.trainer_limit_s,
+        )
+
+
+def _note_end(device: Device) -> None:
+    device.loaded_at_s = time.monotonic()
+
+
+def _has_died(loading: Future[WorkerReady]) -> bool:
+    return loading.done() and (loading.cancelled() or loading.exception() is not None)

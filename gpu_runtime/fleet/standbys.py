@@ -1,0 +1,203 @@
+"""Standbys: worker processes without a place, with their imports done and their model loaded.
+
+When a worker is lost or will be, a standby takes its place within milliseconds, where a new process needs
+seconds. A standby holds no device and is no part of the bill. What it takes of its machine is recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from gpu_runtime.cluster.protocol import Cluster, RemoteActor
+from gpu_runtime.fleet.slots import pause
+from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.protocol import HostUsage, Worker
+from gpu_runtime.worker.worker import DeviceWorker
+from storage.config import RunConfig
+from storage.errors import SpotlightError
+from storage.records import Market, StandbyEnd, StandbyTime
+
+
+@dataclass(eq=False)
+class Standby:
+    """A process that waits for a place.
+
+    Attributes:
+        name: its own, which it keeps until it takes a place.
+        actor: its process.
+        since_s: up to when its time is recorded (monotonic seconds); at first, when it was asked for.
+        reading: the call that says what it has used; the first one ends when it has loaded.
+        usage: the last answer; None before it has loaded.
+        recorded_cpu_s: processor time that is recorded.
+    """
+
+    name: str
+    actor: RemoteActor[Worker]
+    since_s: float
+    reading: Future[HostUsage] = field(init=False)
+    usage: HostUsage | None = None
+    recorded_cpu_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.read()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it has loaded its model."""
+        return self.usage is not None
+
+    def read(self) -> None:
+        """Ask what it has used so far."""
+        self.reading = self.actor.call(Worker.host_usage)
+
+
+class Standbys:
+    """Keeps `runtime.standby_workers` standbys; threads may share it.
+
+    Where instances say how they are rented, standbys wait on reserved ones, and replace reserved workers
+    only: the place of a spot worker is on an instance that is gone with it.
+
+    Args:
+        cluster: where they are started.
+        config: the run's configuration.
+        history: of the driver; they write theirs beside it.
+    """
+
+    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._history = history
+        self._lock = threading.RLock()
+        self._waiting: list[Standby] = []
+        # Asking a cluster for a process takes up to a tenth of a second, in which no device would get work.
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="standby")
+        self._starting: dict[Future[Standby], str] = {}
+        self._taken: dict[str, bool] = {}
+        self._started = 0
+        self._phase = 0
+        self._failures = 0
+        self._not_before = 0
+        self._times: list[StandbyTime] = []
+        self.lost: list[str] = []
+        """What happened to each one that died, in words, in order."""
+
+    def begin_phase(self) -> None:
+        """Find out which have died since the last phase, and start what is missing in the background."""
+        with self._lock:
+            self._phase += 1
+            self._look()
+            self._ask_again()
+            self.fill()
+
+    def fill(self) -> None:
+        """Start what is missing in the background; call it when no worker is on its way.
+
+        Its start would take longer beside that of a standby.
+        What dies while it loads is started again with the next phase: what killed it may kill the next one.
+        """
+        with self._lock:
+            self._look()
+            missing = self._config.runtime.standby_workers - len(self._waiting) - len(self._starting)
+            for _ in range(missing if self._phase >= self._not_before else 0):
+                name = f"standby-{self._started}"
+                self._started += 1
+                self._starting[self._executor.submit(self._start, name)] = name
+
+    def take(self, market: Market, name: str) -> Standby | None:
+        """Let a standby become a worker; None where none waits. One that has loaded goes first.
+
+        Args:
+            market: of the place.
+            name: that its process has from now on.
+        """
+        if self._cluster.tells_markets_apart and market != "reserved":
+            return None
+        with self._lock:
+            self._look()
+            standby = next(iter(sorted(self._waiting, key=lambda one: not one.loaded)), None)
+            if standby is None:
+                return None
+            self._waiting.remove(standby)
+            self._record(standby, "taken")
+            self._taken[standby.name] = standby.loaded
+            standby.actor.name = name
+            self._history.note("taken", standby=standby.name, worker=name)
+            return standby
+
+    def on_lost(self, name: str, reason: str) -> None:
+        """A standby died before it had taken the place that it was given."""
+        with self._lock:
+            self._times.append(StandbyTime(name, 0.0, 0.0, 0, "lost"))
+            self._on_lost(name, reason, self._taken.pop(name))
+
+    def take_times(self) -> list[StandbyTime]:
+        """What standbys have used since the last call."""
+        with self._lock:
+            self._look()
+            for standby in self._waiting:
+                self._record(standby, "")
+            self._ask_again()
+            taken, self._times = self._times, []
+            return taken
+
+    def close(self) -> None:
+        """End their processes."""
+        self._executor.shutdown()
+        with self._lock:
+            self._look()
+            for standby in self._waiting:
+                standby.actor.kill()
+            self._waiting.clear()
+
+    def _start(self, name: str) -> Standby:
+        self._history.note("standby", standby=name)
+        asked_at_s = time.monotonic()
+        told = self._config, False, False, name, self._history.place, None
+        actor = self._cluster.start(name, DeviceWorker, *told, gpu=False)
+        standby = Standby(name, actor, asked_at_s)
+        standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))
+        return standby
+
+    def _note_ready(self, name: str, reading: Future[HostUsage]) -> None:
+        """Note that a standby has loaded; called by any thread."""
+        if not reading.cancelled() and reading.exception() is None:
+            self._history.note("standby_ready", standby=name)
+
+    def _look(self) -> None:
+        """Take note of those that were started, have answered or died."""
+        for start in [start for start in self._starting if start.done()]:
+            name, error = self._starting.pop(start), start.exception()
+            if isinstance(error, SpotlightError | OSError):  # the machine is full: the run can do without
+                self._on_lost(name, str(error), had_loaded=False)
+            else:
+                self._waiting.append(start.result())
+        for standby in [standby for standby in self._waiting if standby.reading.done()]:
+            error = standby.reading.exception()
+            if error is None:
+                standby.usage, self._failures = standby.reading.result(), 0
+            else:
+                self._waiting.remove(standby)
+                standby.actor.kill()
+                self._record(standby, "lost")
+                self._on_lost(standby.name, str(error), standby.loaded)
+
+    def _ask_again(self) -> None:
+        for standby in self._waiting:
+            if standby.reading.done():
+                standby.read()
+
+    def _on_lost(self, name: str, reason: str, had_loaded: bool) -> None:
+        self.lost.append(f"{name} died: {reason}")
+        self._history.note("standby_lost", standby=name)
+        if not had_loaded:
+            self._failures += 1
+            self._not_before = self._phase + pause(self._failures)
+
+    def _record(self, standby: Standby, end: StandbyEnd) -> None:
+        now_s, usage = time.monotonic(), standby.usage or HostUsage(0.0, 0)
+        cpu_s = max(0.0, usage.cpu_s - standby.recorded_cpu_s)
+        self._times.append(StandbyTime(standby.name, now_s - standby.since_s, cpu_s, usage.memory_bytes, end))
+        standby.since_s, standby.recorded_cpu_s = now_s, usage.cpu_s

@@ -1,0 +1,131 @@
+"""The devices that train, as the driver sees them: called at the same time, ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.worker.protocol import Worker
+from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_GRACE_S = 10.0
+"""After the first failure, how long the others may take to end by themselves, or Ray to tell who is gone."""
+
+
+class Trainers:
+    """One device, or several that divide each training step: those wait for each other within a call.
+
+    What one of them fails at, the others may wait for without end. So all are ended, unless every one
+    of them has answered: with the same refusal, say.
+
+    Args:
+        devices: the first one answers for all.
+        limit_s: seconds that a call may take.
+        share: puts an argument into the object store once, for all of them.
+    """
+
+    def __init__(self, devices: Sequence[Device], limit_s: float, share: Callable[[Any], Any]) -> None:
+        self.devices = tuple(devices)
+        self._limit_s = limit_s
+        self._share = share
+
+    @property
+    def leader(self) -> Device:
+        """The device that answers for all."""
+        return self.devices[0]
+
+    def __contains__(self, device: object) -> bool:
+        return any(device is one for one in self.devices)
+
+    def holds(self, version: WeightsVersion) -> bool:
+        """Whether all hold these weights."""
+        return all(device.holds == version for device in self.devices)
+
+    def hold_own(self, version: WeightsVersion) -> str:
+        """Let all hold the trained weights, which are of this version.
+
+        Returns:
+            Their digest.
+
+        Raises:
+            RuntimeFailure: if one is gone or hangs, or they hold different weights.
+        """
+        digests = self._answers(self.devices, Worker.use_training_weights, version)
+        if len(set(digests)) > 1:
+            held = ", ".join(f"{d.name} {digest}" for d, digest in zip(self.devices, digests, strict=True))
+            raise RuntimeFailure(f"the training devices hold different weights: {held}; resume the run")
+        for device in self.devices:
+            device.holds = version
+        return digests[0]
+
+    def ask(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Let all do something together, and wait; what the first one answers.
+
+        Raises:
+            RuntimeFailure: if one is gone or hangs.
+        """
+        share: Callable[[Any], Any] = self._share if len(self.devices) > 1 else lambda value: value
+        shared = {name: share(value) for name, value in kwargs.items()}
+        return self._answers(self.devices, method, *map(share, args), **shared)[0]
+
+    def ask_leader(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Ask the first one alone for what needs no other, and wait.
+
+        Raises:
+            RuntimeFailure: if it is gone or hangs.
+        """
+        return self._answers(self.devices[:1], method, *args, **kwargs)[0]
+
+    def end(self) -> None:
+        """End the processes of all, whatever they are doing."""
+        for device in self.devices:
+            device.actor.kill()
+
+    def _answers(
+        self, devices: Sequence[Device], method: Callable[..., R], *args: Any, **kwargs: Any
+    ) -> list[R]:
+        calls = [device.actor.call(method, *args, **kwargs) for device in devices]
+        _, waiting = wait(calls, timeout=self._limit_s, return_when=FIRST_EXCEPTION)
+        if _errors(calls):
+            _, waiting = wait(calls, timeout=_GRACE_S)
+        errors = _errors(calls)
+        if not (errors or waiting):
+            return [call.result() for call in calls]
+        if waiting or any(isinstance(error, (WorkerLostError, GroupBrokenError)) for error in errors):
+            self.end()
+        if errors:
+            cause = min(errors, key=_consequence)
+            if isinstance(cause, (WorkerLostError, GroupBrokenError)):
+                raise trainer_gone(cause) from cause
+            raise cause
+        silent = [device.name for device, call in zip(devices, calls, strict=True) if call in waiting]
+        who = "it" if len(self.devices) == 1 else ", ".join(silent)
+        reason = f"{who} did not answer {method.__name__!r} in runtime.trainer_limit_s={self._limit_s:g} s"
+        raise trainer_gone(WorkerLostError(f"{reason} and was ended"))
+
+
+def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:
+    """How a run ends that has lost a training device."""
+    return RuntimeFailure(
+        f"the trainer's process is gone ({error}); nothing committed is lost: go on with "
+        "`spotlight resume RUN`"
+    )
+
+
+def _consequence(error: BaseException) -> int:
+    """The higher, the more it may be what another one's failure led to."""
+    if isinstance(error, WorkerLostError):
+        return 0
+    return 2 if isinstance(error, GroupBrokenError) else 1
+
+
+def _errors(calls: Sequence[Future[Any]]) -> list[BaseException]:
+    """How calls have failed, in the order of the devices."""
+    ended = (call.exception() for call in calls if call.done())
+    return [error for error in ended if error is not None]

@@ -1,0 +1,1 @@
+"""Which devices share a sequence, and when their groups form anew."""

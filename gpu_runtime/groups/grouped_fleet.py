@@ -1,0 +1,320 @@
+"""The fleet as groups of devices that share each sequence: what the generating loop pulls with.
+
+Who works with whom is planned whenever devices come, go, or are under notice. A planned change waits for no
+lease to end: a group that is not in the plan any more gets no further chunk, and its members' way into the
+next group stands in line behind the chunks that they have. After a loss the group is called off at once,
+and what its members still answer is late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Protocol
+
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.phase import GeneratingFleet
+from gpu_runtime.dispatch.work_left import WorkLeft
+from gpu_runtime.groups.generating_group import GeneratingGroup
+from gpu_runtime.groups.layout import Group, Layout, plan_layout
+from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.protocol import Worker
+from storage.clock import now
+from storage.errors import RuntimeFailure, WorkerLostError
+from storage.records import DeviceState, GroupRecord
+
+_ANSWER_SHARE = 0.25
+"""A member of a group that is called off answers within milliseconds, or when its own computation comes to
+the next exchange; who does not in this share of a lease hangs."""
+
+_MOST_FAILURES = 5
+"""Times in a row that groups may break without a lost member and without a step done."""
+
+
+class Rendezvous(Protocol):
+    """Where groups meet and are called off: `gpu_runtime/sequence_parallel/control_store.py`."""
+
+    address: StoreAddress
+
+    def abort(self, prefix: str) -> None:
+        """Free the members of a group wherever they wait for each other."""
+        ...
+
+    def ended(self, prefix: str) -> None:
+        """A group has ended."""
+        ...
+
+
+class GroupedFleet:
+    """A fleet whose devices work in groups of at most `degree`, for one phase of generating.
+
+    Groups never cross instances. A device too many works alone. Groups of the phase end with `close`.
+
+    Args:
+        fleet: the devices.
+        version: of the weights that they generate with.
+        step_s: degree → what `plan_layout` is to weigh it by; only these degrees are used.
+        meeting: where members meet.
+        book: the run's epochs: no two groups of a run have the same number.
+        instance_of: where a device is.
+        lease_s: seconds without a word after which a device counts as hung.
+    """
+
+    def __init__(
+        self,
+        fleet: GeneratingFleet,
+        version: WeightsVersion,
+        step_s: Mapping[int, float],
+        meeting: Rendezvous,
+        book: GroupRegistry,
+        instance_of: Callable[[Device], str],
+        lease_s: float,
+    ) -> None:
+        self._fleet = fleet
+        self._version = version
+        self._step_s = step_s
+        self._meeting = meeting
+        self._book = book
+        self._instance_of = instance_of
+        self._lease_s = lease_s
+        self._groups: dict[WorkerGroup, GeneratingGroup] = {}
+        self._forming: dict[GeneratingGroup, Future[Any]] = {}
+        self._former: dict[str, GeneratingGroup] = {}
+        self._planned: frozenset[str] | None = None
+        self._broken: list[WorkerGroup] = []
+        self._members: dict[str, Device] = {}
+        self._instances: dict[str, str] = {}
+        self._lost: set[str] = set()
+        self._failures = 0
+        self._over: list[GeneratingGroup] = []
+        self._since: dict[WorkerGroup, float] = {}
+        self.records: list[GroupRecord] = []
+        """Groups that have ended."""
+
+    @property
+    def late(self) -> int:
+        """Answers of members of groups that were over."""
+        return sum(group.late for group in self._over)
+
+    def workers(self, version: WeightsVersion) -> list[Device]:
+        """The groups that are formed, each as one device."""
+        assert version == self._version, "a phase has one version of the weights"
+        for device in self._fleet.workers(version):
+            former, place = self._former.get(device.name), self._book.group_of(device.name)
+            if former is not None and not former.over and former.unanswered:
+                continue  # it still has chunks of its last group
+            if place is None or place not in self._groups:
+                self._fleet.enter(device.name, "idle")
+            elif self._groups[place] in self._forming:
+                self._fleet.enter(device.name, "regroup")
+        return [group.device for group in self._groups.values() if group not in self._forming]
+
+    def add_ready_workers(self) -> list[Future[Any]]:
+        """Take in newcomers and plan anew; the calls of those on their way, and of groups being formed."""
+        self._end_forming()
+        if self._broken:
+            self._plan()  # first of all: to start a replacement takes longer than to go on without it
+        coming = self._fleet.add_ready_workers()
+        self._plan()
+        return [*coming, *self._forming.values()]
+
+    @property
+    def forming(self) -> bool:
+        """Whether groups are being formed."""
+        return bool(self._forming)
+
+    def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
+        """Never by what is left of a phase: the degree is fixed."""
+        return False
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a group does from now on: all its members do."""
+        for group in self._groups.values():
+            if group.name == worker:
+                for device in group.devices:
+                    self._fleet.enter(device.name, state)
+
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
+        """What the providers of a group's members say now."""
+        group = group_of(device)
+        self._failures = 0  # it has done a chunk
+        for member in group.devices:
+            if member.name in group.notices and member.name not in self._lost:
+                self._fleet.on_notice(member, group.notices[member.name])
+
+    def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
+        """A group has broken: who of it is gone is lost, the others go on in other groups.
+
+        Raises:
+            RuntimeFailure: if the trainer is gone, or groups break again and again though all members live.
+        """
+        group = group_of(device)
+        self._end(group)
+        if not group.gone:
+            self._count_failure(str(error))
+
+    def kill_hung_worker(self, device: Device, reason: str) -> None:
+        """A group makes no progress: it is called off, and members that do not even answer that are killed.
+
+        Raises:
+            RuntimeFailure: if that is the trainer, or none of them although they do no step.
+        """
+        group = group_of(device)
+        silent = {group.name}
+        if len(group.devices) > 1:
+            self._call_off(group.place)
+            wait(group.unanswered, timeout=_ANSWER_SHARE * self._lease_s)
+            silent = set(group.unanswered.values())
+        for member in group.devices:
+            if member.name in silent and member.name not in self._lost:
+                self._lost.add(member.name)
+                self._fleet.kill_hung_worker(member, reason)
+        self._end(group)
+        if not silent and not group.gone:
+            self._count_failure(reason)
+
+    def close(self) -> None:
+        """The phase is over: all devices work alone again."""
+        for group in list(self._groups.values()):
+            if group.unanswered:  # of a window that has closed: its members need not wait for each other
+                self._call_off(group.place)
+            self._retire(group)
+        self._book.follow(Layout((), ()))
+        for name, device in self._members.items():
+            if name not in self._lost:
+                device.actor.call(Worker.leave_group)
+
+    def _plan(self) -> None:
+        """Go over to the groups that the devices of now should form."""
+        usable = self._usable()
+        if not self._is_due(usable):
+            return
+        change = self._book.follow(self._layout(usable), self._broken)
+        self._planned, self._broken = frozenset(usable), []
+        for place in change.dissolved if change else ():
+            if place in self._groups:
+                self._retire(self._groups[place])
+        for place in change.formed if change else ():
+            self._form(place, [usable[name] for name in place.members])
+        for name in change.idle if change else ():
+            if name not in self._lost:
+                self._members[name].actor.call(Worker.leave_group)
+
+    def _is_due(self, usable: Mapping[str, Device]) -> bool:
+        """Whether other groups may be wanted."""
+        return frozenset(usable) != self._planned or bool(self._broken)
+
+    def _layout(self, usable: Mapping[str, Device]) -> Layout:
+        """The groups that the devices should form."""
+        return plan_layout(self._places(usable), self._step_s, self._standing)
+
+    def _usable(self) -> dict[str, Device]:
+        """The devices that are under no notice, by name."""
+        return {d.name: d for d in self._fleet.workers(self._version) if d.notice is None}
+
+    def _places(self, usable: Mapping[str, Device]) -> dict[str, str]:
+        """Devices and their instances."""
+        for device in usable.values():
+            if device.name not in self._instances:
+                self._instances[device.name] = self._instance_of(device)
+        return {name: self._instances[name] for name in usable}
+
+    @property
+    def _standing(self) -> list[Group]:
+        """The groups of now."""
+        return [Group(self._instances[place.leader], place.members) for place in self._book.groups]
+
+    def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
+        group = self._groups[place] = GeneratingGroup(place, devices, self._call_off)
+        self._members |= {device.name: device for device in devices}
+        # A member may have two chunks to do first; the driver is quicker to give up than the members are.
+        limit_s = 2 * self._lease_s
+        self._forming[group] = group.ask(
+            lambda device: device.actor.call(Worker.join_group, self._meeting.address, place, 2 * limit_s),
+            limit_s,
+        )
+
+    def _end_forming(self) -> None:
+        """Take note of groups that are formed, or could not be."""
+        for group, formed in list(self._forming.items()):
+            if not formed.done():
+                continue
+            del self._forming[group]
+            error = formed.exception()
+            if error is None:
+                self._begin(group)
+            elif isinstance(error, WorkerLostError):
+                if group.overdue:
+                    self.kill_hung_worker(
+                        group.device, f"it joined no group in 2 x runtime.lease_s={self._lease_s:g} s"
+                    )
+                else:
+                    self.on_worker_lost(group.device, error)
+            else:
+                raise error
+
+    def _begin(self, group: GeneratingGroup) -> None:
+        """A group is formed."""
+        self._since[group.place] = now()
+
+    def _end(self, group: GeneratingGroup) -> None:
+        """A group is broken; its members that live wait for another one."""
+        self._call_off(group.place)
+        for member, error in group.gone:
+            if member.name not in self._lost:
+                self._lost.add(member.name)
+                self._fleet.on_worker_lost(member, error)
+        current = self._groups.get(group.place)
+        if current is group:
+            self._broken.append(group.place)
+            for member in group.devices:
+                if member.name not in self._lost and member.notice is None:
+                    self._fleet.enter(member.name, "regroup")
+            self._retire(group)
+        group.over = True
+
+    def _retire(self, group: GeneratingGroup) -> None:
+        """A group gets no further chunk; one that is not formed yet, or broken, is called off."""
+        del self._groups[group.place]
+        group.device.retiring = True
+        self._over.append(group)
+        self._former |= {device.name: group for device in group.devices}
+        if self._forming.pop(group, None) is not None or group.broken:
+            self._call_off(group.place)
+            group.over = True
+        self._meeting.ended(group.place.prefix)
+        since = self._since.pop(group.place, None)
+        if since is not None:
+            self.records.append(
+                GroupRecord(
+                    group.place.epoch,
+                    group.place.place,
+                    self._instances[group.place.leader],
+                    group.place.members,
+                    since,
+                    now(),
+                )
+            )
+
+    def _call_off(self, place: WorkerGroup) -> None:
+        if len(place.members) > 1:
+            self._meeting.abort(place.prefix)
+
+    def _count_failure(self, reason: str) -> None:
+        self._failures += 1
+        if self._failures > _MOST_FAILURES:
+            raise RuntimeFailure(
+                f"groups of devices that share a sequence broke {self._failures} times in a row although all "
+                f"members live, the last time so: {reason}; raise runtime.lease_s={self._lease_s:g}, or set "
+                "all degrees of sequence_parallel to 1, and resume the run"
+            )
+
+
+def group_of(device: Device) -> GeneratingGroup:
+    """The group that the loop sees as a device."""
+    assert isinstance(device.actor, GeneratingGroup), "the loop was given groups"
+    return device.actor

@@ -1,0 +1,89 @@
+"""When batches would end with planned groups: what is left of a phase, played by measured times. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from gpu_runtime.dispatch.work_left import WorkLeft
+from gpu_runtime.groups.layout import Group
+from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY
+
+_PLAYED_EACH = 8
+"""Batches for each group that are played one by one; of more, the others count by their steps alone."""
+
+
+def name_of(group: Group) -> str:
+    """A group's name, as leases have it."""
+    return MEMBERS_JOINED_BY.join(group.members)
+
+
+def batch_ends_s(
+    groups: Sequence[Group],
+    standing: Sequence[Group],
+    left: WorkLeft,
+    step_s: Mapping[int, float],
+    regroup_s: float,
+) -> list[float]:
+    """Seconds until each batch that is left is done, if these groups pull from now on.
+
+    A group that stands goes on with what it has. One that is to be formed waits until its members have done
+    the steps that they are bound to, and `regroup_s`; what those had is taken first by whoever is free.
+
+    Args:
+        groups: as planned; at least one.
+        standing: the groups so far.
+        left: what is to be done.
+        step_s: degree → seconds of a denoising step; a degree that is not there counts as the slowest.
+        regroup_s: seconds that a group of several devices takes to form.
+
+    Returns:
+        One time a batch, in no order; where very many wait, of the last ones only.
+    """
+    slowest = max(step_s.values())
+
+    def seconds(degree: int) -> float:
+        return step_s.get(degree, slowest)
+
+    stay = {name_of(group) for group in standing} & {name_of(group) for group in groups}
+    bound_s: dict[str, float] = {}
+    back: list[tuple[float, int]] = []
+    ends_s: list[float] = []
+    for name, work in left.under_way.items():
+        members = name.split(MEMBERS_JOINED_BY)
+        if name not in stay:
+            until_s = work.bound * seconds(len(members))
+            bound_s |= dict.fromkeys(members, until_s)
+            if work.steps > work.bound:
+                back.append((until_s, work.steps - work.bound))
+            else:
+                ends_s.append(until_s)
+    played = min(len(left.waiting), _PLAYED_EACH * len(groups))
+    # The first ones: they are done while all groups are busy, so their order does not matter.
+    surplus = left.waiting[: len(left.waiting) - played]
+    ahead_s = sum(surplus) / sum(1 / seconds(len(group.members)) for group in groups)
+    free: list[tuple[float, str, float]] = []
+    for group in groups:
+        name, step = name_of(group), seconds(len(group.members))
+        if name in stay:
+            begin_s = left.under_way[name].steps * step if name in left.under_way else 0.0
+            ends_s += [begin_s] if name in left.under_way else []
+        else:
+            begin_s = max(bound_s.get(member, 0.0) for member in group.members)
+            begin_s += regroup_s if len(group.members) > 1 else 0.0
+        heapq.heappush(free, (ahead_s + begin_s, name, step))
+    returned, waiting = deque(sorted(back)), deque(left.waiting[len(surplus) :])
+    while returned or waiting:
+        free_s, name, step = heapq.heappop(free)
+        # What comes back is taken first, once it is there.
+        comes_s, steps = returned[0] if returned else (math.inf, 0)
+        if waiting and comes_s > free_s:
+            done_s = free_s + waiting.popleft() * step
+        else:
+            returned.popleft()
+            done_s = max(free_s, comes_s) + steps * step
+        ends_s.append(done_s)
+        heapq.heappush(free, (done_s, name, step))
+    return ends_s

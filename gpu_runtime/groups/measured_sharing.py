@@ -1,0 +1,52 @@
+"""Sharing whose degree may be `auto`: the run's measured times, and fleets that choose by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.phase import GeneratingFleet
+from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.measured_fleet import MeasuredFleet
+from gpu_runtime.groups.sharing import Sharing
+from gpu_runtime.groups.step_times import RequestClass, StepTimeTable
+from gpu_runtime.scheduling.requests import WeightsVersion
+from storage.config import RunConfig
+from storage.records import StepTimeRecord
+from storage.sequence_parallel_config import AUTO
+
+
+class MeasuredSharing(Sharing):
+    """Makes groups of the fleet; where a degree is `auto`, groups that measured times choose.
+
+    All requests of a run are of one class: rollouts and evaluations have the same resolution and batches.
+
+    Args:
+        cluster: where the workers run.
+        config: the run's configuration.
+        degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
+    """
+
+    def __init__(
+        self, cluster: Cluster, config: RunConfig, degrees_up_to: Callable[[int], tuple[int, ...]]
+    ) -> None:
+        super().__init__(cluster, config, degrees_up_to)
+        self._class = RequestClass(config.model.height, config.model.width, config.sampling.batch_size)
+        self._pace = StepTimeTable()
+
+    def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
+        if degree != AUTO:
+            return super()._grouped(fleet, version, degree)
+        at_most = self._config.sequence_parallel.at_most
+        degrees = [size for size in self._degrees if size <= at_most]
+        lease_s = self._config.runtime.lease_s
+        return MeasuredFleet(
+            fleet, version, self._pace, degrees, self._meeting_place(), self._book, self._instance_of, lease_s
+        )
+
+    def take_step_times(self) -> list[StepTimeRecord]:
+        """Seconds of a denoising step by degree, of the degrees that were timed since the last call."""
+        return [
+            StepTimeRecord(str(self._class), degree, self._pace.known[degree], chunks)
+            for degree, chunks in self._pace.take_changed().items()
+        ]

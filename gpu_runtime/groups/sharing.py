@@ -1,0 +1,104 @@
+"""By how many devices the samples of each phase are shared, and which groups a run has had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import TimeoutError
+from contextlib import contextmanager
+
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
+from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.sequence_parallel.control_store import ControlStore
+from storage.config import RunConfig
+from storage.errors import ConfigurationError, WorkerLostError
+from storage.records import GroupRecord
+
+
+class Sharing:
+    """Makes groups of the fleet for phases whose samples are shared; others get the fleet as it is.
+
+    Args:
+        cluster: where the workers run; it says which of them are on one instance.
+        config: the run's configuration.
+        degrees_up_to: by how many devices, up to a number, the model's sequences can be shared.
+    """
+
+    def __init__(
+        self, cluster: Cluster, config: RunConfig, degrees_up_to: Callable[[int], tuple[int, ...]]
+    ) -> None:
+        self._cluster = cluster
+        self._config = config
+        self._degrees_up_to = degrees_up_to
+        self._degrees: tuple[int, ...] = ()
+        self._book = GroupRegistry()
+        self._store: ControlStore | None = None
+        self._instances: dict[str, str] = {}
+        self._records: list[GroupRecord] = []
+        self.late = 0
+        """Answers of workers that came when their group was over, and were dropped."""
+
+    @contextmanager
+    def phase(self, fleet: GeneratingFleet, phase: Phase) -> Iterator[GeneratingFleet]:
+        """The fleet as a phase's samples are to be shared by it: itself, where each device works alone.
+
+        Args:
+            fleet: the devices.
+            phase: what they do.
+
+        Raises:
+            ConfigurationError: if the model's sequences do not divide by the degree.
+        """
+        settings = self._config.sequence_parallel
+        degree = settings.by_kind[phase.kind]
+        if settings.largest > 1 and not self._degrees:
+            # Asked in a run's first phase, which is none of drafts: later the trainer may be training.
+            self._degrees = self._degrees_up_to(settings.largest)
+        if degree == 1:
+            yield fleet
+            return
+        grouped = self._grouped(fleet, phase.version, degree)
+        try:
+            yield grouped
+        finally:
+            grouped.close()
+            self._records += grouped.records
+            self.late += grouped.late
+
+    def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
+        possible = self._degrees
+        if degree not in possible:
+            raise ConfigurationError(
+                f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
+                f"sequence_parallel.rollout, evaluate and explore to {', '.join(map(str, possible))}"
+            )
+        # Large groups first: each weighs more than any smaller ones of as many devices.
+        weights = {size: 1 / size**2 for size in possible if size <= degree}
+        lease_s = self._config.runtime.lease_s
+        return GroupedFleet(
+            fleet, version, weights, self._meeting_place(), self._book, self._instance_of, lease_s
+        )
+
+    def _meeting_place(self) -> ControlStore:
+        """Where groups meet; there from the first phase that shares."""
+        if self._store is None:
+            self._store = ControlStore(self._cluster.host)
+        return self._store
+
+    def take_groups(self) -> list[GroupRecord]:
+        """The groups that ended since the last call."""
+        taken, self._records = self._records, []
+        return taken
+
+    def _instance_of(self, device: Device) -> str:
+        """The instance of a device, by its name; asked once."""
+        if device.name not in self._instances:
+            try:
+                answer = device.actor.instance().result(timeout=self._config.runtime.lease_s)
+            except (WorkerLostError, TimeoutError):
+                return device.name  # with nobody; its next call tells what is wrong
+            self._instances[device.name] = answer
+        return self._instances[device.name]

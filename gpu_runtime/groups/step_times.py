@@ -1,0 +1,109 @@
+"""How long a denoising step takes by degree, and how long a group takes to form: a running table. Pure.
+
+A table is for one class of requests: their resolution and the shape of their batches decide what a step
+costs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+KEPT = 9
+"""Times of each degree that the median is taken over: the newest ones."""
+
+_ENOUGH = 2
+"""Times that make a degree known."""
+
+_ENOUGH_FIRST = 3
+"""The same where all of them are first ones of their groups."""
+
+REGROUP_GUESS_S = 0.25
+"""What forming a group is taken to last before the first one was formed."""
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """What requests have in common whose denoising steps cost the same.
+
+    Attributes:
+        height, width: of an image in pixels; 0 for the model's own size.
+        batch: samples in a forward pass.
+    """
+
+    height: int
+    width: int
+    batch: int
+
+    def __str__(self) -> str:
+        size = f"{self.height}x{self.width}" if self.height and self.width else "own size"
+        return f"{size}, {self.batch} at a time"
+
+
+class StepTimeTable:
+    """Measured times of one class of requests.
+
+    What a group does first also warms it up: connections are made, buffers found. Such a time counts only
+    while a degree has no others, as in phases where every group does one chunk.
+    """
+
+    def __init__(self) -> None:
+        self._steady: dict[int, deque[float]] = {}
+        self._first: dict[int, deque[float]] = {}
+        self._regroups: deque[float] = deque(maxlen=KEPT)
+        self._have_shared: set[str] = set()
+        self._changed: dict[int, int] = {}
+
+    def note(self, degree: int, step_s: float, first: bool) -> None:
+        """A chunk was done.
+
+        Args:
+            degree: devices that shared it.
+            step_s: seconds of one of its denoising steps; what is not above 0 is no measurement.
+            first: whether it was the first one of its group.
+        """
+        if not step_s > 0:
+            return
+        times = self._first if first else self._steady
+        times.setdefault(degree, deque(maxlen=KEPT)).append(step_s)
+        self._changed[degree] = self._changed.get(degree, 0) + 1
+
+    def note_regroup(self, seconds: float, members: Collection[str] = ()) -> None:
+        """A group was formed.
+
+        Args:
+            seconds: how long that took.
+            members: its devices. One that is in a group for the first time starts up for it, which no later
+                group costs again: such a time is not counted.
+        """
+        if self._have_shared.issuperset(members):
+            self._regroups.append(max(0.0, seconds))
+        self._have_shared.update(members)
+
+    def step_s(self, degree: int) -> float | None:
+        """Seconds of a denoising step; None while too little is measured."""
+        for times, enough in ((self._steady, _ENOUGH), (self._first, _ENOUGH_FIRST)):
+            measured = times.get(degree, ())
+            if len(measured) >= enough:
+                return median(measured)
+        return None
+
+    @property
+    def known(self) -> Mapping[int, float]:
+        """Seconds of a denoising step by degree, of the degrees that are known."""
+        degrees = sorted(self._steady.keys() | self._first.keys())
+        return {degree: step_s for degree in degrees if (step_s := self.step_s(degree)) is not None}
+
+    @property
+    def regroup_s(self) -> float:
+        """Seconds that forming a group takes."""
+        return median(self._regroups) if self._regroups else REGROUP_GUESS_S
+
+    def take_changed(self) -> dict[int, int]:
+        """Known degrees of which chunks were timed since they were last taken: how many chunks."""
+        taken = {degree: count for degree, count in self._changed.items() if degree in self.known}
+        for degree in taken:
+            del self._changed[degree]
+        return dict(sorted(taken.items()))

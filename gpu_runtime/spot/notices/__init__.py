@@ -1,0 +1,1 @@
+"""Preemption notices: one file a provider, and how one is watched for."""

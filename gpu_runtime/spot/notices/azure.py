@@ -1,0 +1,71 @@
+"""Azure: scheduled events of type Preempt, half a minute before a spot machine is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_runtime.spot.notices.metadata_service import MetadataService, json_object, unexpected, unix_seconds
+from gpu_runtime.spot.notices.notice import Notice, not_before
+
+EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_HEADERS = {"Metadata": "true"}
+
+
+class AzureNotices:
+    """Watches the scheduled events for a Preempt of this machine.
+
+    The service tells every machine of a scale set about all of its machines, so events of others
+    are passed over. Its first answer after a start may take minutes; until then polls time out.
+
+    Args:
+        base_url: where the metadata service answers.
+        timeout_s: most seconds a request may take.
+        vm_name: this machine's name in `Resources`; asked of the service where it is None.
+    """
+
+    provider = "azure"
+
+    def __init__(
+        self, base_url: str = "http://169.254.169.254", timeout_s: float = 2.0, vm_name: str | None = None
+    ) -> None:
+        self._service = MetadataService(base_url, timeout_s)
+        self._vm_name = vm_name
+
+    def poll(self, now: float) -> Notice | None:
+        """See `NoticeWatcher.poll`; the earliest of several events."""
+        name = self._name().casefold()
+        answer = self._service.get(EVENTS_PATH, _HEADERS)
+        if answer.status != 200:
+            raise unexpected(answer, "Azure's scheduled events")
+        events = json_object(answer.text, "Azure's scheduled events").get("Events")
+        if not isinstance(events, list):
+            raise unexpected(answer, "Azure's scheduled events hold no list of Events")
+        notices = [self._notice(event, now) for event in events if _takes(event, name)]
+        return min(notices, key=lambda notice: (notice.deadline or now, notice.detail), default=None)
+
+    def close(self) -> None:
+        """See `NoticeWatcher.close`."""
+        self._service.close()
+
+    def _notice(self, event: dict[str, Any], now: float) -> Notice:
+        # An event that has started has no NotBefore any more: the machine may be gone at once.
+        start = event.get("NotBefore")
+        deadline = not_before(unix_seconds(start), now) if start else now
+        return Notice(self.provider, "terminate", deadline, now, f"Preempt, event {event.get('EventId')}")
+
+    def _name(self) -> str:
+        if self._vm_name is None:
+            answer = self._service.get(NAME_PATH, _HEADERS)
+            if answer.status != 200 or not answer.text:
+                raise unexpected(answer, "Azure did not tell this machine's name")
+            self._vm_name = answer.text
+        return self._vm_name
+
+
+def _takes(event: object, name: str) -> bool:
+    """Whether an event preempts the machine of that (case-folded) name."""
+    if not isinstance(event, dict) or event.get("EventType") != "Preempt":
+        return False
+    resources = event.get("Resources")
+    return isinstance(resources, list) and any(str(resource).casefold() == name for resource in resources)

@@ -1,0 +1,48 @@
+"""Google Compute Engine: a flag that turns TRUE at most half a minute before the machine is gone."""
+
+from __future__ import annotations
+
+from gpu_runtime.spot.notices.metadata_service import MetadataService, unexpected
+from gpu_runtime.spot.notices.notice import Notice
+
+PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
+
+
+class GcpNotices:
+    """Watches the `preempted` flag of this instance.
+
+    The service can hold a request until the flag changes (`wait_for_change`). That is not used: a
+    request that hangs for ever could not be told from a service that is gone.
+
+    Args:
+        base_url: where the metadata service answers.
+        timeout_s: most seconds a request may take.
+        grace_s: seconds from the flag to the loss; Google promises no more than 30, and not always those.
+    """
+
+    provider = "gcp"
+
+    def __init__(
+        self, base_url: str = "http://metadata.google.internal", timeout_s: float = 2.0, grace_s: float = 30.0
+    ) -> None:
+        self._service = MetadataService(base_url, timeout_s)
+        self._grace_s = grace_s
+        self._first_seen: float | None = None
+
+    def poll(self, now: float) -> Notice | None:
+        """See `NoticeWatcher.poll`."""
+        answer = self._service.get(PREEMPTED_PATH, {"Metadata-Flavor": "Google"})
+        flag = answer.text.upper()
+        if answer.status != 200 or flag not in ("TRUE", "FALSE"):
+            raise unexpected(answer, "GCP's preempted flag")
+        if flag == "FALSE":
+            self._first_seen = None
+            return None
+        if self._first_seen is None:
+            self._first_seen = now
+        deadline = max(self._first_seen + self._grace_s, now)
+        return Notice(self.provider, "terminate", deadline, now, "preempted is TRUE")
+
+    def close(self) -> None:
+        """See `NoticeWatcher.close`."""
+        self._service.close()

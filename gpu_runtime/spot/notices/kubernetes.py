@@ -1,0 +1,71 @@
+"""Kubernetes: SIGTERM is the notice, SIGKILL follows after the pod's grace period."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from gpu_runtime.spot.notices.notice import Notice
+from storage.errors import ConfigurationError
+
+
+class KubernetesNotices:
+    """Turns SIGTERM into a notice, from its making until it is closed.
+
+    What handled SIGTERM before is put back by `close`, and is not called meanwhile: it would end
+    the process that is to use its grace period. A second SIGTERM changes nothing.
+
+    Args:
+        grace_s: the pod's `terminationGracePeriodSeconds`.
+        clock: unix seconds; read in the signal handler.
+
+    Raises:
+        ConfigurationError: not made in the main thread, which alone may handle signals, or a grace
+            period that is none.
+    """
+
+    provider = "kubernetes"
+
+    def __init__(self, grace_s: float = 30.0, clock: Callable[[], float] = time.time) -> None:
+        if not (math.isfinite(grace_s) and grace_s >= 0):
+            raise ConfigurationError(f"the grace period is {grace_s} s; give the pod's, 0 or more")
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError(
+                "SIGTERM can be watched from the main thread only; make the watcher there, then hand it on"
+            )
+        self._grace_s = grace_s
+        self._clock = clock
+        self._received_at: float | None = None
+        self._handler = self._on_signal  # one object, so that `close` can tell it from another's
+        self._before = signal.signal(signal.SIGTERM, self._handler)
+        self._closed = False
+
+    def poll(self, now: float) -> Notice | None:
+        """See `NoticeWatcher.poll`; never raises."""
+        received_at = self._received_at
+        if received_at is None:
+            return None
+        return Notice(self.provider, "terminate", received_at + self._grace_s, received_at, "SIGTERM")
+
+    def close(self) -> None:
+        """Put back what handled SIGTERM before, unless someone else has taken it over since.
+
+        Raises:
+            ConfigurationError: not called in the main thread.
+        """
+        if self._closed:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigurationError("the watcher of SIGTERM can be closed from the main thread only")
+        self._closed = True
+        if signal.getsignal(signal.SIGTERM) is self._handler:
+            # None: the handler before was not Python's, and cannot be put back from here.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if self._before is None else self._before)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._received_at is None:
+            self._received_at = self._clock()

@@ -1,0 +1,46 @@
+"""Which notices have been told. Pure: turns what polls saw into what is news."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpu_runtime.spot.notices.notice import Notice, NoticeKind
+
+
+@dataclass(frozen=True)
+class NoticeChange:
+    """A notice that came, or one that no longer stands."""
+
+    change: Literal["came", "withdrawn"]
+    notice: Notice
+
+
+class NoticeLedger:
+    """Remembers the notices that stand, one of each kind at most."""
+
+    def __init__(self) -> None:
+        self._standing: dict[NoticeKind, Notice] = {}
+
+    def observe(self, seen: Notice | None) -> list[NoticeChange]:
+        """What is new after a poll that succeeded.
+
+        A termination hides advice that came before it, so advice is withdrawn only by a poll that
+        sees no notice at all, or by other advice. A notice that goes and comes back is news again.
+
+        Args:
+            seen: what the poll returned.
+
+        Returns:
+            Withdrawals first, each naming the notice as it was told.
+        """
+        gone: list[NoticeKind] = []
+        for kind, told in self._standing.items():
+            hidden = kind == "rebalance" and seen is not None and seen.kind == "terminate"
+            if told != seen and not hidden:
+                gone.append(kind)
+        changes = [NoticeChange("withdrawn", self._standing.pop(kind)) for kind in gone]
+        if seen is not None and seen.kind not in self._standing:
+            self._standing[seen.kind] = seen
+            changes.append(NoticeChange("came", seen))
+        return changes

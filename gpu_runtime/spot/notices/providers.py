@@ -1,0 +1,76 @@
+"""The providers by name: how each is watched, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.spot.notices.alibaba import AlibabaNotices
+from gpu_runtime.spot.notices.aws import AwsNotices
+from gpu_runtime.spot.notices.azure import AzureNotices
+from gpu_runtime.spot.notices.gcp import GcpNotices
+from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
+from gpu_runtime.spot.notices.notice import NoticeWatcher
+from storage.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How a provider warns.
+
+    Attributes:
+        watcher: makes its watcher.
+        grace_s: seconds from the notice to the loss that it announces at most.
+        poll_interval_s: how often to ask. It is lost grace, so it is short where the grace is.
+        max_backoff_s: longest wait after failed polls: about a quarter of the grace period, so that a
+            service that comes back still warns in time.
+        settings: what `watcher` takes.
+    """
+
+    watcher: Callable[..., NoticeWatcher]
+    grace_s: float
+    poll_interval_s: float
+    max_backoff_s: float
+    settings: frozenset[str]
+
+
+_HTTP = frozenset({"base_url", "timeout_s"})
+PROVIDERS: dict[str, Provider] = {
+    "aws": Provider(AwsNotices, 120.0, 5.0, 30.0, _HTTP),
+    "gcp": Provider(GcpNotices, 30.0, 1.0, 8.0, _HTTP | {"grace_s"}),
+    "azure": Provider(AzureNotices, 30.0, 1.0, 8.0, _HTTP | {"vm_name"}),
+    "alibaba": Provider(AlibabaNotices, 300.0, 5.0, 60.0, _HTTP),
+    "kubernetes": Provider(KubernetesNotices, 30.0, 0.2, 1.0, frozenset({"grace_s", "clock"})),
+}
+
+
+def provider_named(name: str) -> Provider:
+    """The provider of that name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    if name not in PROVIDERS:
+        raise ConfigurationError(f"no provider {name!r}; there are {', '.join(PROVIDERS)}")
+    return PROVIDERS[name]
+
+
+def watcher_for(name: str, **settings: Any) -> NoticeWatcher:
+    """A watcher of a provider's notices.
+
+    Args:
+        name: a key of `PROVIDERS`.
+        settings: what the provider's watcher takes, such as `base_url`; its own defaults otherwise.
+
+    Raises:
+        ConfigurationError: an unknown provider or setting, a base URL or a time-out that is none.
+    """
+    provider = provider_named(name)
+    unknown = sorted(set(settings) - provider.settings)
+    if unknown:
+        raise ConfigurationError(
+            f"the watcher of {name} takes no {', '.join(unknown)}; it takes "
+            + ", ".join(sorted(provider.settings))
+        )
+    return provider.watcher(**settings)

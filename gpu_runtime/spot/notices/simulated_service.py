@@ -1,0 +1,119 @@
+"""A local HTTP server that plays a provider's metadata service: for tests, and for `spotlight chaos`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, cast
+
+from gpu_runtime.spot.notices.gcp import PREEMPTED_PATH
+
+
+@dataclass
+class SimulatedService:
+    """Answers by path (without the query) from `answers`, and keeps what was asked.
+
+    An answer is a body (status 200), a status, both, or a function of the request's headers that
+    gives one of these. `None` hangs until the server closes.
+
+    Attributes:
+        answers: by method and path, such as `GET /latest/api/token`.
+        otherwise: the answer elsewhere.
+        asked: method, path and headers of each request.
+        closing: set when the server closes.
+        url: where it answers, while it does.
+    """
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    otherwise: Any = 404
+    asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    closing: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    def __enter__(self) -> SimulatedService:
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.service = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def paths(self) -> list[str]:
+        """The paths asked for, in order."""
+        return [path for _, path, _ in self.asked]
+
+
+class PlayedNotices:
+    """Google's preempted flag, played for each worker apart; the workers ask `url`.
+
+    Attributes:
+        url: to be a run's `runtime.notice_url`, with runtime.notices = "gcp".
+    """
+
+    def __init__(self, worker_in_url: str) -> None:
+        self._service = SimulatedService(otherwise="FALSE", asked=_Forgetful())
+        self._worker_in_url = worker_in_url
+        self.url = ""
+
+    def __enter__(self) -> PlayedNotices:
+        self._service.__enter__()
+        self.url = f"{self._service.url}/{self._worker_in_url}"
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._service.__exit__()
+
+    def warn(self, worker: str) -> None:
+        """From now on a worker's machine is said to be taken."""
+        self._service.answers[f"GET /{worker}{PREEMPTED_PATH}"] = "TRUE"
+
+    def withdraw(self, worker: str) -> None:
+        """It is not, after all."""
+        self._service.answers.pop(f"GET /{worker}{PREEMPTED_PATH}", None)
+
+
+class _Forgetful(list[tuple[str, str, dict[str, str]]]):
+    """Keeps nothing: hours of polls would fill the memory."""
+
+    def append(self, asked: tuple[str, str, dict[str, str]]) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    service: SimulatedService
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def _answer(self) -> None:
+        service = cast(_Server, self.server).service
+        service.asked.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
+        answer = service.answers.get(f"{self.command} {self.path.partition('?')[0]}", service.otherwise)
+        if isinstance(answer, Callable):
+            answer = answer({k.lower(): v for k, v in self.headers.items()})
+        if answer is None:
+            service.closing.wait(30)
+            return
+        status, body = answer if isinstance(answer, tuple) else (answer, "")
+        if isinstance(status, str):
+            status, body = 200, status
+        content = body if isinstance(body, bytes) else body.encode()
+        with suppress(ConnectionError):  # who asked may have been killed meanwhile
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    do_GET = do_PUT = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the output clean."""

@@ -1,0 +1,52 @@
+"""What the provider says of this process's machine, kept up to date in the background."""
+
+from __future__ import annotations
+
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.polling_thread import NoticeThread
+from gpu_runtime.spot.notices.providers import provider_named, watcher_for
+
+
+class NoticeWatch:
+    """Watches from its making on, and knows at any moment whether this machine will be taken.
+
+    Only a termination counts: advice that a machine is likelier to be taken than usual binds nobody,
+    and a device that stopped for it would be paid for idling.
+
+    Args:
+        provider: a key of `PROVIDERS`; `kubernetes` must be watched from the main thread.
+        base_url: where the metadata service answers; empty for the provider's own address.
+
+    Raises:
+        ConfigurationError: an unknown provider, or a base URL that is none.
+    """
+
+    def __init__(self, provider: str, base_url: str = "") -> None:
+        known = provider_named(provider)
+        self._notice: Notice | None = None
+        self._watcher = watcher_for(provider, **({"base_url": base_url} if base_url else {}))
+        self._thread = NoticeThread(
+            self._watcher,
+            self._came,
+            self._withdrawn,
+            poll_interval_s=known.poll_interval_s,
+            max_backoff_s=known.max_backoff_s,
+        ).start()
+
+    @property
+    def notice(self) -> Notice | None:
+        """The termination that stands; answers at once, without asking the provider."""
+        return self._notice
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._thread.stop()
+        self._watcher.close()
+
+    def _came(self, notice: Notice) -> None:
+        if notice.kind == "terminate":
+            self._notice = notice
+
+    def _withdrawn(self, notice: Notice) -> None:
+        if notice.kind == "terminate":
+            self._notice = None

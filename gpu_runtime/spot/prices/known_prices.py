@@ -1,0 +1,33 @@
+"""Prices that the project carries, to begin with; a file of the user's own comes before them.
+
+Public price lists and spot-price histories, as they stood in November 2026. Spot prices move by the
+hour: take these for the order of magnitude, not for a bill. Where only the range over a provider's
+zones is known, its ends stand under `lowest` and `highest`; GCP's ends belong to the two zones whose
+discounts they match.
+"""
+
+from __future__ import annotations
+
+from gpu_runtime.spot.prices.price_book import Price, PriceBook, PriceMarket
+
+_SOURCE = "public price lists, noted 2026-11"
+
+_ROWS: tuple[tuple[str, PriceMarket, str, float], ...] = (
+    ("H100", "on_demand", "aws/lowest", 6.88),
+    ("H100", "spot", "aws/lowest", 1.78),
+    ("H100", "on_demand", "aws/highest", 6.88),
+    ("H100", "spot", "aws/highest", 2.84),
+    ("H100", "on_demand", "gcp/us-east4", 10.98),
+    ("H100", "spot", "gcp/us-east4", 2.51),
+    ("H100", "on_demand", "gcp/us-central1", 10.98),
+    ("H100", "spot", "gcp/us-central1", 3.35),
+    ("H200", "on_demand", "aws/lowest", 7.91),
+    ("H200", "spot", "aws/lowest", 2.01),
+    ("H200", "on_demand", "aws/highest", 7.91),
+    ("H200", "spot", "aws/highest", 3.15),
+)
+
+
+def known_prices() -> PriceBook:
+    """The built-in price book."""
+    return PriceBook(Price(device, market, zone, usd, _SOURCE) for device, market, zone, usd in _ROWS)

@@ -1,0 +1,1 @@
+"""Recorded and generated traces of spot instances, and their replay. Pure."""

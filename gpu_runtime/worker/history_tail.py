@@ -1,0 +1,69 @@
+"""Reads a run's history: whole, or what has been written since the last look."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from gpu_runtime.scheduling.history_check import HistoryLine
+from gpu_runtime.worker.history_log import lives
+
+
+class HistoryTail:
+    """Follows the files of a run's history while they grow.
+
+    Args:
+        folder: of the run's whole history; need not exist yet.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, int] = {}
+        self._left: set[Path] = set()
+        self._read: dict[Path, int] = {}
+        self._names: dict[Path, str] = {}
+
+    def new(self, only: Collection[str] | None = None) -> list[HistoryLine]:
+        """The whole lines that came since the last call: by life, then by file, each in its order.
+
+        Args:
+            only: names of processes; others, and processes that are new, wait for the next call without it.
+        """
+        if only is None:
+            found = ((int(life.name), path) for life in lives(self._folder) for path in life.glob("*.jsonl"))
+            self._files |= {path: number for number, path in found if path not in self._files}
+        chosen = [
+            (number, path)
+            for path, number in self._files.items()
+            if path not in self._left and (only is None or self._names.get(path) in only)
+        ]
+        return [line for number, path in sorted(chosen) for line in self._new_of(number, path)]
+
+    def leave(self, life: int, name: str) -> None:
+        """Look no more into the file of a process that has ended."""
+        self._left |= {path for path, of in self._names.items() if of == name and self._files[path] == life}
+
+    def _new_of(self, life: int, path: Path) -> list[HistoryLine]:
+        begun = self._read.get(path, 0)
+        if path.stat().st_size == begun:
+            return []
+        with path.open("rb") as file:
+            file.seek(begun)
+            fresh = file.read()
+        # A line without its end is under way, or is all that a full disk took.
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self._read[path] = begun + len(whole)
+        return [self._line(life, path, json.loads(row)) for row in whole.splitlines()]
+
+    def _line(self, life: int, path: Path, facts: dict[str, Any]) -> HistoryLine:
+        event, at = facts.pop("event"), facts.pop("at")
+        if event == "process":
+            self._names[path] = facts["name"]
+        return HistoryLine(life, self._names[path], at, event, facts)
+
+
+def read_history(folder: Path) -> list[HistoryLine]:
+    """All of a run's history, by life, then by file; empty where there is none."""
+    return HistoryTail(folder).new()

@@ -1,0 +1,104 @@
+"""What the driver may ask of the processes that it starts; light: neither torch nor Ray is imported.
+
+Calls name a method through these protocols (`actor.call(Worker.train, samples)`), so that the type checker
+follows them from the caller to the method.
+"""
+# ruff: noqa: D102 - the classes that do it say what they do
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from gpu_runtime.diffusion.sampler import SampleState
+    from gpu_runtime.learning.objective import TrainingSample
+    from gpu_runtime.learning.policy import WeightState
+    from gpu_runtime.learning.trainer import TrainingReport
+    from gpu_runtime.rewards.protocol import Score
+    from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+    from gpu_runtime.sequence_parallel.process_group import StoreAddress
+    from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+    from gpu_runtime.spot.notices.notice import Notice
+    from gpu_runtime.worker.history_log import HistoryPlace
+    from gpu_runtime.worker.samples_in_flight import SampleChunk
+    from storage.prompts import PromptRecord
+
+
+@dataclass(frozen=True)
+class WorkerReady:
+    """What a worker says once it has loaded.
+
+    Attributes:
+        age_s: how long its process has been there. A duration, as its clock may be another than the driver's.
+        host: its machine.
+        history: the file that it writes its history to, on that machine; None where it keeps none.
+    """
+
+    age_s: float
+    host: str = ""
+    history: str | None = None
+
+
+@dataclass(frozen=True)
+class HostUsage:
+    """What a process has taken of its machine.
+
+    Attributes:
+        cpu_s: processor time since it began.
+        memory_bytes: resident memory now.
+    """
+
+    cpu_s: float
+    memory_bytes: int
+
+
+class Worker(Protocol):
+    """A device's worker; `gpu_runtime/worker/worker.py` says what each call does."""
+
+    def ready(self) -> WorkerReady: ...
+
+    def host_usage(self) -> HostUsage: ...
+
+    def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady: ...
+
+    def notice(self) -> Notice | None: ...
+
+    def load_weights(self, version: WeightsVersion, state: WeightState) -> str: ...
+
+    def use_training_weights(self, version: WeightsVersion) -> str: ...
+
+    def begin_samples(
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk: ...
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk: ...
+
+    def degrees(self, up_to: int) -> tuple[int, ...]: ...
+
+    def join_group(self, address: StoreAddress, group: WorkerGroup, timeout_s: float) -> None: ...
+
+    def leave_group(self) -> None: ...
+
+    def in_group(self, epoch: int, method: str, *args: Any) -> Any: ...
+
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport: ...
+
+    def weights(self) -> WeightState: ...
+
+    def average_weights(self) -> WeightState: ...
+
+    def blobs(self) -> dict[str, bytes]: ...
+
+    def restore(self, blobs: Mapping[str, bytes]) -> None: ...
+
+
+class ImageScorer(Protocol):
+    """A scorer's process; `gpu_runtime/worker/scoring_worker.py` says what each call does."""
+
+    def ready(self) -> str: ...
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]: ...

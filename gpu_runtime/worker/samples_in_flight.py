@@ -1,0 +1,168 @@
+"""Samples that one device has in flight: some denoising steps at a time, each time with their states.
+
+Plain Python without Ray, like the worker that holds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_runtime.diffusion.sampler import GeneratedImage, Sampler, SampleState
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history_log import HistoryLog, names_of
+from storage.errors import RuntimeFailure
+
+
+@dataclass(frozen=True)
+class SampleChunk:
+    """What a call has done: states to commit, or finished samples.
+
+    Attributes:
+        states: the samples as far as they are; empty when they are finished, or not a step further.
+        samples: the finished ones, all at once; of drafts the images alone, as only scorers want them.
+        notice: the machine's preemption notice, where one stands. The device has then given the lease up.
+        step_s: seconds that each denoising step of the call took, on average; None where it did none.
+    """
+
+    states: tuple[SampleState, ...] = ()
+    samples: tuple[GeneratedImage, ...] = ()
+    notice: Notice | None = None
+    step_s: float | None = None
+
+
+class SharedGroup(Protocol):
+    """The devices that share each sequence with this one, as one of them sees them."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this device speaks for all: it alone sends states and images."""
+        ...
+
+    def any_says(self, said: bool) -> bool:
+        """Whether any device says so; all ask at the same moment."""
+        ...
+
+
+class SamplesInFlight:
+    """The samples of one lease at most.
+
+    A device gives a lease up when a preemption notice comes: it stops at the next denoising step, so
+    that its states are on their way while there is still somebody to send them. Calls that were queued
+    behind then do nothing, even if the notice is withdrawn before their turn: others have the samples.
+    Devices that share their sequences (`company`) stop at the same step, whoever of them is under notice.
+
+    Args:
+        sampler: cut anywhere, its samples are the same to the bit.
+        notice: the machine's notice, asked before each denoising step; None where nobody watches.
+        history: where each denoising step is noted; None notes nothing.
+        agrees: whether any device of the run watches for notices, so that company must be asked.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        notice: Callable[[], Notice | None] | None = None,
+        history: HistoryLog | None = None,
+        agrees: bool = False,
+    ) -> None:
+        self.company: SharedGroup | None = None
+        """Who shares each sequence with this device; None while it works alone."""
+        self._sampler = sampler
+        self._notice = notice
+        self._history = history or HistoryLog(None, "")
+        self._agrees = agrees
+        self._seen: Notice | None = None
+        self._lease: int | None = None
+        self._given_up: int | None = None
+        self._states: list[SampleState] = []
+
+    def begin(self, lease: int, work: Sequence[SampleRequest | SampleState]) -> None:
+        """Begin a lease's samples in place of those that are there.
+
+        Args:
+            lease: its number.
+            work: a request to begin with its noise, or the state to go on from, each; all of one kind and
+                at one denoising step.
+        """
+        self._lease, self._given_up = lease, None
+        self._states = [
+            item if isinstance(item, SampleState) else self._sampler.begin([item])[0] for item in work
+        ]
+        if self._history.kept:
+            names = names_of(state.request for state in self._states)
+            self._history.note("begin", lease=lease, requests=names, step=self._states[0].step)
+
+    def advance(self, lease: int, steps: int) -> SampleChunk:
+        """Do at most `steps` denoising steps of a lease.
+
+        Raises:
+            RuntimeFailure: if the lease is not in flight here, and was not given up.
+        """
+        notice = self._notice_now()
+        if lease == self._given_up:
+            return SampleChunk(notice=notice)
+        if lease != self._lease:
+            raise RuntimeFailure(f"no samples of lease {lease} are in flight; begin_samples() first")
+        begun_at = self._states[0].step
+        total = self._sampler.total_steps(self._states[0].request)
+        until = min(begun_at + steps, total)
+        self._history.note("chunk", lease=lease, **{"from": begun_at}, until=until)
+        stops, spent_s = self._stops(notice), 0.0
+        while not stops and self._states[0].step < until:
+            spent_s += self._step(lease, until)
+            notice = self._notice_now()
+            stops = self._stops(notice)
+        states, speaks = self._states, self.company is None or self.company.leads
+        done = states[0].step - begun_at
+        step_s = spent_s / done if done else None
+        self._history.note("sent", lease=lease, step=states[0].step)
+        if states[0].step == total:
+            self.drop()
+            return SampleChunk(samples=self._finish(states, speaks), notice=notice, step_s=step_s)
+        if stops:
+            self.drop()
+            self._given_up = lease
+        return SampleChunk(tuple(states) if speaks and done else (), notice=notice, step_s=step_s)
+
+    def drop(self) -> None:
+        """Forget what is in flight."""
+        self._lease, self._given_up, self._states = None, None, []
+
+    def _finish(self, states: Sequence[SampleState], speaks: bool) -> tuple[GeneratedImage, ...]:
+        """The images, where this device speaks for all."""
+        first = states[0].request
+        if not speaks:
+            if first.preview_step:  # the prediction takes the model, and with it all that share it
+                self._sampler.predict(states)
+            return ()
+        samples = self._sampler.finish(states)
+        if first.kind is RequestKind.EXPLORE:
+            return tuple(GeneratedImage(sample.request, sample.image_HWC) for sample in samples)
+        return tuple(samples)
+
+    def _step(self, lease: int, until: int) -> float:
+        """Do one denoising step where anyone looks up or writes down after each, else all; their seconds."""
+        step, since = self._states[0].step, time.perf_counter()
+        watched = self._notice is not None if self.company is None else self._agrees
+        stride = 1 if watched or self._history.kept else until - step
+        self._states = self._sampler.advance(self._states, stride)
+        spent_s = time.perf_counter() - since
+        self._history.note("step", lease=lease, **{"from": step, "to": step + stride}, s=spent_s)
+        return spent_s
+
+    def _stops(self, notice: Notice | None) -> bool:
+        """Whether the samples are to be given up at this denoising step."""
+        if self.company is None or not self._agrees:
+            return notice is not None
+        return self.company.any_says(notice is not None)
+
+    def _notice_now(self) -> Notice | None:
+        notice = None if self._notice is None else self._notice()
+        if notice is not None and self._seen is None:
+            self._history.note("notice", provider=notice.provider)
+        self._seen = notice
+        return notice

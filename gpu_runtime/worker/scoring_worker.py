@@ -1,0 +1,64 @@
+"""The process that judges images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.protocol import Score, SupportsTo
+from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
+from gpu_runtime.worker.protocol import ImageScorer
+from storage.errors import ModelError
+from storage.prompts import PromptRecord
+from storage.reward_config import RewardConfig
+
+
+class ScoringWorker:
+    """Holds one scorer.
+
+    Args:
+        reward: says which one, and what it needs.
+        name: how the runtime calls it.
+        history: where its history goes; None keeps none.
+        on_gpu: whether it was given one, to judge on.
+
+    Raises:
+        ModelError: weights are missing, or the GPU cannot be seen.
+    """
+
+    def __init__(
+        self,
+        reward: RewardConfig,
+        name: str = "scorer",
+        history: HistoryPlace | None = None,
+        on_gpu: bool = False,
+    ) -> None:
+        self._history = HistoryLog.beside(history, name)
+        self._scorer = build_scorer(reward.scorer, reward)
+        if on_gpu and isinstance(self._scorer, SupportsTo):
+            _refuse_hidden_gpu()
+            self._scorer.move("cuda")
+
+    def ready(self) -> str:
+        """The scorer's name, once it is loaded."""
+        return self._scorer.name
+
+    def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+        """One score an image; a failure is a score of 0 with its error."""
+        return score_each(self._scorer, images, prompts)
+
+
+_: type[ImageScorer] = ScoringWorker  # the type checker holds it to what the driver may ask
+
+
+def _refuse_hidden_gpu() -> None:
+    import torch  # here alone: scorers without a model start quicker for it
+
+    if not torch.cuda.is_available():
+        raise ModelError(
+            "runtime.scorer_gpu is above 0, but torch sees no GPU in the scorer's process; check the driver "
+            "and torch's build there, or set it to 0"
+        )

@@ -1,0 +1,282 @@
+"""What runs on one device: a model, its sampler and, on those that train, the trainer.
+
+Plain Python without Ray, so that a bare machine with torch and diffusers can use it; the actors
+of the runtime wrap it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import psutil
+import torch
+
+from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
+from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
+from gpu_runtime.learning.trainer import Trainer, TrainingReport
+from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
+from gpu_runtime.models.loading import load_model
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+from gpu_runtime.sequence_parallel.process_group import StoreAddress
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.spot.notices.watch import NoticeWatch
+from gpu_runtime.worker.group_membership import GroupMembership
+from gpu_runtime.worker.history_log import HistoryLog, HistoryPlace
+from gpu_runtime.worker.protocol import HostUsage, Worker, WorkerReady
+from gpu_runtime.worker.samples_in_flight import SampleChunk, SamplesInFlight
+from gpu_runtime.worker.trained_weights import build_policy, build_trainer
+from gpu_runtime.worker.training_membership import TrainingMembership, exchanging
+from storage.clock import process_age_s
+from storage.config import RunConfig
+from storage.errors import RuntimeFailure
+from storage.runtime_config import WORKER_IN_URL
+
+
+class DeviceWorker:
+    """Generates samples with the weights it holds; trains if asked to.
+
+    Args:
+        config: the run's configuration.
+        trains: build optimiser and moving average too.
+        watches: watch for preemption notices, where `runtime.notices` names a provider.
+        name: how the runtime calls it.
+        history: where its history goes; None keeps none.
+        among: its place, if it trains with others; it waits for them.
+
+    Raises:
+        GroupBrokenError: if those did not come.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trains: bool,
+        watches: bool = False,
+        name: str = "worker",
+        history: HistoryPlace | None = None,
+        among: TrainingMembership | None = None,
+    ) -> None:
+        self._notices = config.runtime.notices
+        self._notice_url = config.runtime.notice_url
+        # First of all, as who looks for this process finds it by its history. The watch comes before the
+        # model, whose loading takes long: a machine may be taken while it starts.
+        self._open_place(name, watches, history)
+        torch.set_num_threads(config.runtime.threads)
+        self._model = load_model(config.model)
+        keeps_reference = trains and config.algorithm.kl_weight > 0
+        self._among = among
+        self._policy = build_policy(self._model, config, keeps_reference, among)
+        self._sampler = Sampler(self._model, config.sampling)
+        self._begin_work(name)
+        self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
+        self._holds: WeightsVersion | None = None
+        self._set_aside: WeightState | None = None
+
+    def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
+        """Standbys only: become the worker of a place; arguments as of the constructor.
+
+        Raises:
+            StorageError: the history cannot be written.
+        """
+        self._history.close()
+        self._open_place(name, watches, history)
+        self._begin_work(name)
+        return self.ready()
+
+    def host_usage(self) -> HostUsage:
+        """What this process has taken of its machine so far; answers once the model is loaded."""
+        process = psutil.Process()
+        times = process.cpu_times()
+        return HostUsage(times.user + times.system, process.memory_info().rss)
+
+    def ready(self) -> WorkerReady:
+        """How old this process is and where it writes; answers once the model is loaded."""
+        history = None if self._history.path is None else str(self._history.path)
+        return WorkerReady(process_age_s(), socket.gethostname(), history)
+
+    def notice(self) -> Notice | None:
+        """The preemption notice that this machine is under; answers at once."""
+        return self._watch.notice if self._watch is not None else None
+
+    def load_weights(self, version: WeightsVersion, state: WeightState) -> str:
+        """Hold other weights; returns their digest as read back from the model.
+
+        On the trainer, weights other than its own are a visit (evaluating the moving average): its
+        own are set aside and come back with `use_training_weights`.
+        """
+        if self._trainer is not None and self._set_aside is None:
+            self._set_aside = self._policy.state()
+        self._samples.drop()  # half a sample with other weights would be of no use
+        self._policy.load(state)
+        self._holds = version
+        return weights_digest(self._policy.state())
+
+    def use_training_weights(self, version: WeightsVersion) -> str:
+        """Trainers only: hold their own weights again, which are of this version; returns their digest.
+
+        Several do this together, as all below that is for trainers.
+
+        Raises:
+            GroupBrokenError: if another one is gone.
+            TrainingError: if a weight is not finite; all refuse the same.
+        """
+        if self._set_aside is not None:
+            self._policy.load(self._set_aside)
+            self._set_aside = None
+        self._samples.drop()  # half a sample with other weights would be of no use
+        with exchanging(self._among):
+            self._policy.gather()
+        self._holds = version
+        state = self._policy.state()
+        refuse_not_finite(state, f"weights {version}")
+        return weights_digest(state)
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[GeneratedSample]:
+        """Generate with the weights that the requests name, in one go.
+
+        Raises:
+            RuntimeFailure: if the worker holds other weights.
+        """
+        self._refuse_other_weights(requests[0].weights)
+        return self._sampler.generate(requests)
+
+    def begin_samples(
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk:
+        """Begin a lease's samples with the weights held, and do their first denoising steps.
+
+        Samples begun before are dropped, as they are when other weights are loaded.
+
+        Args:
+            version: of the weights to generate with, from the first step to the last.
+            lease: its number.
+            work: what to begin with its noise, or the state to go on from, each; all of one kind and step.
+            steps: most denoising steps of this call.
+
+        Returns:
+            The states reached: go on with `advance_samples`. Or the finished samples.
+
+        Raises:
+            RuntimeFailure: if the worker holds other weights.
+        """
+        self._refuse_other_weights(version)
+        self._samples.begin(lease, work)
+        return self._samples.advance(lease, steps)
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk:
+        """Go on with the samples of a lease, by at most so many denoising steps.
+
+        Raises:
+            RuntimeFailure: if they are not in flight, and were not given up at a notice.
+        """
+        return self._samples.advance(lease, steps)
+
+    def degrees(self, up_to: int) -> tuple[int, ...]:
+        """By how many devices, up to a number, the model's sequences can be shared."""
+        return self._place.degrees(up_to)
+
+    def join_group(self, address: StoreAddress, group: WorkerGroup, timeout_s: float) -> None:
+        """Leave the group so far, and form another one with its other members.
+
+        Args:
+            address: of the driver's store, where they meet.
+            group: what they form; a group of one works alone.
+            timeout_s: longest wait for another member, should nobody break the group off.
+
+        Raises:
+            GroupBrokenError: if it was broken off before all were there.
+        """
+        self._samples.drop()
+        self._samples.company = None
+        self._samples.company = self._place.take(address, group, timeout_s)
+
+    def leave_group(self) -> None:
+        """Work alone from now on."""
+        self._samples.drop()
+        self._samples.company = None
+        self._place.leave()
+
+    def in_group(self, epoch: int, method: str, *args: Any) -> Any:
+        """Do what every member of a group does at the same time: one of the calls above.
+
+        Raises:
+            GroupBrokenError: if this worker is not in the group of that epoch any more, or it broke.
+        """
+        return self._place.together(epoch, lambda: getattr(self, method)(*args))
+
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
+        """Trainers only: take an iteration's training steps on their own weights.
+
+        Raises:
+            TrainingError: see `Trainer.train`; all trainers refuse the same.
+            GroupBrokenError: if another one is gone.
+        """
+        self.leave_group()
+        with exchanging(self._among):
+            report = self._the_trainer().train(samples)
+            self._policy.gather()
+        return report
+
+    def weights(self) -> WeightState:
+        """A copy of the weights held."""
+        return self._policy.state()
+
+    def average_weights(self) -> WeightState:
+        """Trainers only: the moving average of the trained weights; of several the first alone gives it."""
+        if self._trainer is None:
+            raise RuntimeFailure("this worker was not started as a trainer")
+        with exchanging(self._among):
+            state = self._trainer.average_state()
+        return state if self._leads else {}
+
+    def blobs(self) -> dict[str, bytes]:
+        """Trainers only: their complete state, for a checkpoint; of several the first alone gives it."""
+        with exchanging(self._among):
+            blobs = trainer_blobs(self._the_trainer())
+        return blobs if self._leads else {}
+
+    def restore(self, blobs: Mapping[str, bytes]) -> None:
+        """Go on from a checkpoint's state."""
+        self._set_aside = None
+        restore_trainer(self._the_trainer(), blobs)
+
+    def _open_place(self, name: str, watches: bool, history: HistoryPlace | None) -> None:
+        """Open the history of a place, and watch for its notices."""
+        self._history = HistoryLog.beside(history, name)
+        url = self._notice_url.replace(WORKER_IN_URL, name)
+        watched = watches and self._notices != "none"
+        self._watch = NoticeWatch(self._notices, url) if watched else None
+
+    def _begin_work(self, name: str) -> None:
+        """Begin the work of a place, without samples and in no group."""
+        noticed = self.notice if self._watch is not None else None
+        self._samples = SamplesInFlight(self._sampler, noticed, self._history, self._notices != "none")
+        self._place = GroupMembership(name, self._model)
+
+    @property
+    def _leads(self) -> bool:
+        return self._among is None or self._among.leads
+
+    def _refuse_other_weights(self, version: WeightsVersion) -> None:
+        if self._holds != version:
+            raise RuntimeFailure(f"worker holds weights {self._holds}, but {version} are asked for")
+        if not self._policy.is_whole:
+            raise RuntimeFailure(
+                f"worker holds its part of weights {version} alone; call use_training_weights first"
+            )
+
+    def _the_trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise RuntimeFailure("this worker was not started as a trainer")
+        if self._set_aside is not None:
+            raise RuntimeFailure(
+                "the trainer holds weights that are not its own; call use_training_weights first"
+            )
+        return self._trainer
+
+
+_: type[Worker] = DeviceWorker  # the type checker holds it to what the driver may ask

@@ -15,7 +15,7 @@ import numpy as np
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.selection import select
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 Table = Mapping[tuple[int, int], float]
 """What is learned from, of every candidate (prompt, seed index)."""

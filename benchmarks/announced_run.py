@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-import flows.command_line as command_line
+import flows.cli.command_line as command_line
 import flows.progress as progress
-from storage.records import IterationRecord
+from storage.database.records import IterationRecord
 
 
 class AnnouncingReporter(progress.Reporter):

@@ -35,7 +35,7 @@ from websockets.sync.connection import Connection
 
 from benchmarks.attacked_servers import training, unprotected
 from benchmarks.report import add_keep_option, finish
-from flows.server_note import living_server
+from flows.server.note import living_server
 from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 import httpx
 import psutil
 
+from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import Home
-from storage.run_store import RunStore
 from tests.running_up import ROOT, free_ports, wait_until
 
 _SETTINGS = ("iterations=1000", "runtime.spot_workers=1", "runtime.scorer_workers=1", "evaluation.every=0")
@@ -30,7 +30,7 @@ def training(home: Home) -> Iterator[psutil.Process]:
     log = home.path / "train.out"
     with log.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-m", "flows.command_line", *command],
+            [sys.executable, "-m", "flows.cli.command_line", *command],
             cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
     try:

@@ -25,9 +25,9 @@ from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
-from storage.config_loading import load_config
-from storage.run_prompts import load_run_prompts
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.prompts.of_a_run import load_run_prompts
 
 
 @dataclass

@@ -17,8 +17,8 @@ from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import SamplingConfig
-from storage.prompts import load_prompts
+from storage.config.run_config import SamplingConfig
+from storage.prompts.files import load_prompts
 
 
 @dataclass(frozen=True)

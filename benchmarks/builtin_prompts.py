@@ -15,7 +15,7 @@ from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
 from gpu_runtime.prompt_sets.geneval import as_lines, official_rows, training_rows
 from gpu_runtime.prompt_sets.signs import sign_lines
-from storage.prompts import BUILTIN_FOLDER
+from storage.prompts.files import BUILTIN_FOLDER
 
 GLYPHS_TRAIN = 1024
 GLYPHS_EVALUATE = 128

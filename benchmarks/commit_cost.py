@@ -22,8 +22,8 @@ from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
-from storage.run_prompts import load_run_prompts
+from storage.config.run_config import RunConfig
+from storage.prompts.of_a_run import load_run_prompts
 
 _WEIGHTS = WeightsVersion(0)
 _BATCHES_A_TURN = 4

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.learning_curve import Curve
 from benchmarks.report import RESULTS
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.home import Home
 
 KEPT = RESULTS / "curves"

@@ -41,10 +41,10 @@ from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.database.records import StateInterval
 from storage.environment import environment
-from storage.records import StateInterval
 
 _DEVICES = 4
 _SETTINGS = (

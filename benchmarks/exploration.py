@@ -32,8 +32,8 @@ from benchmarks.curve_store import CurveStore
 from benchmarks.exploration_summary import summarise
 from benchmarks.learning_curve import Curve, LearningCurve
 from benchmarks.report import add_keep_option, finish
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from storage.environment import environment
 
 FULL_SEEDS, FULL_EVERY = 3, 4

@@ -32,11 +32,11 @@ from gpu_runtime.pretraining.flow_matching import RECIPES, Pretraining
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from storage.environment import environment
 from storage.home import Home
-from storage.run_prompts import load_run_prompts
+from storage.prompts.of_a_run import load_run_prompts
 
 SUCCESS = (0.01, 0.05, 0.15, 0.30, 0.60)
 """Wanted exact matches before reinforcement learning."""

@@ -10,7 +10,7 @@ from typing import Any
 import scipy.stats
 
 from benchmarks.learning_curve import Curve, ModelledFleet
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 SMOOTH = 3
 """Evaluations in a running mean."""

@@ -18,7 +18,7 @@ from flows.disturbed_run import disturb, start
 from flows.run_identity import new_run_id
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, draw_faults
 from gpu_runtime.worker.history_tail import read_history
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home

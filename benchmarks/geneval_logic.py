@@ -28,7 +28,7 @@ from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
 from gpu_runtime.rewards.protocol import Score
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 METADATA = Path(__file__).resolve().parents[2] / "shared/benchmarks/geneval/evaluation_metadata.jsonl"
 _SIDE, _GAP = 40.0, 100.0

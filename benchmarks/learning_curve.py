@@ -28,8 +28,8 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
-from storage.run_prompts import load_run_prompts
+from storage.config.run_config import RunConfig
+from storage.prompts.of_a_run import load_run_prompts
 
 _OWN, _AVERAGE = WeightsVersion(0), WeightsVersion(0, averaged=True)
 """There is one worker, which always has the newest."""

@@ -24,7 +24,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsV
 from gpu_runtime.worker.protocol import WorkerReady
 from gpu_runtime.worker.samples_in_flight import SampleChunk
 from storage.clock import process_age_s
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 CALLS_A_ROUND = 2
 _STEPS = 10

@@ -23,8 +23,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.report import add_keep_option, finish
-from storage.config_loading import load_config
-from storage.database import Database
+from storage.config.loading import load_config
+from storage.database.database import Database
 from storage.home import Home
 
 _ONE_DEVICE = (
@@ -39,7 +39,7 @@ def bare(preset: str, iterations: int) -> tuple[list[float], str]:
     """Seconds of each iteration after the first, and the weights' digest."""
     code = (
         "import json, os, sys; from benchmarks.bare_loop import run;"
-        "from storage.config_loading import load_config;"
+        "from storage.config.loading import load_config;"
         "c = load_config(sys.argv[1], sys.argv[3:], os.environ); r = run(c, int(sys.argv[2]));"
         "print(json.dumps([r.iteration_s[1:], r.digest]))"
     )
@@ -57,7 +57,7 @@ def orchestrated(preset: str, iterations: int, settings: tuple[str, ...]) -> tup
         home = Home(Path(folder))
         sets = [item for value in (f"iterations={iterations}", *settings) for item in ("--set", value)]
         subprocess.run(
-            [sys.executable, "-m", "flows.command_line", "train", "--preset", preset,
+            [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", preset,
              "--run-id", "overhead", *sets],
             check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
         )  # fmt: skip

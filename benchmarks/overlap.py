@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.report import add_keep_option, finish
-from storage.database import Database
+from storage.database.database import Database
 from storage.home import Home
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
@@ -72,7 +72,7 @@ def measure(preset: str, iterations: int, strategy: str) -> Timings:
     sets = [item for value in values for item in ("--set", value)]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [sys.executable, "-m", "flows.command_line", "train", "--preset", preset,
+            [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", preset,
              "--run-id", "overlap", *sets],
             check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
         )  # fmt: skip

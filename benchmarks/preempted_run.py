@@ -25,9 +25,9 @@ from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.history_report import HistoryReport
 from gpu_runtime.spot.notices.simulated_service import PlayedNotices
 from gpu_runtime.worker.history_tail import read_history
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.config.runtime import WORKER_IN_URL
 from storage.errors import RuntimeFailure
-from storage.runtime_config import WORKER_IN_URL
 
 QUIET_ITERATIONS = 2
 """At the beginning of a disturbed run; the last of them says how fast it is."""

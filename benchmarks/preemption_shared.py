@@ -24,7 +24,7 @@ from benchmarks.preempted_run import Outcome, run
 from benchmarks.report import add_keep_option, finish
 from benchmarks.shared_samples import broken, compare, degrees_of
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, draw_faults
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.environment import environment
 
 _SETTINGS = (

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flows.prefect_pruning import prune
+from flows.server.pruning import prune
 from storage.home import Home
 
 _TIMES = {

@@ -23,7 +23,7 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.compiled_blocks import compile_blocks
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 TARGETS = (
     "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",

@@ -39,9 +39,9 @@ from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_history
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.clock import now
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.database.records import StandbyTime
 from storage.environment import environment
-from storage.records import StandbyTime
 
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=2",

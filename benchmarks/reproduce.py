@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import add_keep_option, finish
-from flows.local_server import LocalServer
+from flows.server.local_server import LocalServer
 from storage.home import Home
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ class Bench:
 
     def _run(self, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "flows.command_line", *arguments],
+            [sys.executable, "-m", "flows.cli.command_line", *arguments],
             cwd=ROOT, env=self._environment | environment, capture_output=True, text=True,
         )  # fmt: skip
 

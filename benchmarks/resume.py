@@ -27,10 +27,10 @@ from pathlib import Path
 import psutil
 
 from benchmarks.report import add_keep_option, finish
-from flows.local_server import SERVER_MODULE
+from flows.server.local_server import SERVER_MODULE
 from storage.checkpoints import CheckpointStore
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 
 ITERATIONS = 4
 _SETTINGS = (

@@ -27,13 +27,13 @@ from typing import Any
 
 from benchmarks.commit_cost import CommitCost, commit_cost
 from benchmarks.report import add_keep_option, finish
-from flows.chaos import chaos
-from storage.config import RunConfig
-from storage.config_loading import load_config
-from storage.database import Database
+from flows.cli.chaos import chaos
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.database.database import Database
+from storage.database.results import run_result
 from storage.home import Home
-from storage.ledger import Ledger, read_ledger
-from storage.results import run_result
+from storage.ledger.ledger import Ledger, read_ledger
 from tasks.replayed_trace import GENERATED, plan_trace, time_in_phases_s
 
 _SETTINGS = ("algorithm.prompts_per_iteration=8", "evaluation.every=0", "checkpoint.every=5",

@@ -21,8 +21,8 @@ from streamlit.testing.v1 import AppTest
 
 from benchmarks.report import add_keep_option, finish
 from benchmarks.ui_database import LARGE_RUN, Scale, row_counts, write_home
+from storage.database.run_store import RunStore
 from storage.home import HOME_VARIABLE, Home
-from storage.run_store import RunStore
 
 _SCREENS = Path(__file__).resolve().parents[1] / "ui" / "screens"
 _LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark

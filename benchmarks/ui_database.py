@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from storage.config import RunConfig
-from storage.record_writing import write_evaluation, write_iteration
-from storage.records import (
+from storage.config.run_config import RunConfig
+from storage.database.record_writing import write_evaluation, write_iteration
+from storage.database.records import (
     CandidateRecord,
     DeviceEvent,
     DeviceState,
@@ -31,7 +31,7 @@ from storage.records import (
     SampleRecord,
     StateInterval,
 )
-from storage.run_store import RunStore
+from storage.database.run_store import RunStore
 
 LARGE_RUN = "large"
 """Identifier of the run whose pages are rendered."""

@@ -22,11 +22,11 @@ from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.samples_in_flight import SampleChunk
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
-from storage.records import DeviceState
-from storage.run_prompts import load_run_prompts
+from storage.prompts.of_a_run import load_run_prompts
 
 STEP_S = (0.4, 0.4, 0.8, 1.2)
 """Seconds of a denoising step of a batch, a worker each: far more than the model takes for it."""

@@ -16,7 +16,7 @@ from prefect.runtime import flow_run
 
 import flows.progress as progress
 from flows.progress import Reporter
-from storage.records import IterationRecord
+from storage.database.records import IterationRecord
 
 
 class PrefectReporter(Reporter):

@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 
 from flows.progress import reporter
-from storage.config import RunConfig
-from storage.config_loading import load_config
-from storage.prompts import BUILTIN_PREFIX
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.prompts.files import BUILTIN_PREFIX
 
 
 def given_configuration(

@@ -15,16 +15,16 @@ from prefect import flow
 
 from flows.artifacts import name_flow_run, show_differences, show_result, shown_in_prefect
 from flows.cancellation import gone_soon_when_cancelled
+from flows.cli.recovery import run_to_resume
 from flows.configuration import given_configuration, run_preflight
 from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
-from flows.prefect_server import close_orphaned_flow_runs
-from flows.recovery import run_to_resume
 from flows.run_identity import check_run_id, new_run_id
+from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore, check_resumable
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
-from storage.run_store import RunStore, check_resumable
 
 
 @flow(name="post-train", persist_result=False)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flows.children import launch
 from flows.progress import reporter
-from flows.server_note import living_server
+from flows.server.children import launch
+from flows.server.note import living_server
+from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
-from storage.run_store import RunStore
 from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, simulated_notices
 
 if TYPE_CHECKING:  # it imports Ray
@@ -105,7 +105,7 @@ def start(home: Home, *arguments: str) -> subprocess.Popen[bytes]:
     It ends when this process does.
     """
     environment = os.environ | {HOME_VARIABLE: str(home.path)}
-    return launch([sys.executable, "-m", "flows.command_line", *arguments], environment, sys.stderr)
+    return launch([sys.executable, "-m", "flows.cli.command_line", *arguments], environment, sys.stderr)
 
 
 def _has_begun(home: Home, run_id: str) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 
 from prefect import flow
 
+from flows.cli.recovery import back_up
 from flows.progress import reporter
-from flows.recovery import back_up
 from flows.run_identity import new_run_id
-from storage.config import RunConfig
-from storage.evaluation_pairs import comparable, compare_evaluations
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.evaluations.pairs import comparable, compare_evaluations
 from storage.home import Home
-from storage.run_store import RunStore
 from tasks.evaluation import evaluate_weights, record_separately
 
 

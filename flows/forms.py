@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from storage.config_section import Section
+from storage.config.section import Section
 
 PresetName = Literal[
     "glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke",

@@ -18,17 +18,17 @@ from typing import Any
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from flows.cli.recovery import back_up
 from flows.progress import reporter
-from flows.recovery import back_up
 from flows.run_guard import RunGuard
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.results import evaluated_iterations, run_result
+from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
-from storage.results import evaluated_iterations, run_result
-from storage.run_store import RunRow, RunStore, check_resumable
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train

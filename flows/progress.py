@@ -7,7 +7,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from storage.records import EvaluationRecord, IterationRecord
+from storage.database.records import EvaluationRecord, IterationRecord
 
 
 class Reporter:

@@ -8,19 +8,19 @@ from typing import Any
 
 from prefect import flow
 
+from flows.cli.recovery import back_up
 from flows.configuration import run_preflight
 from flows.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
-from flows.recovery import back_up
 from flows.reproduction_inputs import config_again, find_reference
 from flows.run_identity import new_run_id
 from storage import clock
+from storage.database.run_store import RunStore
 from storage.errors import DriftError, SpotlightError
+from storage.evaluations.references import Reference, reference_of
+from storage.evaluations.reproductions import Reproduction, write_reproduction
 from storage.home import Home
-from storage.references import Reference, reference_of
-from storage.reproductions import Reproduction, write_reproduction
-from storage.run_store import RunStore
 from tasks.comparison import compare
 from tasks.reproduction import evaluate_again
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from flows.configuration import given_configuration, with_absolute_paths
 from flows.forms import ReproductionForm
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
-from storage.references import Reference, read_reference, reference_of
-from storage.reproductions import reference_run_of
-from storage.run_store import RunStore
+from storage.evaluations.references import Reference, read_reference, reference_of
+from storage.evaluations.reproductions import reference_run_of
 from tasks.prices import with_prices
 
 REFERENCE_FILE = ".json"

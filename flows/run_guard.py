@@ -110,9 +110,9 @@ def main() -> None:
     if ended is None:
         return
     # Only now: while it waits, this process takes no more memory than an empty interpreter.
+    from storage.database.run_store import RunStore
     from storage.errors import SpotlightError
     from storage.home import Home
-    from storage.run_store import RunStore
 
     reason = f"{' and then '.join(ended)} ended before it" if ended else "perhaps killed, or out of memory"
     done = ""

@@ -31,8 +31,8 @@ from gpu_runtime.rewards.protocol import Score, judged
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.protocol import Worker
-from storage.config import RunConfig
-from storage.records import (
+from storage.config.run_config import RunConfig
+from storage.database.records import (
     DeviceEvent,
     DeviceState,
     GroupRecord,
@@ -41,7 +41,7 @@ from storage.records import (
     StateInterval,
     StepTimeRecord,
 )
-from storage.run_prompts import load_run_prompts
+from storage.prompts.of_a_run import load_run_prompts
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What a run is asked for and what it leaves behind; free of torch, Ray, Prefect and Streamlit."""

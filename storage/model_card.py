@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from storage.run_store import RunRow
+from storage.database.run_store import RunRow
 
 
 def model_card(
@@ -16,7 +16,7 @@ def model_card(
 
     Args:
         row: the run.
-        result: of `storage.results.run_result`.
+        result: of `storage.database.results.run_result`.
         iteration: after which the weights were saved.
         evaluated: iteration of the run's last evaluation; None before the first.
         usage: how the weights are loaded, Markdown.

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.clock import now
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import RunStatus
 from storage.errors import SpotlightError
 from storage.home import Home
-from storage.records import RunStatus
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -19,13 +19,13 @@ from gpu_runtime.scheduling.history_check import HistoryReport, check_history
 from gpu_runtime.spot.notices.simulated_service import PlayedNotices
 from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
-from storage.database import Database
+from storage.config.run_config import RunConfig
+from storage.config.runtime import WORKER_IN_URL
+from storage.database.database import Database
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.ledger import read_ledger
-from storage.run_store import RunStore
-from storage.runtime_config import WORKER_IN_URL
+from storage.ledger.ledger import read_ledger
 from storage.text import read_text_file
 
 GRACES_S = (3.0, 5.0, 8.0)

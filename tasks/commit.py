@@ -12,7 +12,7 @@ from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
-from storage.records import (
+from storage.database.records import (
     EvaluationImage,
     EvaluationRecord,
     IterationRecord,

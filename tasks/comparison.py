@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from storage.references import HeldOut, Reference
-from storage.reproductions import Verdict
+from storage.evaluations.references import HeldOut, Reference
+from storage.evaluations.reproductions import Verdict
 
 _DEVICE = ("machine", "processor", "accelerators")
 _DATA = "digest "

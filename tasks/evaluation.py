@@ -15,13 +15,13 @@ from gpu_runtime.rewards.protocol import part_means
 from gpu_runtime.runtime import Evaluation, Runtime
 from storage.checkpoints import CheckpointStore
 from storage.clock import now
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.environment import environment
 from storage.errors import CheckpointError
-from storage.evaluation_figures import figures_of
+from storage.evaluations.figures import figures_of
+from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
-from storage.prompts import PromptRecord
-from storage.separate_evaluations import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.prompts.files import PromptRecord
 from storage.tracking import Tracker
 from tasks.image_folder import write_images
 from tasks.inputs import input_digests

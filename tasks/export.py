@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.results import evaluated_iterations, run_result
+from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.model_card import model_card
 from storage.new_folder import claim_folder
-from storage.results import evaluated_iterations, run_result
-from storage.run_store import RunStore
 
 if TYPE_CHECKING:
     from gpu_runtime.learning.policy import WeightState

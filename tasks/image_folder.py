@@ -17,7 +17,7 @@ from PIL import Image
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from storage.errors import StorageError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 
 def write_images(folder: Path, samples: Sequence[GeneratedSample], prompts: Sequence[PromptRecord]) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gpu_runtime.models.model_files import model_files
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.prompts import prompt_files
+from storage.prompts.files import prompt_files
 
 _SHOWN = 12
 """Digits of a digest in a message."""

@@ -22,10 +22,10 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
-from storage.prompts import PromptRecord
-from storage.sequence_parallel_config import AUTO
+from storage.prompts.files import PromptRecord
 from tasks.quick_checks import check_inputs, naming, prompt_settings
 
 _ENCODED_AT_ONCE = 256

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_runtime.spot.prices.files import read_prices
 from gpu_runtime.spot.prices.known_prices import known_prices
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PriceNotFoundError
 
 _CARRIED = "builtin:known"

@@ -12,10 +12,10 @@ from gpu_runtime.exploration.explorer import build_explorer
 from gpu_runtime.models.embedded_folder import resolve_folder
 from gpu_runtime.models.hub_folder import find_folder
 from gpu_runtime.rewards.needs import check_folders, check_prompt
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError
-from storage.prompts import PromptRecord
-from storage.run_prompts import load_run_prompts
+from storage.prompts.files import PromptRecord
+from storage.prompts.of_a_run import load_run_prompts
 
 _MOST_PROCESSES_A_CORE = 8
 """Of workers, or of scorers, on this machine: with more, they wait for one another until leases end."""

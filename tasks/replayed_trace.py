@@ -14,7 +14,7 @@ from gpu_runtime.spot.traces.replay import Replay, thinned
 from gpu_runtime.spot.traces.summary import summarise
 from gpu_runtime.spot.traces.trace import Trace
 from gpu_runtime.worker.history_tail import read_history
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TraceError
 from storage.home import Home
 from tasks.chaos import refuse_unfit

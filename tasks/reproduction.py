@@ -10,11 +10,11 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.environment import environment
 from storage.errors import CheckpointError
+from storage.evaluations.references import HeldOut, Reference
 from storage.home import Home
-from storage.references import HeldOut, Reference
 from tasks.inputs import input_digests
 
 

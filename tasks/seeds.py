@@ -13,7 +13,7 @@ from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
-from storage.records import CandidateRecord, SampleImage
+from storage.database.records import CandidateRecord, SampleImage
 from tasks.session import Session
 
 _THUMBNAIL_SIDE = 256

@@ -17,12 +17,12 @@ from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import IterationRecord, RunStatus, record_from_json
+from storage.database.results import last_recorded_at
+from storage.database.run_store import RunStore
 from storage.errors import CheckpointError
 from storage.home import Home
-from storage.records import IterationRecord, RunStatus, record_from_json
-from storage.results import last_recorded_at
-from storage.run_store import RunStore
 from storage.tracking import FLUSH_WAIT_S, Tracker
 
 CANCELLED_FLUSH_S = 3.0

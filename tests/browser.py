@@ -64,7 +64,7 @@ def dashboard(home: Path, log: Path, port: int | None = None) -> Iterator[Dashbo
     url = f"http://127.0.0.1:{port}"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "flows.command_line", "ui", "--port", str(port)],
+            [sys.executable, "-m", "flows.cli.command_line", "ui", "--port", str(port)],
             cwd=ROOT, env=os.environ | {"SPOTLIGHT_HOME": str(home)},
             stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from storage.database import Database
+from storage.database.database import Database
 from storage.errors import DatabaseDamagedError
 
 BLOCK_BYTES = 262_144

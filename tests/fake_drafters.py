@@ -22,9 +22,9 @@ from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import ImageScorer, Worker
 from gpu_runtime.worker.samples_in_flight import SampleChunk
+from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
-from storage.prompts import PromptRecord
-from storage.records import DeviceState
+from storage.prompts.files import PromptRecord
 
 R = TypeVar("R")
 

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 
-from flows.prefect_server import close_orphaned_flow_runs, prefect_server
+from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
 from storage.home import Home
 
 

@@ -14,7 +14,7 @@ from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.models.families import family_of
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from tests.tiny_pipelines import SIDE
 
 PROMPTS = ("a cat", 'a red sign that says "K7B"', "a blue dog on a wall", 'two signs, "A" and "BB"')

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from flows.server_process import main
+from flows.server.process import main
 from storage.home import Home
 
 MODULE = "tests.plain_server"

@@ -37,10 +37,10 @@ from typing import Any
 import typer.main
 
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import RunStatus
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.records import RunStatus
-from storage.run_store import RunStore
 
 LIST = Path(__file__).with_name("bad_inputs.jsonl")
 HEAVY = ("torch", "diffusers", "ray", "prefect", "mlflow", "transformers", "pandas", "streamlit", "peft")
@@ -165,7 +165,7 @@ def _limit(limit_s: int) -> Iterator[None]:
 
 def _call(arguments: list[str]) -> int:
     """Do what is asked for, as the entry point does; its exit code."""
-    from flows.command_line import main
+    from flows.cli.command_line import main
 
     try:
         sys.argv = ["spotlight", *arguments]

@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import psutil
 
-from flows.server_note import living_server
-from flows.server_password import home_password
-from flows.up_state import left_of, read_state
+from flows.server.note import living_server
+from flows.server.password import home_password
+from flows.server.up_state import left_of, read_state
 from storage.home import Home
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,7 +45,7 @@ def free_ports() -> tuple[int, int]:
 def spotlight(home: Home, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command, run to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "flows.command_line", *arguments],
+        [sys.executable, "-m", "flows.cli.command_line", *arguments],
         cwd=ROOT, env=_environment(home), capture_output=True, text=True, timeout=PATIENCE_S, umask=0o022,
     )  # fmt: skip
 
@@ -74,7 +74,7 @@ class RunningUp:
         ports = ("--server-port", str(server_port), "--ui-port", str(ui_port))
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.command_line", "up", *ports, *options],
+                [sys.executable, "-m", "flows.cli.command_line", "up", *ports, *options],
                 cwd=ROOT, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 umask=0o022,
             )  # fmt: skip

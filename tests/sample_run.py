@@ -6,8 +6,8 @@ import os
 import random
 import time
 
-from storage.config import RunConfig
-from storage.records import (
+from storage.config.run_config import RunConfig
+from storage.database.records import (
     DeviceState,
     EvaluationImage,
     EvaluationRecord,
@@ -17,7 +17,7 @@ from storage.records import (
     SampleRecord,
     StateInterval,
 )
-from storage.run_store import RunStore
+from storage.database.run_store import RunStore
 from tests.sample_pictures import png
 from tests.sample_seeds import explored, mark_as_exploring
 

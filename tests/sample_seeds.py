@@ -11,8 +11,8 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
-from storage.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
-from storage.run_store import RunStore
+from storage.database.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
+from storage.database.run_store import RunStore
 from tests.sample_pictures import png
 
 GROUP = 16

@@ -8,7 +8,7 @@ from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 def make_config(**exploration) -> RunConfig:

@@ -13,7 +13,7 @@ from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from tests.tiny_model import TinyModel
 
 # Prompts of different lengths, so that text masks differ; the last one fills the text.

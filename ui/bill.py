@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 
 ASSUMPTION = (
     "Assumption: the same devices for the same seconds, each spot second at the reserved price of this run. "

@@ -18,7 +18,7 @@ def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure
     """The held-out curves of several runs.
 
     Args:
-        courses: as `storage.comparison_queries.score_courses` gives them.
+        courses: as `storage.database.queries.comparisons.score_courses` gives them.
         run_ids: in the order of the legend; at most as many as there are colours.
         measure: which figure.
         over: what runs along the bottom.

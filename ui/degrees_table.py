@@ -12,7 +12,7 @@ def show_degrees(degrees: pd.DataFrame) -> None:
     """The degree that devices worked at longest, and what a denoising step took at each.
 
     Args:
-        degrees: of a run, with at least one row; see storage/device_queries.py for the columns.
+        degrees: of a run, with at least one row; see storage/database/queries/devices.py for the columns.
     """
     most = degrees.loc[degrees["share"].idxmax()]
     count, share = int(most["degree"]), float(most["share"])

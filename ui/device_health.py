@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from storage.ledger import MOST_UNACCOUNTED
+from storage.ledger.ledger import MOST_UNACCOUNTED
 from ui.findings import Evidence, Finding, Rule
 from ui.formatting import percent, short_duration, usd
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from ui.run_view import RunView
 
 Level = Literal["act", "look", "fine", "unknown"]

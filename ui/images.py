@@ -36,7 +36,7 @@ def show_images(images: pd.DataFrame) -> None:
     """Show the gallery as a grid of pairs.
 
     Args:
-        images: as `storage.queries.images_before_after` gives it.
+        images: as `storage.database.queries.runs.images_before_after` gives it.
     """
     if images.empty:
         st.caption("Images appear with the first evaluation (setting `evaluation.gallery` says how many).")
@@ -51,7 +51,7 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
     """Show a prompt's best and worst sample side by side, a card an iteration.
 
     Args:
-        images: as `storage.seed_queries.best_and_worst` gives it, of one prompt.
+        images: as `storage.database.queries.seeds.best_and_worst` gives it, of one prompt.
     """
     cards = []
     for iteration, part in images.groupby("iteration", sort=False):
@@ -64,7 +64,7 @@ def course_html(images: pd.DataFrame) -> str:
     """A card a prompt, in it its pictures over the iterations; a click enlarges one, another shrinks it.
 
     Args:
-        images: as `storage.image_queries.pictures` gives it.
+        images: as `storage.database.queries.images.pictures` gives it.
     """
     cards = []
     for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
@@ -92,7 +92,7 @@ def gallery_html(images: pd.DataFrame) -> str:
     """The pairs before and after, as a grid; for a page without Streamlit.
 
     Args:
-        images: as `storage.queries.images_before_after` gives it, at least one.
+        images: as `storage.database.queries.runs.images_before_after` gives it, at least one.
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]

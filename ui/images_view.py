@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage import image_queries
-from storage.database import Database
+from storage.database.database import Database
+from storage.database.queries import images as image_queries
 from storage.home import Home
 
 Image = tuple[int, int]
@@ -22,7 +22,7 @@ class Pictured:
     """The images that have pictures, and the evaluations that do.
 
     Attributes:
-        images: as `storage.image_queries.pictured_images` gives them.
+        images: as `storage.database.queries.images.pictured_images` gives them.
         evaluations: iterations in order; 0 is before training.
     """
 
@@ -48,7 +48,7 @@ def load_pictured(home: Path, run_id: str, newest: float) -> Pictured:
 def load_pictures(
     home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], newest: float
 ) -> pd.DataFrame:
-    """The pictures of some images at some evaluations; see `storage.image_queries.pictures`.
+    """The pictures of some images at some evaluations; see `storage.database.queries.images.pictures`.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.

@@ -14,11 +14,11 @@ from pathlib import Path
 import duckdb
 import pandas as pd
 
-from storage import queries
-from storage.config_loading import differences
+from storage.config.loading import differences
+from storage.database.queries import runs as queries
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import Home
-from storage.run_store import RunStore
 from ui.bill import ASSUMPTION, bill_by_phase, bill_entries, on_demand_cost
 from ui.charts import cost_chart, on_demand_chart, phase_chart, score_chart, state_chart
 from ui.device_health import DEVICE_RULES

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage import queries
-from storage.database import Database
+from storage.database.database import Database
+from storage.database.queries import runs as queries
+from storage.database.run_store import RunRow, RunStore, run_is_alive
 from storage.home import Home
-from storage.run_store import RunRow, RunStore, run_is_alive
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""
@@ -42,7 +42,7 @@ class Change:
 
 @dataclass(frozen=True)
 class RunView:
-    """One run's frames; see storage/queries.py for their columns.
+    """One run's frames; see storage/database/queries/runs.py for their columns.
 
     Attributes:
         alive: whether its process is still there.

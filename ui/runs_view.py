@@ -8,8 +8,8 @@ import duckdb
 import pandas as pd
 import streamlit as st
 
-from storage import comparison_queries
-from storage.database import Database
+from storage.database.database import Database
+from storage.database.queries import comparisons as comparison_queries
 from storage.home import Home
 from ui.run_view import CACHE_S
 
@@ -19,7 +19,7 @@ MOST_RUNS = 200
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_table(home: Path) -> pd.DataFrame:
-    """The latest runs; see `storage.comparison_queries.run_table` for the columns.
+    """The latest runs; see `storage.database.queries.comparisons.run_table` for the columns.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
@@ -30,7 +30,7 @@ def load_table(home: Path) -> pd.DataFrame:
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
 def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
-    """The held-out scores of several runs; see `storage.comparison_queries.score_courses`.
+    """The held-out scores of several runs; see `storage.database.queries.comparisons.score_courses`.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.

@@ -18,7 +18,7 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
     The interval is Student's, so with two runs it is wide; it is cut at 0 and 1, where scores end.
 
     Args:
-        courses: as `storage.comparison_queries.score_courses` gives them, of runs of different seeds.
+        courses: as `comparisons.score_courses` gives them, of runs of different seeds.
         measure: which figure.
 
     Returns:

@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from storage import queries, seed_queries
-from storage.database import Database
+from storage.database.database import Database
+from storage.database.queries import runs as queries
+from storage.database.queries import seeds as seed_queries
 from storage.home import Home
 from ui.run_view import RunView
 
@@ -30,7 +31,7 @@ class Pairs:
     """Stale against fresh scores of some iterations.
 
     Attributes:
-        counts: as `storage.seed_queries.pair_counts` gives them.
+        counts: as `storage.database.queries.seeds.pair_counts` gives them.
         iterations: those that were looked at.
     """
 
@@ -40,7 +41,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class SeedsView:
-    """A run's frames; see storage/seed_queries.py for their columns.
+    """A run's frames; see storage/database/queries/seeds.py for their columns.
 
     Attributes:
         pairs: of all iterations.

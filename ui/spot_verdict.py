@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from storage.ledger import MOST_UNACCOUNTED, Ledger
+from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
 from ui.formatting import figure as as_figure
 from ui.formatting import markdown_text, moment, percent, short_duration, usd
 from ui.headline import show_tile

@@ -9,10 +9,10 @@ import duckdb
 import pandas as pd
 import streamlit as st
 
-from storage import device_queries
-from storage.database import Database
+from storage.database.database import Database
+from storage.database.queries import devices as device_queries
 from storage.home import Home
-from storage.ledger import Ledger, read_ledger
+from storage.ledger.ledger import Ledger, read_ledger
 from ui.run_view import RunView
 
 MOST_INTERVALS = 3000
@@ -25,7 +25,7 @@ _MOST_BARS = 100  # of a market's utilisation
 
 @dataclass(frozen=True)
 class SpotView:
-    """A run's account and frames; see storage/device_queries.py for the columns.
+    """A run's account and frames; see storage/database/queries/devices.py for the columns.
 
     Attributes:
         iterations: those with recorded device time, in order; 0 is the evaluation before training.
@@ -38,7 +38,7 @@ class SpotView:
 
 @dataclass(frozen=True)
 class DeviceCourse:
-    """What the devices did in some iterations; see storage/device_queries.py for the columns."""
+    """What the devices did in some iterations; see storage/database/queries/devices.py for the columns."""
 
     intervals: pd.DataFrame
     events: pd.DataFrame

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from gpu_runtime.cluster.protocol import Cluster
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 def build_cluster(config: RunConfig) -> Cluster:

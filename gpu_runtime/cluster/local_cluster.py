@@ -18,9 +18,9 @@ from gpu_runtime.cluster.fork_client import ForkedProcess, fork, start_fork_serv
 from gpu_runtime.cluster.local_worker import Answer, Surroundings
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.shared_values import SharedValue
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import Market
 from storage.errors import ConfigurationError, WorkerLostError
-from storage.records import Market
 
 _END_S = 30.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from storage.records import Market
+from storage.database.records import Market
 
 WorkerT = TypeVar("WorkerT")
 WorkerT_co = TypeVar("WorkerT_co", covariant=True)

@@ -21,7 +21,7 @@ from gpu_runtime.diffusion.noise import NoiseStream, Purpose, integers, normal
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import SamplingConfig
+from storage.config.run_config import SamplingConfig
 from storage.errors import NonFiniteError
 
 

@@ -22,7 +22,7 @@ from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 
 @dataclass(frozen=True)

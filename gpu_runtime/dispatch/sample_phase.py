@@ -12,7 +12,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
-from storage.config import SamplingConfig
+from storage.config.run_config import SamplingConfig
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from storage.config import RunConfig
-from storage.prompts import PromptRecord
+from storage.config.run_config import RunConfig
+from storage.prompts.files import PromptRecord
 
 _IMAGES_A_CALL = 8
 """Half a rollout's: near the window's end an early answer is worth more than a cheap one."""

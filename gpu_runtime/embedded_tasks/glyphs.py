@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from gpu_runtime.embedded_tasks.protocol import is_held_out
 from storage.errors import ConfigurationError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 CHARACTERS = string.ascii_uppercase + string.digits
 LENGTH = 3

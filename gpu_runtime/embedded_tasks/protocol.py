@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 
 class EmbeddedTask(Protocol):

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from gpu_runtime.embedded_tasks.protocol import is_held_out
 from storage.errors import ConfigurationError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 CLASSES = {"circle": "circles", "square": "squares", "triangle": "triangles", "cross": "crosses"}
 """Singular to plural."""

@@ -20,9 +20,9 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompt
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 _MOST_ROUNDS = 16
 """Rounds that an iteration's drafts are planned in; more learn little more."""

@@ -9,7 +9,7 @@ from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.fidelity import FULL
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.staleness import Agreement
-from storage.exploration_config import ExplorationConfig
+from storage.config.exploration import ExplorationConfig
 
 MONITOR_ROUND = -1
 """The round of a candidate that the staleness monitor scored again."""

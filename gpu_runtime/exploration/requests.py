@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 
 def rollout_requests(

@@ -29,9 +29,9 @@ from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage.clock import now, process_clock
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
 from storage.errors import WorkerLostError
-from storage.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
 
 
 class Fleet:

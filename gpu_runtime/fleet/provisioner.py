@@ -18,9 +18,9 @@ from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from gpu_runtime.worker.training_membership import TrainingMembership
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import Market
 from storage.errors import RuntimeFailure, WorkerLostError
-from storage.records import Market
 
 Arrival = tuple[Device, "Future[WorkerReady]"]
 """A worker, and what it says once it has loaded."""

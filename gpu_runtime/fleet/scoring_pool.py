@@ -18,9 +18,9 @@ from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import ImageScorer
 from gpu_runtime.worker.scoring_worker import ScoringWorker
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 _IMAGES_A_CALL = 16
 _DEATHS_ALLOWED = 3

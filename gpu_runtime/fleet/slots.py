@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage.config.runtime import RuntimeConfig
+from storage.database.records import Market
 from storage.errors import ConfigurationError
-from storage.records import Market
-from storage.runtime_config import RuntimeConfig
 
 _MOST_PAUSE = 32
 """Phases at most between two starts of a worker that ends while it loads, again and again."""

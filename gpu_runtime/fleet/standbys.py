@@ -16,9 +16,9 @@ from gpu_runtime.fleet.slots import pause
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import HostUsage, Worker
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import Market, StandbyEnd, StandbyTime
 from storage.errors import SpotlightError
-from storage.records import Market, StandbyEnd, StandbyTime
 
 
 @dataclass(eq=False)

@@ -11,9 +11,9 @@ from gpu_runtime.groups.measured_fleet import MeasuredFleet
 from gpu_runtime.groups.sharing import Sharing
 from gpu_runtime.groups.step_times import RequestClass, StepTimeTable
 from gpu_runtime.scheduling.requests import WeightsVersion
-from storage.config import RunConfig
-from storage.records import StepTimeRecord
-from storage.sequence_parallel_config import AUTO
+from storage.config.run_config import RunConfig
+from storage.config.sequence_parallel import AUTO
+from storage.database.records import StepTimeRecord
 
 
 class MeasuredSharing(Sharing):

@@ -13,9 +13,9 @@ from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import GroupRecord
 from storage.errors import ConfigurationError, WorkerLostError
-from storage.records import GroupRecord
 
 
 class Sharing:

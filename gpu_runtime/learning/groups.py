@@ -11,7 +11,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.learning.advantages import Advantages, group_advantages
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.rewards.protocol import Score
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import RewardError
 
 _NO_POOL = (math.nan, math.nan)

@@ -12,7 +12,7 @@ from gpu_runtime.learning.grpo import policy_loss
 from gpu_runtime.learning.objective import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.stochastic_steps import StochasticSteps
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 class GrpoObjective:

@@ -20,7 +20,7 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.stochastic_steps import StochasticSteps
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import SampleRequest
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 class NftObjective:

@@ -11,7 +11,7 @@ import torch
 
 from gpu_runtime.learning.sharding import held_part
 from gpu_runtime.models.protocol import DiffusionModel
-from storage.config import AdaptationConfig
+from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError, TrainingError
 
 WeightState = dict[str, np.ndarray]

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.sharding import gathered_like, held_part, sharded_like
 from gpu_runtime.models.protocol import DiffusionModel
-from storage.config import AdaptationConfig
+from storage.config.run_config import AdaptationConfig
 
 
 class ShardedPolicy(Policy):

@@ -16,7 +16,7 @@ from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.objective import BatchTerms, TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 class ShardedTrainer(Trainer):

@@ -13,7 +13,7 @@ from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, tran
 from gpu_runtime.learning.objective import Row, TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.protocol import Conditioning
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)

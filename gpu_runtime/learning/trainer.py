@@ -21,7 +21,7 @@ from gpu_runtime.learning.nft_objective import NftObjective
 from gpu_runtime.learning.objective import BatchTerms, Objective, TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.sharding import gathered, held_part
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.models.protocol import DiffusionModel
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 class EmbeddedOutline:

@@ -15,8 +15,8 @@ from transformers import CLIPTextModel, T5EncoderModel
 from gpu_runtime.models.pipeline_folder import PipelineFolder
 from gpu_runtime.models.pipeline_model import PipelineModel, unpacked
 from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
-from storage.model_config import ModelConfig
 
 
 class FluxModel(PipelineModel):

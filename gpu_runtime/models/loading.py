@@ -10,7 +10,7 @@ import torch
 from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.models.embedded_outline import EmbeddedOutline
 from gpu_runtime.models.protocol import DiffusionModel
-from storage.config import ModelConfig, RunConfig
+from storage.config.run_config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError
 
 

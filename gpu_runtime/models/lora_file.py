@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from storage.config import AdaptationConfig
+from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError
 
 LORA_FILE = "pytorch_lora_weights.safetensors"

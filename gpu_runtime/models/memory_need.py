@@ -10,8 +10,8 @@ import torch
 from gpu_runtime.models.pipeline_folder import PipelineFolder
 from gpu_runtime.models.pipeline_model import PipelineModel, dtype_on
 from gpu_runtime.models.work_need import WorkNeed
+from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
-from storage.model_config import ModelConfig
 
 GIB = 2**30
 _FLOAT32 = 4

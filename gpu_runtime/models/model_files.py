@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_runtime.models.embedded_folder import FILES, resolve_folder
-from storage.model_config import ModelConfig
+from storage.config.model import ModelConfig
 
 
 def model_files(config: ModelConfig) -> list[Path]:

@@ -21,8 +21,8 @@ from gpu_runtime.models.finite_numbers import checked_pixels
 from gpu_runtime.models.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
 from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
 from storage.errors import ConfigurationError
-from storage.model_config import ModelConfig
 
 OWN_SIDE = 512
 """Height and width in pixels where none are set."""

@@ -14,9 +14,9 @@ from gpu_runtime.models.pipeline_folder import PipelineFolder
 from gpu_runtime.models.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
 from gpu_runtime.models.work_need import WorkNeed
-from storage.config import RunConfig
+from storage.config.model import ModelConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
-from storage.model_config import ModelConfig
 
 _UNMASKED_KERNELS = ("flash", "_flash_3", "sage", "_native_flash")
 

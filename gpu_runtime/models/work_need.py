@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from storage.config import AdaptationConfig, RunConfig
+from storage.config.run_config import AdaptationConfig, RunConfig
 
 _FLOAT32 = 4
 _STACKS = ("transformer_blocks", "single_transformer_blocks", "layers")

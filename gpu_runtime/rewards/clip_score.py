@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.protocol import Score
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 WEIGHT = 2.5
 """Brings the cosines that occur, of 0 to 0.4, to a range of 0 to 1."""

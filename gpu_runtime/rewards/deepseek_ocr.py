@@ -23,7 +23,7 @@ from gpu_runtime.rewards.ocr import ocr_reward
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.quoted_text import normalise, target_text
 from storage.errors import ModelError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 ASKED = "<image>\nFree OCR."
 """What the model is asked; it was trained to answer with the text alone."""

@@ -14,7 +14,7 @@ from gpu_runtime.prompt_sets.geneval_words import RELATIONS
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 DEAD_ZONE = 0.1
 """Part of the two boxes' summed size that an offset must exceed before it counts."""
@@ -50,7 +50,7 @@ def check_row(
     """Refuse a GenEval row that no image could fulfil.
 
     Args:
-        prompt: a prompt with its row, whose form `storage.prompts` has checked.
+        prompt: a prompt with its row, whose form `storage.prompts.files` has checked.
         classes: what can be detected.
         colours: those that are told apart.
         most_objects: how many objects an image has room for.

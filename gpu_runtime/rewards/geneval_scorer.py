@@ -16,7 +16,7 @@ from gpu_runtime.prompt_sets.geneval_words import COLOURS
 from gpu_runtime.rewards.detection import ColourClassifier, Detection, ObjectDetector
 from gpu_runtime.rewards.geneval import check_row, judge
 from gpu_runtime.rewards.protocol import Score, SupportsTo
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 LEAST_CONFIDENCE = 0.3
 LEAST_CONFIDENCE_COUNTING = 0.9

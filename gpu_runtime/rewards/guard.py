@@ -9,7 +9,7 @@ import numpy as np
 
 from gpu_runtime.rewards.protocol import BatchScorer, Score, Scorer
 from storage.errors import RewardError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 
 def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:

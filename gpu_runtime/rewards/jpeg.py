@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from gpu_runtime.rewards.protocol import Score
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 QUALITY = 95
 

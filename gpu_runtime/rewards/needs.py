@@ -8,8 +8,8 @@ from gpu_runtime.embedded_tasks import shapes
 from gpu_runtime.models.hub_folder import local_folder
 from gpu_runtime.rewards.geneval import check_row, included
 from gpu_runtime.rewards.quoted_text import target_text
-from storage.prompts import PromptRecord
-from storage.reward_config import RewardConfig
+from storage.config.reward import RewardConfig
+from storage.prompts.files import PromptRecord
 
 _OF_PROMPTS: Mapping[str, Callable[[PromptRecord], object]] = {
     "ocr": lambda prompt: target_text(prompt.text),

@@ -12,7 +12,7 @@ from rapidocr import RapidOCR
 
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.quoted_text import normalise, target_text
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 _ENGINE_PARAMETERS = {
     "Global.log_level": "error",

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.protocol import Score
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 BEST = 26.0
 """What the score is divided by, as Flow-GRPO does; good pictures are at 21 to 24, none is known above."""

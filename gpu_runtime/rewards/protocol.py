@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 
 @dataclass(frozen=True)

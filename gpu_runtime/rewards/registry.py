@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpu_runtime.rewards.protocol import Scorer
+from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError
-from storage.reward_config import RewardConfig
 
 
 def _ocr(settings: RewardConfig) -> Scorer:

@@ -22,9 +22,9 @@ import numpy as np
 from PIL import Image
 
 from gpu_runtime.rewards.protocol import Score
+from storage.config.reward import RemoteConfig
 from storage.errors import ConfigurationError, RewardError
-from storage.prompts import PromptRecord
-from storage.reward_config import RemoteConfig
+from storage.prompts.files import PromptRecord
 
 _LONGEST_WAIT_S = 60.0
 _MOST_BYTES = 16 * 2**20

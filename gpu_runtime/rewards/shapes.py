@@ -11,7 +11,7 @@ from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, MOST
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.geneval import check_row, judge
 from gpu_runtime.rewards.protocol import Score
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 _ZOOM = 4
 """The picture is enlarged so that an edge can lie between two pixels."""

@@ -8,9 +8,9 @@ import numpy as np
 
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo
+from storage.config.reward import WITHOUT_VERDICT
 from storage.errors import ConfigurationError, RewardError
-from storage.prompts import PromptRecord
-from storage.reward_config import WITHOUT_VERDICT
+from storage.prompts.files import PromptRecord
 
 
 class WeightedSum:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_runtime.spot.notices.notice import Notice
     from gpu_runtime.worker.history_log import HistoryPlace
     from gpu_runtime.worker.samples_in_flight import SampleChunk
-    from storage.prompts import PromptRecord
+    from storage.prompts.files import PromptRecord
 
 
 @dataclass(frozen=True)

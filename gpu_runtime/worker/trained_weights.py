@@ -7,7 +7,7 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.worker.training_membership import TrainingMembership
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 
 
 def build_policy(

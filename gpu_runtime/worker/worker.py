@@ -31,9 +31,9 @@ from gpu_runtime.worker.samples_in_flight import SampleChunk, SamplesInFlight
 from gpu_runtime.worker.trained_weights import build_policy, build_trainer
 from gpu_runtime.worker.training_membership import TrainingMembership, exchanging
 from storage.clock import process_age_s
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.config.runtime import WORKER_IN_URL
 from storage.errors import RuntimeFailure
-from storage.runtime_config import WORKER_IN_URL
 
 
 class DeviceWorker:

@@ -159,7 +159,7 @@ def test_ending_the_command_ends_the_server(tmp_path: Path):
 def test_the_port_of_another_is_refused(url: str):
     port = url.rsplit(":", 1)[1]
     answer = subprocess.run(
-        [sys.executable, "-m", "flows.command_line", "ui", "--port", port],
+        [sys.executable, "-m", "flows.cli.command_line", "ui", "--port", port],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert answer.returncode == 2

@@ -12,10 +12,10 @@ import duckdb
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from storage.config import RunConfig
-from storage.database import Database
+from storage.config.run_config import RunConfig
+from storage.database.database import Database
+from storage.database.run_store import RunStore
 from storage.errors import StorageError
-from storage.run_store import RunStore
 from tests.dashboard_page import UI, opened_page
 from tests.sample_run import evaluation_record, iteration_record
 from tests.sample_seeds import explored, mark_as_exploring
@@ -102,7 +102,7 @@ def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunSt
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "report.html"
     answer = subprocess.run(
-        [sys.executable, "-m", "flows.command_line", "report", "../../secret.txt", "--out", str(out)],
+        [sys.executable, "-m", "flows.cli.command_line", "report", "../../secret.txt", "--out", str(out)],
         cwd=UI.parent, capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
@@ -131,7 +131,7 @@ def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunSt
 )
 def test_a_report_that_cannot_be_written_says_why(hostile: RunStore, arguments: list[str], words: str):
     answer = subprocess.run(
-        [sys.executable, "-m", "flows.command_line", "report", *arguments],
+        [sys.executable, "-m", "flows.cli.command_line", "report", *arguments],
         cwd=UI.parent, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert answer.returncode == 2

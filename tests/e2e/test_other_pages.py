@@ -8,8 +8,8 @@ import time
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from storage.config import RunConfig
-from storage.run_store import RunStore
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run

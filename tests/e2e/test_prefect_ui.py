@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from flows.forms import PresetName, TrainingForm
-from flows.server_password import home_password
-from storage.ledger import read_ledger
-from storage.run_store import RunStore
+from flows.server.password import home_password
+from storage.database.run_store import RunStore
+from storage.ledger.ledger import read_ledger
 from tests.browser import NewPage, find_chromium, open_page, photograph, save_picture
 from tests.prefect_pages import RUN_S, PrefectPages
 from tests.running_up import RunningUp, wait_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from storage.reproductions import Reproduction, write_reproduction
-from storage.run_store import RunStore
+from storage.database.run_store import RunStore
+from storage.evaluations.reproductions import Reproduction, write_reproduction
 from tests.dashboard_page import UI, opened_page
 
 PAGE = UI / "screens" / "reproducibility.py"

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from storage.config import RunConfig
-from storage.run_store import RunStore
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from tests.dashboard_page import UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring

@@ -12,10 +12,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 import ui.spot_view
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
-from storage.run_store import RunStore
 from tests.dashboard_page import read_anew
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run

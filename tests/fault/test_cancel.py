@@ -11,9 +11,9 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from flows.local_server import LocalServer
+from flows.server.local_server import LocalServer
+from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
-from storage.run_store import RunRow, RunStore
 from tests.running_up import client_of, wait_until
 
 pytestmark = pytest.mark.slow
@@ -36,8 +36,9 @@ def server(home: Home) -> Iterator[LocalServer]:
 
 def start_run(home: Home, server: LocalServer, run_id: str) -> subprocess.Popen[str]:
     sets = [item for setting in SETTINGS for item in ("--set", setting)]
+    command = [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", "smoke"]
     return subprocess.Popen(
-        [sys.executable, "-m", "flows.command_line", "train", "--preset", "smoke", "--run-id", run_id, *sets],
+        [*command, "--run-id", run_id, *sets],
         env=os.environ | server.client_environment | {"SPOTLIGHT_HOME": str(home.path)},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 
 SETTINGS = (
     "iterations=3", "sampling.batch_size=4", "runtime.commit_steps=1", "runtime.scorer_workers=1",
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def chaos(home: Path, *arguments: str) -> dict[str, Any]:
     """What the command says of a tiny run."""
-    command = [sys.executable, "-m", "flows.command_line", "chaos", "--preset", "smoke", *arguments]
+    command = [sys.executable, "-m", "flows.cli.command_line", "chaos", "--preset", "smoke", *arguments]
     answer = subprocess.run(
         command, env=os.environ | {"SPOTLIGHT_HOME": str(home)}, capture_output=True, text=True, timeout=800
     )

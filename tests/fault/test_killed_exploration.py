@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.resume import Kill, disturb, state_of
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 from tests.killed_run import undisturbed_state
 
 pytestmark = pytest.mark.slow

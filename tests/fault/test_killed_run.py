@@ -12,8 +12,8 @@ import subprocess
 import pytest
 
 from benchmarks.resume import Kill, disturb, find, start, state_of
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 from tests.damaged_database import overwrite_a_page
 from tests.killed_run import undisturbed_state
 

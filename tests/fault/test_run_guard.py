@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,9 +18,9 @@ RUN = """
 import os, subprocess, sys
 from pathlib import Path
 from flows.run_guard import RunGuard
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.home import Home
-from storage.run_store import RunStore
+from storage.database.run_store import RunStore
 home = Home(Path(sys.argv[1]))
 store = RunStore(home)
 store.create_run("r", RunConfig(), {}, os.getpid())

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from benchmarks.resume import find
-from flows.local_server import LocalServer
+from flows.server.local_server import LocalServer
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER, read_state
+from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER, read_state
 from storage.home import Home
 from tests.running_up import RunningUp, running_up, spotlight, wait_until
 

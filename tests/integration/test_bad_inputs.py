@@ -73,7 +73,7 @@ def test_a_sample_of_each_kind_as_it_is_typed(entry: dict[str, Any], record_prop
         arguments, environment = prepare(entry, Path(folder))
         began = time.monotonic()
         answer = subprocess.run(
-            [sys.executable, "-m", "flows.command_line", *arguments], cwd=folder, capture_output=True,
+            [sys.executable, "-m", "flows.cli.command_line", *arguments], cwd=folder, capture_output=True,
             text=True, env=environment | {"PYTHONPATH": str(ROOT)}, timeout=HANG_S, check=False,
         )  # fmt: skip
         record_property("seconds", time.monotonic() - began)

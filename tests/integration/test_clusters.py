@@ -13,7 +13,7 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.runtime import Runtime
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from tests.live_workers import worker_process
 
 SETTINGS = [

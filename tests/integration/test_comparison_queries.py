@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from storage import comparison_queries, image_queries, seed_queries
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.queries import comparisons as comparison_queries
+from storage.database.queries import images as image_queries
+from storage.database.queries import seeds as seed_queries
+from storage.database.records import IterationRecord, StateInterval
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.records import IterationRecord, StateInterval
-from storage.run_store import RunStore
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 
 

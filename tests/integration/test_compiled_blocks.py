@@ -13,7 +13,7 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models import compiled_blocks
 from gpu_runtime.models.loading import load_model
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from tasks import preflight
 from tests.pipeline_reference import EXACT, difference, family_config, run_sampler, training_samples

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.attack import Prey, attack, attack_dashboard
-from flows.up_state import DASHBOARD, DEPLOYMENTS, SERVER
-from storage.ledger import read_ledger
-from storage.references import reference_of
-from storage.run_store import RunStore
+from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
+from storage.database.run_store import RunStore
+from storage.evaluations.references import reference_of
+from storage.ledger.ledger import read_ledger
 from tasks.comparison import compare
 from tests.listening import beyond_this_machine, listening
 from tests.private_files import open_to_others

@@ -8,12 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from storage import device_queries
-from storage.config import RunConfig
-from storage.device_starts import UnjoinedDevice
-from storage.home import Home
-from storage.ledger import Ledger, Spent, WorkerAccount, read_ledger
-from storage.records import (
+from storage.config.run_config import RunConfig
+from storage.database.queries import devices as device_queries
+from storage.database.records import (
     DeviceEvent,
     DeviceEventKind,
     DeviceState,
@@ -24,9 +21,12 @@ from storage.records import (
     StandbyTime,
     StateInterval,
 )
-from storage.results import run_result
-from storage.run_store import RunStore
-from storage.standby_accounts import StandbyAccount
+from storage.database.results import run_result
+from storage.database.run_store import RunStore
+from storage.home import Home
+from storage.ledger.device_starts import UnjoinedDevice
+from storage.ledger.ledger import Ledger, Spent, WorkerAccount, read_ledger
+from storage.ledger.standby_accounts import StandbyAccount
 from tests.sample_run import paid_for, write_sample_run
 
 

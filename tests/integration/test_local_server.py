@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 import flows.progress as progress
-from flows import local_server as module
-from flows.local_server import LocalServer, end_unused_server
-from flows.server_note import living_server, note_file
-from flows.server_password import password_file
+from flows.server import local_server as module
+from flows.server.local_server import LocalServer, end_unused_server
+from flows.server.note import living_server, note_file
+from flows.server.password import password_file
 from storage.errors import ServerError
 from storage.home import Home
 from tests import plain_server
@@ -28,7 +28,7 @@ from tests.running_up import ROOT, wait_until
 HOLDER = """
 import sys, time
 from pathlib import Path
-from flows import local_server
+from flows.server import local_server
 from storage.home import Home
 local_server.SERVER_MODULE = sys.argv[2]
 server = local_server.LocalServer(Home(Path(sys.argv[1])), 0)

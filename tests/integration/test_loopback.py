@@ -14,7 +14,7 @@ import pytest
 from gpu_runtime.cluster.ray.loopback import is_on_loopback_alone, on_loopback_alone, ray, ray_constants
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster
 from gpu_runtime.sequence_parallel.control_store import ControlStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.home import Home
 from tests.listening import beyond_this_machine, listening
 from tests.local_ray_instances import local_ray_instances

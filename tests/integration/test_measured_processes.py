@@ -20,8 +20,8 @@ from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.history_tail import read_history
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import REQUESTS, SETTINGS, alone
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 

@@ -15,7 +15,7 @@ from gpu_runtime.spot.notices.providers import provider_named
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from gpu_runtime.spot.notices.watch import NoticeWatch
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from tests.played_providers import GCP_FLAG, QUIET
 from tests.tiny_run import request

@@ -15,8 +15,8 @@ from uuid import uuid4
 
 import pytest
 
-from flows import prefect_pruning
-from flows.prefect_pruning import Kept, compact, prune
+from flows.server import pruning as prefect_pruning
+from flows.server.pruning import Kept, compact, prune
 
 pytestmark = pytest.mark.slow
 

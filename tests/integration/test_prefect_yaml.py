@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from flows.local_server import LocalServer
+from flows.server.local_server import LocalServer
 from storage.home import Home
 from tests.running_up import ROOT, client_of, wait_until
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from storage import queries
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.queries import runs as queries
+from storage.database.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.records import EvaluationRecord, IterationRecord, SampleRecord, StateInterval
-from storage.run_store import RunStore
 from tests.sample_run import iteration_record, write_sample_run
 
 

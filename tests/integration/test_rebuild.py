@@ -15,13 +15,13 @@ import duckdb
 import pytest
 
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.journal import Journal
+from storage.database.rebuilding import rebuild
+from storage.database.records import record_to_json
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, DatabaseDamagedError, RunNotFoundError, StorageError
 from storage.home import Home
-from storage.journal import Journal
-from storage.rebuilding import rebuild
-from storage.records import record_to_json
-from storage.run_store import RunStore
 from tests.damaged_database import overwrite_a_page
 from tests.sample_run import evaluation_record, iteration_record
 
@@ -259,13 +259,13 @@ def test_a_full_disk_changes_nothing(one_run, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("storage.rebuilding.os.replace", full)
+    monkeypatch.setattr("storage.database.rebuilding.os.replace", full)
     with pytest.raises(StorageError, match=r"No space left.*free disk space"):
         rebuild(home)
     monkeypatch.undo()
     assert sorted(path.name for path in home.path.glob("*spotlight.duckdb*")) == ["spotlight.duckdb"]
     assert home.database.read_bytes() == damaged
-    monkeypatch.setattr("storage.rebuilding.restore_run", full)
+    monkeypatch.setattr("storage.database.rebuilding.restore_run", full)
     with pytest.raises(StorageError, match="No space left"):
         rebuild(home)
     assert home.database.read_bytes() == damaged

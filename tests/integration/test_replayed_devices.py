@@ -22,7 +22,7 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from tests.live_workers import worker_process
 from tests.local_ray_instances import local_ray_instances
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attack import attack_train
-from flows.server_note import ServerNote, living_server
+from flows.server.note import ServerNote, living_server
 from storage.home import Home
 from tests.running_up import ROOT, wait_until
 

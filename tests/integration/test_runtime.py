@@ -27,10 +27,10 @@ from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
-from storage.prompts import PromptRecord
-from storage.run_prompts import load_run_prompts
+from storage.prompts.files import PromptRecord
+from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.takes(120)

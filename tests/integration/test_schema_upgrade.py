@@ -9,15 +9,19 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from storage import device_queries, ledger, queries, reproductions, seed_queries
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.queries import devices as device_queries
+from storage.database.queries import runs as queries
+from storage.database.queries import seeds as seed_queries
+from storage.database.records import DeviceEvent, GroupRecord, StandbyTime, StepTimeRecord
+from storage.database.run_store import RunStore
+from storage.database.schema import SCHEMA_VERSION
 from storage.errors import StorageError
+from storage.evaluations import reproductions
+from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.records import DeviceEvent, GroupRecord, StandbyTime, StepTimeRecord
-from storage.run_store import RunStore
-from storage.schema import SCHEMA_VERSION
-from storage.separate_evaluations import EvaluationStore
-from storage.standby_accounts import StandbyAccount
+from storage.ledger import ledger
+from storage.ledger.standby_accounts import StandbyAccount
 from tests.sample_run import iteration_record
 from tests.sample_seeds import explored
 

@@ -13,11 +13,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from storage import queries, seed_queries
-from storage.config import RunConfig
-from storage.errors import StorageError
-from storage.home import Home
-from storage.records import (
+from storage.config.run_config import RunConfig
+from storage.database.queries import runs as queries
+from storage.database.queries import seeds as seed_queries
+from storage.database.records import (
     CandidateRecord,
     DeviceEvent,
     GroupRecord,
@@ -28,7 +27,9 @@ from storage.records import (
     record_from_json,
     record_to_json,
 )
-from storage.run_store import RunStore
+from storage.database.run_store import RunStore
+from storage.errors import StorageError
+from storage.home import Home
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored
 

@@ -18,7 +18,7 @@ from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.protocol import Worker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow

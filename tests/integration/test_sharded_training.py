@@ -18,7 +18,7 @@ from gpu_runtime.learning.sharded_trainer import ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.sharing_processes import run_in_group
 from tests.tiny_model import TinyModel

@@ -20,7 +20,7 @@ from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.worker.history_log import new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_commits
 from tests.pipeline_reference import PROMPTS, STEPS, family_config
 from tests.tiny_pipelines import save_pipeline

@@ -34,10 +34,10 @@ from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config import RunConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+from storage.config.runtime import WORKER_IN_URL
 from storage.errors import GroupBrokenError
-from storage.runtime_config import WORKER_IN_URL
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]

@@ -19,8 +19,8 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history_log import names_of
 from gpu_runtime.worker.history_tail import read_history
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
-from storage.run_prompts import load_run_prompts
+from storage.config.loading import load_config
+from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow

@@ -19,7 +19,7 @@ from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.spot_workers=1",

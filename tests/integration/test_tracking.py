@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 import storage.tracking
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import StorageError
 from storage.home import Home
 from storage.tracking import EXPERIMENT, Tracker

@@ -16,9 +16,9 @@ from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import RuntimeFailure
-from storage.run_prompts import load_run_prompts
+from storage.prompts.of_a_run import load_run_prompts
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow

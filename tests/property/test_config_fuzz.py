@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.config import RunConfig
-from storage.config_loading import differences, load_config
+from storage.config.loading import differences, load_config
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
 TEXT = st.characters(exclude_categories=["Cs"], exclude_characters="\0")

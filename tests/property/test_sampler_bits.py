@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import SamplingConfig
+from storage.config.run_config import SamplingConfig
 from tests.examples import examples
 from tests.tiny_model import TinyModel
 from tests.tiny_run import request, tiny_config

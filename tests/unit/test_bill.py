@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.ledger import Entry, Ledger, Spent
+from storage.ledger.ledger import Entry, Ledger, Spent
 from ui.bill import bill_by_phase, bill_entries, on_demand_cost
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import flows.prefect_server
-from flows import chaos, command_line
+import flows.server.prefect_server
+from flows.cli import chaos, command_line
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.chaos import GRACES_S, left_of, plan_faults
@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(flows.prefect_server, "prefect_server", refuse)
+    monkeypatch.setattr(flows.server.prefect_server, "prefect_server", refuse)
     monkeypatch.setattr(chaos, "start", refuse)
     return Home(tmp_path / "home")
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-import flows.prefect_server
-from flows import command_line
+import flows.server.prefect_server
+from flows.cli import command_line
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
-from storage.run_store import RunStore
-from storage.separate_evaluations import EvaluationStore, JudgedImage, SeparateEvaluation
 from tests.sample_run import write_sample_run
 
 COMMANDS = (
@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr(flows.prefect_server, "prefect_server", refuse)
+    monkeypatch.setattr(flows.server.prefect_server, "prefect_server", refuse)
     return Home(tmp_path / "home")
 
 

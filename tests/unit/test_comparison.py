@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from storage.config import RunConfig
-from storage.references import HeldOut, Reference
+from storage.config.run_config import RunConfig
+from storage.evaluations.references import HeldOut, Reference
 from tasks.comparison import _told_apart, compare, paired_interval
 
 ENVIRONMENT = {

@@ -8,10 +8,10 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from storage.config import RunConfig, SamplingConfig
-from storage.config_loading import load_config
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig, SamplingConfig
+from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
-from storage.sequence_parallel_config import AUTO
 
 
 def test_defaults_are_valid_and_round_trip_through_json():
@@ -101,7 +101,7 @@ def test_every_setting_has_a_description():
 def test_it_imports_without_the_heavy_libraries():
     # A GPU machine with torch alone, the dashboard, and the Prefect form all read it.
     heavy = "{'torch', 'ray', 'prefect', 'streamlit', 'mlflow', 'duckdb'}"
-    program = f"import sys, storage.config; sys.exit(bool({heavy} & set(sys.modules)))"
+    program = f"import sys, storage.config.run_config; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from storage.config import RunConfig
-from storage.config_loading import BASES, PRESETS, differences, list_presets, load_config
+from storage.config.loading import BASES, PRESETS, differences, list_presets, load_config
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
 OWN_NAMES = ["glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke"]

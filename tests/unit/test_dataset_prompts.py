@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from storage.errors import PromptFileError
-from storage.prompts import load_prompts, prompt_files
+from storage.prompts.files import load_prompts, prompt_files
 
 ROWS = [
     {

@@ -17,10 +17,10 @@ from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from gpu_runtime.worker.history_log import HistoryLog, new_life
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import Home
-from storage.run_store import RunStore
 
 
 class Runs:

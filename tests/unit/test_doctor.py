@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from flows import doctor
+from flows.cli import doctor
 from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.models.embedded_folder import TRANSFORMER_WEIGHTS
-from storage.config import ModelConfig, RunConfig
+from storage.config.run_config import ModelConfig, RunConfig
+from storage.database.run_store import RunStore
 from storage.home import Home
-from storage.run_store import RunStore
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample, Sampl
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import RuntimeFailure
 from tests.tiny_model import TinyModel
 from tests.tiny_run import request, tiny_config

@@ -14,7 +14,7 @@ from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.models.embedded_folder import WEIGHTS_FOLDER
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from storage.errors import ConfigurationError, ModelError
-from storage.prompts import load_prompts
+from storage.prompts.files import load_prompts
 
 NAMES = ("glyphs", "glyphs-sparse", "shapes", "shapes-sparse")
 SIZE = 16

@@ -10,7 +10,7 @@ from gpu_runtime.embedded_tasks.registry import TASKS, find_task
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
 from gpu_runtime.models.text_encoder import tokenize
 from storage.errors import ConfigurationError
-from storage.prompts import PromptRecord, load_prompts
+from storage.prompts.files import PromptRecord, load_prompts
 
 
 @pytest.mark.parametrize("name", sorted(TASKS))

@@ -15,11 +15,11 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Evaluation
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import RunNotFoundError
+from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
-from storage.prompts import load_prompts
-from storage.separate_evaluations import EvaluationStore
+from storage.prompts.files import load_prompts
 from tasks.evaluation import Evaluated, tracked_metrics
 
 NOTHING = np.empty(0, np.float32)

@@ -22,14 +22,14 @@ from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.results import run_result
+from storage.database.run_store import RunStore
 from storage.errors import RewardError
-from storage.evaluation_figures import figures_of
-from storage.evaluation_pairs import difference_of
+from storage.evaluations.figures import figures_of
+from storage.evaluations.pairs import difference_of
+from storage.evaluations.separate import JudgedImage, SeparateEvaluation
 from storage.home import Home
-from storage.results import run_result
-from storage.run_store import RunStore
-from storage.separate_evaluations import JudgedImage, SeparateEvaluation
 from tasks.commit import iteration_record
 from tests.sample_run import evaluation_record
 from tests.sample_run import iteration_record as sample_iteration

@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from flows.forms import EvaluationForm, PresetName, PretrainingForm, ReproductionForm, TrainingForm
-from storage.config_loading import list_presets
+from storage.config.loading import list_presets
 
 FORMS = (TrainingForm, EvaluationForm, PretrainingForm, ReproductionForm)
 

@@ -12,7 +12,7 @@ from gpu_runtime.prompt_sets.geneval import official_rows
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.geneval_scorer import GenEvalScorer, most_confident
 from storage.errors import PromptFileError
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 
 IMAGE = np.zeros((8, 8, 3), np.uint8)
 ROWS = official_rows()

@@ -16,7 +16,7 @@ from benchmarks.profiled_model import TARGETS
 from benchmarks.sized_qwen import REAL, TINY, SizedQwen, build_transformer
 from benchmarks.transformer_flops import counted_forward, pass_flops
 from gpu_runtime.learning.policy import Policy
-from storage.config import AdaptationConfig
+from storage.config.run_config import AdaptationConfig
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from storage.config import RunConfig
-from storage.device_starts import UnjoinedDevice
-from storage.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
-from storage.run_store import RunRow
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunRow
+from storage.ledger.device_starts import UnjoinedDevice
+from storage.ledger.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
 from ui import device_health, learning_health
 from ui.device_health import DEVICE_RULES
 from ui.findings import Evidence, by_level

@@ -14,7 +14,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.errors import ConfigurationError, StorageError
 from storage.new_folder import claim_folder
-from storage.prompts import PromptRecord, load_prompts
+from storage.prompts.files import PromptRecord, load_prompts
 from tasks.image_folder import write_images
 
 NOTHING = np.empty(0, np.float32)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from storage.intervals import tagged_estimates
+from storage.evaluations.intervals import tagged_estimates
 
 
 def test_means_overall_over_tags_and_of_each_tag():

@@ -19,7 +19,7 @@ from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history
-from storage.records import GroupRecord
+from storage.database.records import GroupRecord
 from tests.fake_generators import NOTICE, FakeGeneratorFleet, FakeMeeting, Script
 from tests.played_time import PlayedFleet, PlayedTime
 from tests.tiny_run import request, tiny_config

@@ -14,7 +14,7 @@ from gpu_runtime.diffusion.sampler import stream_of
 from gpu_runtime.learning.nft import nft_loss
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.tiny_run import TinyRun, shuffled, tiny_config, train_and_catch_gradients
 

@@ -20,7 +20,7 @@ from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import ModelError, NonFiniteError, TrainingError
 from tests.tiny_model import TinyModel
 from tests.tiny_run import TinyRun, request, tiny_config

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpu_runtime.rewards.protocol import Score
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from tasks.commit import evaluation_record, record_evaluation
 
 SCORES = [

@@ -18,7 +18,7 @@ from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
 from gpu_runtime.models.model_files import model_files
 from gpu_runtime.models.work_need import WorkNeed
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks import preflight
 from tests.pipeline_reference import family_config

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpu_runtime.learning.policy import Policy, check_sync, weights_digest
-from storage.config import AdaptationConfig
+from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError, TrainingError
 from tests.tiny_model import TinyModel
 from tests.tiny_run import perturbed

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from flows import prefect_server as module
-from flows.prefect_server import is_healthy, prefect_server
+from flows.server import prefect_server as module
+from flows.server.prefect_server import is_healthy, prefect_server
 from storage.errors import ServerError
 from storage.home import Home
 

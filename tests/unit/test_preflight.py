@@ -11,7 +11,7 @@ import torch
 
 from gpu_runtime.models import loading
 from gpu_runtime.rewards.protocol import Score
-from storage.config import ModelConfig, RunConfig
+from storage.config.run_config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
 from tasks import preflight, quick_checks
 

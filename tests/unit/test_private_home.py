@@ -12,8 +12,8 @@ import pytest
 
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.checkpoints import CheckpointStore
+from storage.database.run_store import RunStore
 from storage.home import Home, close_to_others, is_open_to_others
-from storage.run_store import RunStore
 from tests.private_files import open_to_others
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -105,7 +105,7 @@ def test_the_token_of_ray_is_closed(tmp_path: Path):
         "from gpu_runtime.cluster.ray import ray_cluster\n"
         "ray_cluster.RayCluster._connect = lambda self: None\n"
         "ray_cluster.ray.cluster_resources = lambda: {}\n"
-        "from storage.config import RunConfig\n"
+        "from storage.config.run_config import RunConfig\n"
         "ray_cluster.RayCluster(RunConfig())\n"
     )
     token = tmp_path / ".ray" / "auth_token"

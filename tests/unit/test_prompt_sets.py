@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.builtin_prompts import built_in_files
-from flows import command_line
+from flows.cli import command_line
 from gpu_runtime.prompt_sets.signs import SCENES, sign_lines
 from gpu_runtime.rewards.ocr import OcrScorer
 from gpu_runtime.rewards.quoted_text import target_text
 from storage.errors import PromptFileError
-from storage.prompts import BUILTIN_FOLDER, PromptRecord, load_prompts
+from storage.prompts.files import BUILTIN_FOLDER, PromptRecord, load_prompts
 
 
 def test_the_committed_prompt_files_are_what_the_generators_make():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from storage.errors import PromptFileError
-from storage.prompts import load_prompts
+from storage.prompts.files import load_prompts
 
 ROW = {
     "tag": "colors",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_runtime.exploration.explorer import SeedExplorer
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from tests.tiny_exploration import explore, falling, make_config, rescored, rising, rolled, superseded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_runtime.cluster.ray import ray_cluster
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 
 

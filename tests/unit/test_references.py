@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from storage.checkpoints import CheckpointStore
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError
-from storage.home import Home
-from storage.references import read_reference, reference_of, write_reference
-from storage.reproductions import (
+from storage.evaluations.references import read_reference, reference_of, write_reference
+from storage.evaluations.reproductions import (
     Reproduction,
     reference_run_of,
     reproduction_of,
     reproductions,
     write_reproduction,
 )
-from storage.run_store import RunStore
+from storage.home import Home
 from tests.sample_run import write_sample_run
 
 

@@ -14,9 +14,9 @@ from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.mask2former import Mask2FormerDetector, instances
 from gpu_runtime.rewards.registry import build_scorer
+from storage.config.reward import RewardConfig
 from storage.errors import ModelError
-from storage.prompts import PromptRecord
-from storage.reward_config import RewardConfig
+from storage.prompts.files import PromptRecord
 from tests.tiny_judges import save_clip, save_detector
 
 PICTURE = np.random.default_rng(0).integers(0, 256, (48, 80, 3), dtype=np.uint8)

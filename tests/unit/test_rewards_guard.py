@@ -9,9 +9,9 @@ import pytest
 from gpu_runtime.rewards.guard import score_all, score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
+from storage.config.reward import SingleScorer
 from storage.errors import ConfigurationError, RewardError
-from storage.prompts import PromptRecord
-from storage.reward_config import SingleScorer
+from storage.prompts.files import PromptRecord
 
 PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
 IMAGES = [np.zeros((8, 8, 3), np.uint8)] * 3

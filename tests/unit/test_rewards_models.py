@@ -17,9 +17,9 @@ from gpu_runtime.rewards.ocr import ocr_reward
 from gpu_runtime.rewards.protocol import SupportsTo
 from gpu_runtime.rewards.quoted_text import normalise
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
+from storage.config.reward import USES_GPU, RewardConfig
 from storage.errors import ModelError, PromptFileError
-from storage.prompts import PromptRecord
-from storage.reward_config import USES_GPU, RewardConfig
+from storage.prompts.files import PromptRecord
 from tests.tiny_judges import save_clip, save_detector, save_reader
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 56, 3), dtype=np.uint8)

@@ -8,9 +8,9 @@ from gpu_runtime.embedded_tasks.glyphs import COLOURS, GlyphsTask
 from gpu_runtime.rewards.ocr import OcrScorer, ocr_reward
 from gpu_runtime.rewards.quoted_text import normalise, target_text
 from gpu_runtime.rewards.registry import build_scorer
+from storage.config.reward import RewardConfig
 from storage.errors import PromptFileError
-from storage.prompts import PromptRecord
-from storage.reward_config import RewardConfig
+from storage.prompts.files import PromptRecord
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from PIL import Image
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.remote import RemoteScorer
+from storage.config.reward import RemoteConfig, RewardConfig
 from storage.errors import ConfigurationError, RewardError
-from storage.prompts import PromptRecord
-from storage.reward_config import RemoteConfig, RewardConfig
+from storage.prompts.files import PromptRecord
 
 IMAGES = [np.full((4, 6, 3), 10 * level, np.uint8) for level in range(6)]
 PROMPTS = [PromptRecord(place, f"prompt {place}", {"tag": str(place)}) for place in range(6)]

@@ -10,7 +10,7 @@ from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.geneval import judge, relations
 from gpu_runtime.rewards.shapes import ShapesScorer, detect
 from storage.errors import PromptFileError
-from storage.prompts import PromptRecord, load_prompts
+from storage.prompts.files import PromptRecord, load_prompts
 
 Object = tuple[str, str, int, int]  # class, colour, top, left
 

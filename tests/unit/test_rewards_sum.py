@@ -8,11 +8,11 @@ from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, part_means
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.weighted_sum import WeightedSum
-from storage.config import RunConfig
-from storage.config_loading import differences, load_config
+from storage.config.loading import differences, load_config
+from storage.config.reward import RewardConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, PromptFileError, RewardError
-from storage.prompts import PromptRecord
-from storage.reward_config import RewardConfig
+from storage.prompts.files import PromptRecord
 
 IMAGES = [np.full((8, 8, 3), level, np.uint8) for level in (0, 1)]
 PROMPTS = [PromptRecord(place, f'a sign "{place}"') for place in (0, 1)]

@@ -10,11 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from flows.post_train import prices_of
-from storage.config import RunConfig
+from storage.config.price import PriceConfig
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.price_config import PriceConfig
-from storage.run_store import RunStore
 from tasks.prices import with_prices
 
 BOOK = """device,market,zone,usd_per_hour

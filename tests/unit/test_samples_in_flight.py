@@ -11,7 +11,7 @@ from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import RuntimeFailure
 from tests.fake_generators import NOTICE
 from tests.tiny_model import TinyModel

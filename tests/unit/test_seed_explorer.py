@@ -10,7 +10,7 @@ import pytest
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
 from gpu_runtime.exploration.window import WindowForecast
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from tests.tiny_exploration import explore, make_config, rescored, rising, rolled
 
 

@@ -13,8 +13,8 @@ from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
-from storage.config import RunConfig
-from storage.prompts import PromptRecord
+from storage.config.run_config import RunConfig
+from storage.prompts.files import PromptRecord
 
 PROMPTS = [PromptRecord(number, f"prompt {number}") for number in range(4)]
 

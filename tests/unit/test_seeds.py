@@ -19,7 +19,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
-from storage.prompts import PromptRecord
+from storage.prompts.files import PromptRecord
 from tasks.seeds import candidate_records, sample_images
 from tests.tiny_run import request
 

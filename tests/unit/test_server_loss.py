@@ -11,17 +11,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from flows.server_loss import leave, result_without_server
-from storage.config import RunConfig
+from flows.server.loss import leave, result_without_server
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
 from storage.errors import ServerError
 from storage.home import Home
-from storage.run_store import RunStore
 
 GONE = httpx.ConnectError("Connection refused")
 
 # A worker with one event for a server that nobody is; Prefect would try for long, and no exit would end it.
 HOLDS_AN_EVENT = """
-import flows, flows.server_loss as loss
+import flows, flows.server.loss as loss
 from prefect.events import emit_event
 loss._HAND_OVER_S = 0.5
 emit_event("e", resource={"prefect.resource.id": "r"})

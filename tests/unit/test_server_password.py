@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.server_password import home_password, password_file
+from flows.server.password import home_password, password_file
 from storage.errors import ServerError
 from storage.home import Home
 

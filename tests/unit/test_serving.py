@@ -25,10 +25,10 @@ from flows.deployments import (
 from flows.forms import ReproductionForm, TrainingForm
 from flows.run_processes import RunProcesses
 from flows.schedule import Nightly
-from flows.serving import deployments
+from flows.server.serving import deployments
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.run_store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ["post-train", "evaluate", "reproduce", "pretrain"]

@@ -18,7 +18,7 @@ from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsV
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.protocol import HostUsage
 from gpu_runtime.worker.worker import DeviceWorker
-from storage.config_loading import load_config
+from storage.config.loading import load_config
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.fake_cluster import FakeCluster, FakeWorker
 from tests.fake_generators import NOTICE

@@ -15,7 +15,7 @@ from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, tran
 from gpu_runtime.learning.objective import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 from tests.tiny_model import TinyModel
 from tests.tiny_run import Gradients, TinyRun, shuffled, tiny_config, train_and_catch_gradients

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.up import down
-from flows.up_state import (
+from flows.server.up import down
+from flows.server.up_state import (
     DEPLOYMENTS,
     Member,
     UpState,
@@ -118,7 +118,7 @@ def test_down_leaves_a_supervisors_reused_pid_alone(home: Home, sleepers: list[S
 
 
 def test_down_kills_who_does_not_listen(home: Home, sleepers: list[Sleeper], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("flows.up_state._end.__defaults__", (0.2,))
+    monkeypatch.setattr("flows.server.up_state._end.__defaults__", (0.2,))
     token = new_token()
     deaf = Sleeper(token, stubborn=True)
     sleepers.append(deaf)

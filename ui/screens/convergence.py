@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.config_loading import differences
+from storage.config.loading import differences
 from storage.errors import ConfigurationError, StorageError
 from ui.charts import PLOT_SETTINGS, Axis, Measure, cost_chart, score_chart, state_chart
 from ui.downloads import offer_downloads

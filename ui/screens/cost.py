@@ -7,7 +7,7 @@ from pathlib import Path
 import streamlit as st
 
 from storage.errors import StorageError
-from storage.ledger import Ledger
+from storage.ledger.ledger import Ledger
 from ui.bill import ASSUMPTION, OnDemandCost, bill_by_phase, bill_entries, on_demand_cost
 from ui.charts import PLOT_SETTINGS, cost_chart, on_demand_chart, phase_chart, state_chart
 from ui.downloads import offer_downloads

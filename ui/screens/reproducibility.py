@@ -7,10 +7,10 @@ import json
 import pandas as pd
 import streamlit as st
 
-from storage.database import Database
+from storage.database.database import Database
 from storage.errors import StorageError
+from storage.evaluations.reproductions import reproductions
 from storage.home import Home
-from storage.reproductions import reproductions
 from ui.formatting import duration, markdown_text, moment
 
 _WORDS = {

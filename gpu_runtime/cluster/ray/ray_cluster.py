@@ -29,10 +29,10 @@ from gpu_runtime.cluster.ray.loopback import LOOPBACK, is_on_loopback_alone, on_
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
-from storage.config import RunConfig
+from storage.config.run_config import RunConfig
+from storage.database.records import Market
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
-from storage.records import Market
 
 MARKET_LABEL = "ray.io/market-type"
 """Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""

@@ -8,10 +8,10 @@ import pytest
 
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
-from storage.config_loading import load_config
-from storage.database import Database
-from storage.ledger import read_ledger
-from storage.run_store import RunStore
+from storage.config.loading import load_config
+from storage.database.database import Database
+from storage.database.run_store import RunStore
+from storage.ledger.ledger import read_ledger
 
 pytestmark = [pytest.mark.takes(120), pytest.mark.xdist_group("prefect")]
 

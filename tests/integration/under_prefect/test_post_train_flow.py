@@ -14,12 +14,12 @@ from flows.progress import Reporter
 from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.clock import process_clock
-from storage.config_loading import load_config
-from storage.database import Database
+from storage.config.loading import load_config
+from storage.database.database import Database
+from storage.database.results import evaluated_iterations, run_result
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
-from storage.ledger import read_ledger
-from storage.results import evaluated_iterations, run_result
-from storage.run_store import RunStore
+from storage.ledger.ledger import read_ledger
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 

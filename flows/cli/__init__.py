@@ -1,0 +1,1 @@
+"""The `spotlight` command line."""

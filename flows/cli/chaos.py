@@ -1,0 +1,174 @@
+"""`spotlight chaos`: the same short training in peace and disturbed, and whether the promises held."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.disturbed_run import HANG_S, disturb, start
+from flows.progress import reporter
+from storage.config.run_config import RunConfig
+from storage.errors import RuntimeFailure
+from storage.home import Home
+from tasks.chaos import Fault, Plan, Verdict, digests, judge
+from tasks.replayed_trace import TracePlan, replayed, time_in_phases_s
+
+SETTINGS = (
+    "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
+    "runtime.commit_steps=2", "runtime.commit_s=0", "runtime.lease_s=30",
+)  # fmt: skip
+"""What differs from the preset unless --set says otherwise: short, often committed, soon seen to hang."""
+
+_MOST_RUNS = 5
+"""Disturbed runs at most; faults that found no victim in them are left."""
+
+
+@dataclass
+class Tally:
+    """What was done, over all disturbed runs.
+
+    Attributes:
+        done: faults, by kind.
+        left: faults without a victim.
+        restarts: resumptions.
+        hangs: runs that had to be ended.
+        verdicts: of each run.
+        trace: what was replayed of a trace.
+    """
+
+    done: Counter[str] = field(default_factory=Counter)
+    left: int = 0
+    restarts: int = 0
+    hangs: int = 0
+    verdicts: list[Verdict] = field(default_factory=list)
+    trace: dict[str, Any] = field(default_factory=dict)
+
+
+def chaos(
+    home: Home, run_id: str, config: RunConfig, arguments: Sequence[str], plan: Plan | TracePlan
+) -> dict[str, Any]:
+    """Train undisturbed, then under faults until they are used up or under a trace, and check the promises.
+
+    Args:
+        home: where the runs are kept.
+        run_id: what their identifiers begin with.
+        config: of the undisturbed run.
+        arguments: of `spotlight train` for it.
+        plan: the faults, or the trace.
+
+    Raises:
+        RuntimeFailure: if the undisturbed run fails.
+    """
+    calm = f"{run_id}-calm"
+    began = time.monotonic()
+    if start(home, "train", "--run-id", calm, *arguments).wait() != 0:
+        raise RuntimeFailure(f"the undisturbed run {calm} failed; look at it with `spotlight runs`")
+    length_s = time.monotonic() - began
+    undisturbed = digests(home, calm)[config.iterations]
+    tally, number = Tally(), 0
+    if not isinstance(plan, Plan):
+        name = f"{run_id}-trace"
+        _replay(home, name, arguments, plan, config, tally)
+        tally.verdicts.append(judge(home, name, undisturbed))
+        return _result(run_id, tally, config)
+    faults = plan.faults(length_s, config)
+    while faults and number < _MOST_RUNS and not tally.hangs:
+        number += 1
+        name = f"{run_id}-faults-{number}"
+        faults = _disturb(home, name, arguments, faults, tally)
+        tally.verdicts.append(judge(home, name, undisturbed))
+    tally.left = len(faults)
+    return _result(run_id, tally, config)
+
+
+def _replay(
+    home: Home, run_id: str, arguments: Sequence[str], plan: TracePlan, config: RunConfig, tally: Tally
+) -> None:
+    """One run while the instances of a trace come and go."""
+    length_s = plan.stretch * time_in_phases_s(home, run_id.removesuffix("-trace") + "-calm")
+    with replayed(plan, config, length_s) as replay:
+        joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
+        ran = disturb(home, run_id, [*arguments, *joined], (), replay)
+    tally.hangs += ran.hung
+    tally.restarts += ran.restarts
+    tally.trace = plan.figures(replay, length_s)
+    tally.done["instance_removed"] = tally.trace["instances_removed"]
+
+
+def _disturb(
+    home: Home, run_id: str, arguments: Sequence[str], faults: Sequence[Fault], tally: Tally
+) -> Sequence[Fault]:
+    """One run under faults; the faults that are left."""
+    ran = disturb(home, run_id, arguments, faults)
+    tally.hangs += ran.hung
+    tally.restarts += ran.restarts
+    tally.done.update(done.fault.kind for done in ran.done)
+    for done in ran.done:
+        reporter().note(f"{done.fault.kind}: {', '.join(done.victims)}")
+    return ran.left
+
+
+def _result(run_id: str, tally: Tally, config: RunConfig) -> dict[str, Any]:
+    reports = [verdict.report for verdict in tally.verdicts]
+    broken = [said for verdict in tally.verdicts for said in verdict.broken]
+    if tally.hangs:
+        broken.append(f"{tally.hangs} runs wrote nothing for {HANG_S:g} s and were ended")
+    return {
+        "run_id": run_id,
+        "runs": len(tally.verdicts),
+        "faults": sum(tally.done.values()),
+        "faults_left": tally.left,
+        "faults_by_kind": dict(tally.done),
+        "restarts": tally.restarts,
+        "samples": sum(report.requested for report in reports),
+        "lost": sum(len(report.lost) for report in reports),
+        "duplicated_deliveries": sum(len(report.duplicated) for report in reports),
+        "late_deliveries_dropped": sum(report.dropped for report in reports),
+        "hangs": tally.hangs,
+        "redone_steps_with_notice_max": max(report.most_redone(with_notice=True) for report in reports),
+        "redone_steps_without_notice_max": max(report.most_redone(with_notice=False) for report in reports),
+        "commit_interval": config.runtime.commit_steps,
+        "degree": config.sequence_parallel.largest,
+        "steps_needed": sum(report.steps_needed for report in reports),
+        "steps_redone": sum(report.steps_redone for report in reports),
+        "identical_weights": all(verdict.identical for verdict in tally.verdicts),
+        "ledger_adds_up": all(verdict.balanced for verdict in tally.verdicts),
+        "broken_promises": broken,
+        **tally.trace,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The result as a table: each promise, what was seen, whether it was kept."""
+    with_notice, without = "redone_steps_with_notice_max", "redone_steps_without_notice_max"
+    rows = (
+        ("no sample is lost", result["lost"], result["lost"] == 0),
+        ("none is accepted twice", result["duplicated_deliveries"], result["duplicated_deliveries"] == 0),
+        ("nothing hangs", result["hangs"], result["hangs"] == 0),
+        ("steps done again with a notice: at most 1", result[with_notice], result[with_notice] <= 1),
+        (
+            f"without: at most {result['commit_interval']}",
+            result[without],
+            not any("cost a sample" in said for said in result["broken_promises"]),
+        ),
+        (
+            "the weights are the undisturbed run's"
+            + ("" if result.get("degree", 1) == 1 else " (not promised: devices share samples)"),
+            result["identical_weights"],
+            result["identical_weights"] or result.get("degree", 1) > 1,
+        ),
+        ("the ledger adds up", result["ledger_adds_up"], result["ledger_adds_up"]),
+    )
+    table = Table("promise", "seen", "kept", title=f"{result['faults']} faults, {result['faults_left']} left")
+    for promise, seen, kept in rows:
+        table.add_row(promise, str(seen), "yes" if kept else "NO")
+    console = Console()
+    console.print(table)
+    for said in result["broken_promises"]:
+        console.print(f"broken: {said}", highlight=False, markup=False, soft_wrap=True)

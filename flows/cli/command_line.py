@@ -1,0 +1,336 @@
+"""The `spotlight` command line: thin; every command checks its input before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from flows.cli.evaluations import evaluate_and_show, evaluations, look_at_outputs
+from flows.cli.listings import presets, runs
+from flows.cli.operating import down, reproduce, up
+from flows.cli.prompts import prompts
+from flows.cli.recovery import rebuild, run_to_resume
+from flows.configuration import given_configuration as _configuration
+from flows.configuration import look_at_inputs, on_cluster
+from flows.configuration import run_preflight as _preflight
+from flows.progress import reporter
+from flows.run_identity import check_run_id, new_run_id
+from flows.server.loss import leave, result_without_server
+from storage.checkpoints import CheckpointStore
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore, check_resumable
+from storage.errors import CheckpointError, ConfigurationError, SpotlightError, shortened
+from storage.home import Home
+from storage.new_folder import claim_folder
+from storage.text import one_line
+
+app = typer.Typer(
+    name="spotlight",
+    help="Post-train diffusion transformers by reinforcement learning on reserved and spot GPUs.",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+class EmbeddedTaskName(StrEnum):
+    """The tasks of the embedded models."""
+
+    GLYPHS = "glyphs"
+    SHAPES = "shapes"
+
+
+class ClusterName(StrEnum):
+    """What can start the processes of a run."""
+
+    RAY = "ray"
+    LOCAL = "local"
+
+
+Preset = Annotated[str | None, typer.Option("--preset", "-p", help="A preset's name, or a TOML file.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
+]
+
+ClusterKind = Annotated[
+    ClusterName | None,
+    typer.Option(help="What starts the processes: ray, or local, which forks them on this machine."),
+]
+
+
+@app.command(
+    epilog="Example: spotlight train --preset glyphs --set iterations=20 --set optimizer.learning_rate=5e-5"
+)
+def train(
+    preset: Preset = None,
+    set_: Sets = None,
+    ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Identifier of the new run; made up where missing.")
+    ] = None,
+) -> None:
+    """Train a new run and print its result as one line of JSON."""
+    from tasks.prices import with_prices
+
+    if run_id is not None:
+        check_run_id(run_id)
+    config = with_prices(_configuration(preset, set_, ray_address, cluster=cluster))
+    home = Home.from_environment().ensure()
+    run_id = run_id or new_run_id(config.name)
+    if any(row.run_id == run_id for row in RunStore(home).runs()):
+        raise ConfigurationError(f"run {run_id!r} exists already; go on with `spotlight resume {run_id}`")
+    _preflight(config)
+    _post_train(home, run_id, config)
+
+
+@app.command(epilog="Example: spotlight resume glyphs-20261121-101500-a1b2")
+def resume(
+    run_id: str,
+    ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="The run says that it goes on on a machine that is gone or was renamed. Only where no "
+            "process works on it any more.",
+        ),
+    ] = False,
+) -> None:
+    """Go on with a run that was killed, cancelled or failed, from its last committed iteration."""
+    home = Home.from_environment().ensure()
+    row = run_to_resume(home, run_id, take_over)
+    if take_over and row.status == "running":
+        store = RunStore(home)
+        store.take_over(row)
+        row = store.run(run_id)
+    check_resumable(row)
+    config = on_cluster(row.config, cluster, ray_address)
+    from tasks.inputs import refuse_changed_inputs
+
+    refuse_changed_inputs(row.environment, config)
+    _preflight(config)
+    _post_train(home, run_id, config)
+
+
+@app.command(
+    epilog="Example: spotlight evaluate glyphs-20261121-101500-a1b2 --images my-images --compare OTHER-RUN"
+)
+def evaluate(
+    run_id: Annotated[
+        str | None, typer.Argument(help="A run; without it the untouched model of the preset.")
+    ] = None,
+    preset: Preset = None,
+    set_: Sets = None,
+    ray_address: RayAddress = None,
+    cluster: ClusterKind = None,
+    images: Annotated[
+        str | None, typer.Option(help="Keep the images in this new folder, in GenEval's own layout.")
+    ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="WITH", help="An earlier evaluation, or a run: by how much is this one better?"),
+    ] = None,
+) -> None:
+    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts; by tag and overall."""
+    home = Home.from_environment().ensure()
+    if run_id is not None and preset is not None:
+        raise ConfigurationError(
+            "--preset is given with a run, which has a configuration of its own; drop one"
+        )
+    base = RunStore(home).run(run_id).config if run_id else None
+    config = _configuration(preset, set_, ray_address, base, cluster)
+    if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
+        raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
+    look_at_inputs(config)
+    folder, earlier = look_at_outputs(home, config, images, compare)
+    _preflight(config)
+    _print_json(evaluate_and_show(home, config, run_id, folder, earlier))
+
+
+app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN")(evaluations)
+
+
+@app.command(epilog="Example: spotlight export glyphs-20261121-101500-a1b2 --out my-lora")
+def export(
+    run_id: str,
+    out: Annotated[Path, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+) -> None:
+    """Write a run's weights as diffusers loads them, with a model card."""
+    from tasks.export import export_run
+
+    _print_json(export_run(Home.from_environment(), run_id, out))
+
+
+@app.command(epilog="Example: spotlight chaos --preset smoke --faults 5 --kinds kill,notice_then_kill")
+def chaos(
+    preset: Preset = None,
+    set_: Sets = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the schedule; the same one for the same seed.")] = 0,
+    faults: Annotated[int | None, typer.Option(help="How many; one of each kind by default.")] = None,
+    kinds: Annotated[str | None, typer.Option(help="Which, with commas between; all by default.")] = None,
+    schedule: Annotated[
+        Path | None, typer.Option(help="A file with the faults instead: a JSON list of objects.")
+    ] = None,
+    degree: Annotated[int, typer.Option(min=1, help="Devices that share each sample of a rollout.")] = 1,
+    trace: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Replay a trace of spot instances instead; generated draws one."),
+    ] = None,
+    most: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Its instances at once; 4 by default.")
+    ] = None,
+    notice: Annotated[float | None, typer.Option(min=0, help="Its seconds of notice; 0 by default.")] = None,
+) -> None:
+    """Train shortly in peace and under real faults, and check that nothing is lost, twice or different."""
+    from flows.cli.chaos import SETTINGS, show
+    from flows.cli.chaos import chaos as run_chaos
+
+    shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
+    changes = [*SETTINGS, *shared, *(set_ or [])]
+    config = _configuration(preset, changes, None)
+    chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
+    if trace is None:
+        from tasks.chaos import plan_faults
+
+        if most is not None or notice is not None:
+            raise ConfigurationError("--most and --notice say how a trace is replayed; give --trace too")
+        plan = plan_faults(config, seed, faults, chosen, schedule)
+    else:
+        from tasks.replayed_trace import plan_trace
+
+        if faults is not None or kinds is not None or schedule is not None:
+            raise ConfigurationError("--trace says all: leave --faults, --kinds and --schedule out")
+        plan = plan_trace(config, trace, seed, most, notice)
+        reporter().note(plan.describe())
+    home = Home.from_environment().ensure()
+    _preflight(config, here=False)
+    arguments = [item for change in changes for item in ("--set", change)]
+    arguments += [] if preset is None else ["--preset", preset]
+    result = run_chaos(home, new_run_id(f"chaos-{config.name}"), config, arguments, plan)
+    show(result)
+    _print_json(result)
+    raise typer.Exit(1 if result["broken_promises"] else 0)
+
+
+@app.command(epilog="Example: spotlight pretrain glyphs --out my-glyphs")
+def pretrain(
+    task: Annotated[EmbeddedTaskName, typer.Argument(help="What it learns to draw.")],
+    out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
+) -> None:
+    """Make an embedded model from nothing: render images, train by flow matching, save."""
+    home = Home.from_environment().ensure()
+    folder = str(claim_folder(out, "--out"))
+    from flows.server.prefect_server import prefect_server
+
+    with prefect_server(home):
+        from flows.pretrain import pretrain as pretrain_flow
+
+        _print_json(pretrain_flow(task.value, folder, seed))
+
+
+@app.command(epilog="Example: spotlight ui --port 8600")
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login (docs/dashboard.md).")
+    ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name that it is reached by, such as a proxy's; repeatable."),
+    ] = None,
+) -> None:
+    """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
+    from flows.cli.dashboard import serve
+
+    raise typer.Exit(serve(Home.from_environment(), port, host, allow_host or ()))
+
+
+@app.command(epilog="Example: spotlight report glyphs-20261121-101500-a1b2 --out report.html")
+def report(
+    run_id: str,
+    out: Annotated[Path | None, typer.Option(help="The file; RUN.html in this folder by default.")] = None,
+) -> None:
+    """Write a run's charts, images and figures into one HTML file that needs no network."""
+    from flows.cli.report import write_report
+
+    raise typer.Exit(write_report(Home.from_environment(), run_id, out))
+
+
+app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin")(up)
+app.command(epilog="Example: spotlight down")(down)
+app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)
+
+
+app.command(epilog="Example: spotlight rebuild")(rebuild)
+app.command(epilog="Example: spotlight runs --json")(runs)
+app.command(epilog="Example: spotlight presets")(presets)
+app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
+
+
+@app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --set model.path=/models/FLUX.1-dev")
+def doctor(preset: Preset = None, set_: Sets = None) -> None:
+    """Check this machine, its home and database, and a model, every number of it, with its scorer."""
+    from flows.cli.doctor import examine
+
+    raise typer.Exit(0 if examine(_configuration(preset, set_)) else 1)
+
+
+def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
+    import httpx
+
+    from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
+
+    store = RunStore(home)
+    interrupted = store.reconcile()
+    with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
+        from flows.cancellation import cancellable
+        from flows.post_train import post_train
+
+        try:
+            close_orphaned_flow_runs([*interrupted, run_id])
+            reporter().note(f"Prefect UI: {ui_url}")
+            with cancellable(run_id):
+                summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
+        except httpx.HTTPError as error:
+            summary = result_without_server(store, run_id, error)
+    reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
+    _print_json(summary)
+
+
+def _print_json(value: dict[str, Any]) -> None:
+    typer.echo(json.dumps(value))
+
+
+def main() -> None:
+    """Entry point: what is refused is one clear message and exit code 2, not a traceback."""
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="spotlight", standalone_mode=False)
+    except SpotlightError as error:
+        _refuse(str(error))
+    except typer.TyperException as error:  # an option or a command that is none
+        context = getattr(error, "ctx", None)
+        problem = " ".join(getattr(error, "format_message", error.__str__)().split()).rstrip(".")
+        _refuse(f"{shortened(problem)}; see `{context.command_path if context else 'spotlight'} --help`")
+    leave(code if isinstance(code, int) else 0)
+
+
+def _refuse(message: str) -> NoReturn:
+    lines = (one_line(line) for line in message.split("\n"))  # several settings are a line each
+    typer.secho("error: " + "\n".join(lines), err=True, fg="red")
+    leave(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`spotlight doctor`: what this machine has, and what would keep a run from working."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.markup import escape
+
+from flows.cli.recovery import backups_in_words
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.errors import SpotlightError, StorageError
+from storage.home import Home
+
+_PACKAGES = ("torch", "diffusers", "peft", "ray", "prefect", "duckdb", "mlflow", "streamlit", "rapidocr")
+_FREE_GIB = 2.0
+
+
+def examine(config: RunConfig | None = None) -> bool:
+    """Print one line a check; True when nothing keeps a run from working.
+
+    Args:
+        config: of the run whose model and scorer are looked at; None for the defaults, an embedded model.
+    """
+    console = Console()
+    config = config or RunConfig()
+    healthy = True
+    checks: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("python", _python),
+        ("packages", _packages),
+        ("cores", _cores),
+        ("device", _device),
+        ("home", _home),
+        ("database", _database),
+        ("model and scorer", lambda: _road(config)),
+        ("model's numbers", lambda: _numbers(config)),
+        ("prefect", _prefect),
+    )
+    for name, check in checks:
+        try:
+            console.print(f"[green]ok[/]    {name}: {escape(check())}", highlight=False)
+        except (SpotlightError, ImportError, OSError) as error:
+            healthy = False
+            console.print(f"[red]wrong[/] {name}: {escape(str(error))}", highlight=False)
+    return healthy
+
+
+def _python() -> str:
+    return sys.version.split()[0]
+
+
+def _packages() -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES)
+
+
+def _cores() -> str:
+    return f"{os.cpu_count()} cores, {_memory_gib():.0f} GiB memory"
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+def _device() -> str:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "no GPU: models run on the CPU"
+    return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+
+
+def _home() -> str:
+    home = Home.from_environment().ensure()
+    free = shutil.disk_usage(home.path).free / 2**30
+    if free < _FREE_GIB:
+        raise OSError(
+            f"{home.path} has {free:.1f} GiB free; checkpoints need room: free some, or set SPOTLIGHT_HOME"
+        )
+    return f"{home.path}, {free:.0f} GiB free"
+
+
+def _database() -> str:
+    home = Home.from_environment()
+    store = RunStore(home)
+    store.database.check()
+    known = {row.run_id for row in store.runs()}
+    unknown = [run_id for run_id in home.run_folders() if run_id not in known]
+    if unknown:
+        raise StorageError(
+            f"{home.database} does not know {', '.join(unknown[:5])}, whose checkpoints are there; "
+            "`spotlight rebuild` makes the rows again"
+        )
+    return f"{len(known)} runs; {backups_in_words(home.backups)}"
+
+
+def _numbers(config: RunConfig) -> str:
+    """Every tensor of the model is read: of a large one that takes minutes, so a run does not do it."""
+    from tasks.preflight import read_weights
+
+    return f"{read_weights(config):,} in the files of {config.model.path}, all finite"
+
+
+def _road(config: RunConfig) -> str:
+    from tasks.preflight import check
+
+    warnings = check(config)
+    return f"{config.model.path} loads, {config.reward.scorer} judges" + "".join(f" ({w})" for w in warnings)
+
+
+def _prefect() -> str:
+    from flows.server.prefect_server import is_healthy
+
+    configured = os.environ.get("PREFECT_API_URL")
+    if not configured:
+        return "PREFECT_API_URL is not set: each run starts a local server"
+    if not is_healthy(configured):
+        raise OSError(f"no server answers at PREFECT_API_URL={configured}; start it or unset the variable")
+    return configured

@@ -1,0 +1,60 @@
+"""Evaluations and comparisons of them as tables on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from storage.evaluations.separate import SeparateEvaluation
+
+
+def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> None:
+    """A row a tag, and the two overall ones, each with its interval.
+
+    Args:
+        figures: as `storage.evaluations.figures` gives them.
+        title: over the table.
+        signed: whether they are differences.
+    """
+    table = Table("tag", "prompts", "score", "95 %", "exact", "95 %", title=title)
+    rows = dict(figures.get("by_tag", {}))
+    if "over_tags" in figures:
+        rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
+    rows["all prompts"] = figures
+    for name, row in rows.items():
+        table.add_row(
+            name, str(row["prompts"]),
+            _number(row["score"], signed), _interval(row["score_interval"], signed),
+            _number(row["exact"], signed), _interval(row["exact_interval"], signed),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
+    """One row an evaluation."""
+    table = Table("evaluation", "when (UTC)", "of", "iteration", "images", "score", "exact")
+    for row in rows:
+        table.add_row(
+            row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
+            row.run_id or "untouched model", str(row.iteration), str(row.images),
+            _number(row.score), _number(row.exact),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:
+    """One evaluation as JSON values."""
+    names = ("evaluation_id", "run_id", "iteration", "started_at", "images", "score", "exact", "folder")
+    return {name: getattr(row, name) for name in names}
+
+
+def _number(value: float, signed: bool = False) -> str:
+    return f"{value:+.3f}" if signed else f"{value:.3f}"
+
+
+def _interval(bounds: Sequence[float], signed: bool) -> str:
+    return f"{_number(bounds[0], signed)} to {_number(bounds[1], signed)}"

@@ -1,0 +1,73 @@
+"""`spotlight runs` and `spotlight presets`: what there is, as lists."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from storage.config.loading import list_presets
+from storage.database.run_store import RunRow, RunStore
+from storage.errors import ConfigurationError
+from storage.home import Home
+
+
+def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
+    """List all runs, newest first."""
+    home = Home.from_environment()
+    store = RunStore(home)
+    store.reconcile()
+    rows = store.runs()
+    unknown = set(home.run_folders()) - {row.run_id for row in rows}
+    if unknown:
+        typer.echo(
+            f"warning: the database does not know {', '.join(sorted(unknown)[:5])}, whose checkpoints are "
+            "there; `spotlight rebuild` makes the rows again",
+            err=True,
+        )
+    if as_json:
+        for row in rows:
+            typer.echo(json.dumps(_facts(row)))
+        return
+    if not rows:
+        typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
+        return
+    table = Table("run", "status", "iterations", "score before", "after", "cost")
+    for row in rows:
+        summary = row.summary
+        table.add_row(
+            row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
+            _figure(summary.get("score_before")), _figure(summary.get("score_after")),
+            _figure(summary.get("cost_usd"), "${:.2f}"),
+        )  # fmt: skip
+    Console().print(table)
+
+
+def presets() -> None:
+    """List the presets."""
+    for preset in list_presets():
+        typer.echo(f"{preset.name:24} {preset.summary}")
+
+
+def _planned(row: RunRow) -> str:
+    try:
+        return str(row.config.iterations)
+    except ConfigurationError:  # the settings of another version
+        return "?"
+
+
+def _facts(row: RunRow) -> dict[str, Any]:
+    return {
+        "run_id": row.run_id,
+        "status": row.status,
+        "iterations": row.last_iteration or 0,
+        "error": row.error,
+        **row.summary,
+    }
+
+
+def _figure(value: float | None, form: str = "{:.3f}") -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,90 @@
+"""`spotlight rebuild`, and the rows of a run that is resumed although the database lost them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.progress import reporter
+from storage.database.run_store import RunRow, RunStore
+from storage.errors import DatabaseDamagedError, RunNotFoundError
+from storage.home import Home
+
+
+def rebuild(
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Also where a run is marked as running on another machine. Only where no process works on "
+            "it any more.",
+        ),
+    ] = False,
+) -> None:
+    """Make the database's rows again after damage or loss, from backups, journals and checkpoints."""
+    _rebuild(Home.from_environment().ensure(), None, take_over)
+
+
+def run_to_resume(home: Home, run_id: str, take_over: bool = False) -> RunRow:
+    """The row of a run that is to be resumed, made again first where the database lost it.
+
+    Raises:
+        RunNotFoundError: there is no such run, and nothing is left of one.
+        ConfigurationError: the database is damaged, and a run goes on beside it.
+    """
+    store = RunStore(home)
+    try:
+        store.database.check()
+        store.reconcile()
+        return store.run(run_id)
+    except DatabaseDamagedError as error:
+        reporter().note(f"warning: {error}")
+        _rebuild(home, None, take_over)
+    except RunNotFoundError as error:
+        if run_id not in home.run_folders():
+            raise
+        reporter().note(f"warning: {error}")
+        _rebuild(home, run_id, take_over)
+    return store.run(run_id)
+
+
+def _rebuild(home: Home, only: str | None, take_over: bool) -> None:
+    """Rebuild, and say what was done and what could not be."""
+    from storage.database.rebuilding import rebuild as make_again
+
+    done = make_again(home, only, take_over)
+    note = reporter().note
+    if done.kept_at is not None:
+        note(f"the damaged database is kept as {done.kept_at}")
+    if done.backup_made_at is not None:
+        note(f"began from the backup of {_moment(done.backup_made_at)}")
+    if not done.runs and done.kept_at is None:
+        note(f"{home.database} is sound and knows every run that has checkpoints; nothing was changed")
+        return
+    for run_id, iterations in done.runs.items():
+        note(f"made again: run {run_id} (iterations: {iterations})")
+    for loss in done.losses:
+        note(f"not recovered: {loss}")
+
+
+def back_up(store: RunStore) -> None:
+    """Keep a copy of the database once a run has ended; where that fails, say so and go on."""
+    from storage.errors import StorageError
+
+    try:
+        store.back_up()
+    except StorageError as error:
+        reporter().note(f"warning: {error}")
+
+
+def backups_in_words(folder: Path) -> str:
+    """How many copies of the database there are, and when the newest was made."""
+    made = [path.stat().st_mtime for path in folder.glob("iteration-*")]
+    return f"backups: {len(made)}, the newest of {_moment(max(made))}" if made else "no backup yet"
+
+
+def _moment(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))

@@ -1,0 +1,40 @@
+"""Writing a run's report, in a process of its own: this room does not import the dashboard's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from storage.database.run_store import RunStore
+from storage.home import HOME_VARIABLE, Home
+from storage.new_folder import writable_file
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def write_report(home: Home, run_id: str, out: Path | None) -> int:
+    """Write the report of a run and print its path; returns the exit code.
+
+    Args:
+        home: where the run is.
+        run_id: the run.
+        out: the file; `RUN.html` in this folder where None.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        ConfigurationError: `out` is a folder, or cannot be written.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    RunStore(home).run(run_id)
+    # A run of another's making may be called like a path: only what stands in a plain name is kept.
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
+    file = writable_file(f"{name}.html" if out is None else out, "--out")
+    return subprocess.run(
+        [sys.executable, "-m", "ui.report", "--out", str(file), "--", run_id],
+        cwd=_ROOT, stdin=subprocess.DEVNULL, check=False,
+        # Without a server Streamlit would warn once for each thing that it cannot cache.
+        env=os.environ | {HOME_VARIABLE: str(home.path), "STREAMLIT_LOGGER_LEVEL": "error"},
+    ).returncode  # fmt: skip

@@ -1,0 +1,1 @@
+"""A home's Prefect server, what it serves, and what `spotlight up` supervises."""

@@ -1,0 +1,299 @@
+"""A home's Prefect server, as one of those that use it: joined or started, kept alive, left or ended.
+
+A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. Whoever needs it
+first starts it, the last one ends it, and it ends by itself when all were killed. A server that dies in the
+middle is started again on the same port and database: a run computes on without it, and Prefect's
+clients try again until it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import httpx
+
+from flows.progress import reporter
+from flows.server.children import last_lines
+from flows.server.note import FileLock, ServerNote, changing_server, living_server, users_file
+from flows.server.password import home_password
+from flows.server.ports import LOOPBACK
+from storage.errors import ServerError
+from storage.home import UP_TOKEN_VARIABLE, Home
+
+_START_LIMIT_S = 300.0
+_LISTEN_LIMIT_S = 60.0
+_END_LIMIT_S = 60.0
+"""For a server that nobody used any more to end, before the next one starts."""
+
+_PORT = 4200
+
+SERVER_MODULE = "flows.server.process"
+
+_LOOK_S = 0.5
+"""How often a server is looked after."""
+
+_RESTARTS = 6
+"""As often in a row a dead server is started again, after 0, 1, 3, 7, 15 and 31 seconds."""
+
+_STEADY_S = 600.0
+"""A server that lived this long did not die of how it was started: counting begins anew."""
+
+CLIENT_RETRIES = "4"
+"""Of Prefect's clients; with Prefect's doubling pauses, 30 s in which a dead server may come back."""
+
+
+class LocalServer:
+    """A home's Prefect server, as one of those that use it; it is started if none is there.
+
+    Args:
+        home: where its state and log lie.
+        port: where it listens, if it has to be started.
+        host: on which address of this machine.
+        exact: whether another port, address or name will not do.
+        names: further names that it answers to.
+
+    Raises:
+        ServerError: it cannot be started; or one that is there listens elsewhere, and `exact` is set.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        port: int = _PORT,
+        host: str = LOOPBACK,
+        exact: bool = False,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._home, self._wanted, self._exact = home, ServerNote(0, host, port, tuple(names)), exact
+        home.ensure()
+        self.log = home.logs / "prefect-server.log"
+        self._log_begins = self.log.stat().st_size if self.log.exists() else 0
+        self._password = home_password(home)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._left = False
+        self._users = FileLock(users_file(home))
+        try:
+            self._users.acquire(False, _END_LIMIT_S, f"a Prefect server of {home.path} that was ending")
+            with changing_server(home):
+                self._note = self._join()
+        except BaseException:
+            self._users.close()
+            raise
+
+    @property
+    def api_url(self) -> str:
+        """The address of its API."""
+        return self._note.api_url
+
+    @property
+    def ui_url(self) -> str:
+        """The address of its pages."""
+        return self._note.ui_url
+
+    @property
+    def pid(self) -> int:
+        """Its process identifier; another one after it was started again."""
+        return self._note.pid
+
+    @property
+    def users_lock(self) -> int:
+        """A descriptor; while a child process holds it, the server does not end either."""
+        return self._users.descriptor
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        """What a process needs to know to use it."""
+        return {
+            "PREFECT_API_URL": self.api_url,
+            "PREFECT_API_AUTH_STRING": self._password,
+            "PREFECT_HOME": str(self._home.prefect),
+            "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
+        }
+
+    @property
+    def ended(self) -> str | None:
+        """How it ended, in words; None while it lives."""
+        if living_server(self._home) is not None:
+            return None
+        code: int | None = None
+        if self._process:  # its lock is gone a moment before its code is known
+            with suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(2)
+        how = "ended" if code is None else f"ended with code {code}"
+        return f"the Prefect server {how} (log: {self.log})"
+
+    def tail(self) -> str:
+        """The last lines that it wrote."""
+        return last_lines(self.log, self._log_begins)
+
+    def _join(self) -> ServerNote:
+        """The server that is there, or a new one."""
+        note = living_server(self._home)
+        if note is None:
+            return self._start(self._wanted, self._exact)
+        wanted = self._wanted
+        if self._exact and (note.host, note.port, note.names) != (wanted.host, wanted.port, wanted.names):
+            raise ServerError(
+                f"the Prefect server of {self._home.path} (process {note.pid}) runs already and listens on "
+                f"{note.host}:{note.port}, not on {wanted.host}:{wanted.port} with the names asked for; use "
+                f"`--server-port {note.port} --host {note.host}`, or wait until its runs have ended"
+            )
+        return note
+
+    def _start(self, where: ServerNote, exact: bool) -> ServerNote:
+        """Start one; returns when it listens, seconds before it answers."""
+        command = [
+            sys.executable, "-m", SERVER_MODULE, "--home", str(self._home.path),
+            "--host", where.host, "--port", str(where.port), *(["--exact"] if exact else []),
+            *(part for name in where.names for part in ("--name", name)),
+        ]  # fmt: skip
+        # No child of an `up`, by its token: it may have to outlive it.
+        environment = {name: value for name, value in os.environ.items() if name != UP_TOKEN_VARIABLE}
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + _LISTEN_LIMIT_S
+        while (note := living_server(self._home)) is None:
+            if self._process.poll() is not None:
+                raise ServerError(self._died_at_start())
+            if time.monotonic() > deadline:
+                self._process.kill()
+                raise ServerError(f"no Prefect server listened within {_LISTEN_LIMIT_S:g} s; see {self.log}")
+            time.sleep(0.05)
+        return note
+
+    def _died_at_start(self) -> str:
+        code = self._process.returncode if self._process else "?"
+        said = self.tail()
+        return f"the Prefect server ended with code {code} while starting; see {self.log}" + (
+            f"; it said last:\n{said}" if said else ""
+        )
+
+    def is_ready(self) -> bool:
+        """Whether it answers, asks for the password, and knows it.
+
+        Raises:
+            ServerError: it answers without a password; it is then not to go on.
+        """
+        address = f"{self.api_url}/admin/version"
+        user, _, secret = self._password.partition(":")
+        try:
+            if httpx.get(address, auth=(user, secret), timeout=5).status_code != httpx.codes.OK:
+                return False
+            stranger = httpx.get(address, timeout=5).status_code
+        except httpx.HTTPError:
+            return False
+        if stranger != httpx.codes.UNAUTHORIZED:
+            self.stop()
+            raise ServerError(
+                f"the Prefect server answered {stranger} to a request without a password, and was ended; "
+                "this version of Prefect does not ask for one: install the one of constraints.txt"
+            )
+        return True
+
+    def wait_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ServerError: if it ends or stays silent; names its log.
+        """
+        deadline = time.monotonic() + _START_LIMIT_S
+        while time.monotonic() < deadline:
+            if living_server(self._home) is None:
+                if self._process:
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(5)
+                raise ServerError(self._died_at_start())
+            if self.is_ready():
+                return
+            time.sleep(0.2)
+        self.stop()
+        raise ServerError(f"the Prefect server did not answer within {_START_LIMIT_S:g} s; see {self.log}")
+
+    @contextmanager
+    def kept_alive(self) -> Iterator[None]:
+        """While the context lasts, start it again whenever it dies; leave it afterwards."""
+        over = threading.Event()
+        keeper = threading.Thread(target=self._keep_alive, args=(over,), name="server-keeper", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
+            self.stop()
+
+    def _keep_alive(self, over: threading.Event) -> None:
+        deaths, launched_at = 0, time.monotonic()
+        while not over.wait(_LOOK_S):
+            ended = self.ended
+            if ended is None:
+                continue
+            deaths = 1 if time.monotonic() - launched_at > _STEADY_S else deaths + 1
+            if deaths > _RESTARTS:
+                reporter().note(f"warning: {ended}, {deaths} times in a row; what runs goes on without it")
+                return
+            reporter().note(f"warning: {ended}; it is started again, and what runs goes on meanwhile")
+            if over.wait(2 ** (deaths - 1) - 1):
+                return
+            launched_at = time.monotonic()
+            with suppress(ServerError):  # it is tried again
+                self._start_again()
+
+    def _start_again(self) -> None:
+        """Start it on the port that its clients know; another run of the home may have been faster."""
+        with changing_server(self._home):
+            self._note = living_server(self._home) or self._start(self._note, exact=True)
+
+    def stop(self) -> None:
+        """Use it no longer; the last one that does ends it."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            with changing_server(self._home):
+                if self._users.attempt(exclusive=True) and end_server(self._home) and self._process:
+                    self._process.wait(10)  # no zombie is left of it
+        finally:
+            self._users.close()
+
+
+def end_server(home: Home) -> bool:
+    """End a home's server in order, or with SIGKILL; False where there is none."""
+    note = living_server(home)
+    if note is None:
+        return False
+    for number, patience_s in ((signal.SIGTERM, 30.0), (signal.SIGKILL, 10.0)):
+        with suppress(ProcessLookupError):
+            os.kill(note.pid, number)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            if living_server(home) is None:
+                return True
+            time.sleep(0.05)
+    return True
+
+
+def end_unused_server(home: Home) -> bool:
+    """End a home's server if nobody uses it, or wait for the end that it has begun by itself."""
+    users = FileLock(users_file(home))
+    try:
+        with changing_server(home):
+            if users.attempt(exclusive=True):
+                return end_server(home)
+            ending = not users.attempt(exclusive=False)
+            deadline = time.monotonic() + _END_LIMIT_S
+            while ending and living_server(home) is not None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            return ending
+    finally:
+        users.close()

@@ -1,0 +1,71 @@
+"""What becomes of a run whose Prefect server went away for good.
+
+The run itself needs no server: its state lies in checkpoints and DuckDB. Only Prefect wants to tell
+its server how the flow ended, and hands over its events before it lets the process end, with seconds
+of retries for each. Here that gets a limit, and what the run did counts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+from flows.progress import reporter
+from storage.database.run_store import RunStore
+from storage.errors import RunNotFoundError, ServerError
+
+_HAND_OVER_S = 10.0
+"""For a server that answers, milliseconds do."""
+
+_leaves_at_once = False
+
+
+def hand_over() -> None:
+    """Let Prefect's background workers hand over what they hold, within a limit.
+
+    Before a local server is ended, as they would wait for it afterwards. What does not make it in
+    time is given up: `leave` then does not wait for it either.
+    """
+    global _leaves_at_once
+    module = sys.modules.get("prefect.events.worker")
+    if module is None:  # no flow has run
+        return
+    _, waiting = module.EventsWorker.drain_all(timeout=_HAND_OVER_S)
+    if waiting:
+        _leaves_at_once = True
+
+
+def leave(code: int) -> NoReturn:
+    """End this process; all of the run's own must be closed."""
+    if _leaves_at_once:
+        # Prefect's hook at the interpreter's exit has no limit.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def result_without_server(store: RunStore, run_id: str, error: Exception) -> dict[str, Any]:
+    """The result of a run that Prefect could not bring to its end.
+
+    Args:
+        store: where the run is recorded.
+        run_id: the run.
+        error: what Prefect's client raised.
+
+    Raises:
+        ServerError: the run has no result; says how to go on.
+    """
+    gone = f"the Prefect server went away and did not come back ({error})"
+    try:
+        row = store.run(run_id)
+    except RunNotFoundError:
+        raise ServerError(f"{gone} before run {run_id!r} began; start it again") from error
+    if row.status == "finished":
+        reporter().note(f"warning: {gone}; run {run_id} is complete all the same, only Prefect does not know")
+        return row.summary
+    raise ServerError(
+        f"{gone}; run {run_id!r} is {row.status} after iteration {row.last_iteration or 0}: "
+        f"go on with `spotlight resume {run_id}`"
+    ) from error

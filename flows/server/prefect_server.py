@@ -1,0 +1,109 @@
+"""Having a Prefect server: the one that PREFECT_API_URL names, or the home's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from uuid import UUID
+
+import httpx
+
+from flows.server.local_server import LocalServer
+from flows.server.loss import hand_over
+from flows.server.password import password_file
+from storage.errors import ServerError
+from storage.home import Home
+
+
+def is_healthy(api_url: str) -> bool:
+    """Whether a Prefect server answers at the address."""
+    try:
+        return httpx.get(f"{api_url}/health", timeout=2).status_code == 200
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return False
+
+
+@contextmanager
+def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -> Iterator[str]:
+    """Have a server while the context lasts; yields the address of its UI, and how to get in.
+
+    The one that PREFECT_API_URL names is used as it is. Without that it is the home's: the one that a
+    `spotlight up` or another run of this home uses, or a new one, kept alive meanwhile. Its address and
+    password are put into the environment.
+
+    Args:
+        home: where a local server keeps its state.
+        meanwhile: called while the local server starts, such as an import that takes seconds.
+
+    Raises:
+        ServerError: if the named one does not answer, or the local one does not start, or Prefect
+            was imported before it: its settings are read then, and threads of its own would use an
+            ephemeral server.
+    """
+    configured = os.environ.get("PREFECT_API_URL", "")
+    if configured:
+        if not is_healthy(configured):
+            raise ServerError(
+                f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the "
+                "variable to have a local one started"
+            )
+        try:
+            yield configured.removesuffix("/api")
+        finally:
+            hand_over()
+        return
+    if "prefect" in sys.modules:
+        raise ServerError(
+            "Prefect was imported before its local server was started; import it later, or start a server "
+            "and set PREFECT_API_URL"
+        )
+    server = LocalServer(home)
+    before = dict(os.environ)
+    os.environ.update({**server.client_environment, **_chosen_by_a_person(before)})
+    try:
+        meanwhile()
+        server.wait_ready()
+        with server.kept_alive():
+            try:
+                yield f"{server.ui_url} (log in with the line in {password_file(home)})"
+            finally:
+                hand_over()
+    finally:
+        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+            os.environ.pop(name)
+            if name in before:
+                os.environ[name] = before[name]
+        server.stop()
+
+
+def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:
+    names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES")
+    return {name: environment[name] for name in names if name in environment}
+
+
+def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
+    """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
+
+    Without this they would run for ever, and one that was being cancelled would cancel its
+    successor of the same name.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import (
+        DeploymentFilter,
+        DeploymentFilterId,
+        FlowRunFilter,
+        FlowRunFilterName,
+        FlowRunFilterState,
+    )  # fmt: skip
+    from prefect.states import Crashed
+
+    unfinished = FlowRunFilter(
+        name=FlowRunFilterName(any_=list(run_ids)) if run_ids else None,
+        state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}),
+    )
+    deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
+    with get_client(sync_client=True) as client:
+        for orphan in client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=deployed):
+            client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)

@@ -1,0 +1,138 @@
+"""The Prefect server of a home: `python -m flows.server.process`, started by whoever needs it first.
+
+It listens before it says where, so that no other program can be taken for it, and ends by itself when nobody
+uses it any more: it is no child that dies with the run that started it, as other runs may use it by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.server.note import FileLock, ServerNote, note_file, users_file, write_note
+from flows.server.password import home_password
+from flows.server.ports import LOOPBACK, reachable
+from storage.errors import ServerError
+from storage.home import Home
+from storage.server_guard import ServerGuard
+
+_POLL_S = 0.5
+_PREDECESSOR_S = 30.0
+"""For the server before this one to end."""
+
+_BACKLOG = 2048
+_CLOSING_S = 5
+"""For requests under way when the server ends."""
+
+_END_S = 15.0
+
+
+def listen(host: str, port: int, exact: bool) -> socket.socket:
+    """Listen on a port, or on one that the system chooses where it is taken.
+
+    Raises:
+        ServerError: neither is to be had, or `exact` asks for the one that is taken.
+    """
+    reason: OSError | None = None
+    for wanted in (port,) if exact else (port, 0):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, wanted))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            reason = error
+        else:
+            return listener
+    raise ServerError(f"port {port} on {host} cannot be listened on: {reason}; choose another port")
+
+
+def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
+    """The environment of a server of ours: where its state lies, where it listens, what it asks for.
+
+    Raises:
+        ServerError: the home's password cannot be made: no server is to run without one.
+    """
+    ui_urls = {f"http://{name}:{port}" for name in (reachable(host), LOOPBACK, "localhost")}
+    return {
+        "PREFECT_HOME": str(home.prefect),
+        "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home.prefect / 'prefect.db'}",
+        "PREFECT_SERVER_API_HOST": host,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_API_AUTH_STRING": home_password(home),
+        "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": ",".join(sorted(ui_urls)),
+        # A browser asks for the API where it got the page from, by whatever name.
+        "PREFECT_UI_API_URL": "/api",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    }
+
+
+def end_when_unused(home: Home) -> None:
+    """End this process in order once nobody holds the users' lock; who comes meanwhile waits for its end."""
+    users = FileLock(users_file(home))
+    while not users.attempt(exclusive=True):
+        time.sleep(_POLL_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_END_S)
+    os._exit(1)
+
+
+def prefect_application(home: Home) -> Any:
+    """Prefect's API and UI; it reads its settings when it is imported, and takes seconds."""
+    from prefect.server.api.server import create_app
+
+    from flows.server.prefect_database import take_write_lock_first
+    from flows.server.pruning import keep_small
+
+    take_write_lock_first()
+    keep_small(home.prefect / "prefect.db")
+    return create_app(final=True)
+
+
+def serve(
+    home: Home, host: str, port: int, exact: bool, names: tuple[str, ...], application: Callable[[Home], Any]
+) -> None:
+    """Be the server of a home until SIGTERM, or until nobody uses it."""
+    own = FileLock(note_file(home))
+    own.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
+    own.rewrite("")  # what the predecessor noted
+    listener = listen(host, port, exact)
+    bound = int(listener.getsockname()[1])
+    os.environ.pop("PREFECT_API_URL", None)
+    os.environ.update(server_environment(home, bound, host))
+    write_note(own, ServerNote(os.getpid(), host, bound, names))
+    threading.Thread(target=end_when_unused, args=(home,), name="end-when-unused", daemon=True).start()
+
+    import uvicorn  # what is asked meanwhile waits in the backlog
+
+    guarded = ServerGuard(application(home), host, names)
+    settings = uvicorn.Config(guarded, log_level="warning", timeout_graceful_shutdown=_CLOSING_S)
+    uvicorn.Server(settings).run(sockets=[listener])
+
+
+def main(application: Callable[[Home], Any] = prefect_application) -> None:
+    """Serve as the arguments say."""
+    parser = argparse.ArgumentParser(description="Serve the Prefect API and UI of a home.")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--exact", action="store_true", help="end where the port is taken")
+    parser.add_argument("--name", action="append", default=[], help="a further name that it answers to")
+    given = parser.parse_args()
+    try:
+        serve(Home(given.home), given.host, given.port, given.exact, tuple(given.name), application)
+    except ServerError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

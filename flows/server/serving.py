@@ -1,0 +1,119 @@
+"""The process that serves the deployments: `python -m flows.server.serving`, a child of `spotlight up`.
+
+It does what Prefect's `serve` does. `serve` itself gives no hold of its runner, and its own way to end tells
+running flows nothing: here SIGTERM cancels them, so that they save what they hold and can be resumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.runner import Runner
+from prefect.schedules import Cron
+from prefect.utilities.callables import ParameterSchema
+
+from flows.deployments import evaluate_by_form, post_train_by_form, pretrain_by_form, reproduce_by_form
+from flows.forms import ReproductionForm
+from flows.run_processes import watch_closely
+from flows.schedule import Nightly
+from flows.server.prefect_server import close_orphaned_flow_runs
+
+POLL_S = 2.0
+"""How often the server is asked for what is due."""
+
+
+class _NoOtherParameters(ParameterSchema):
+    """Prefect's own leaves other parameters to the flow's process, which then crashes."""
+
+    additionalProperties: bool  # JSON schema names it so
+
+
+NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
+"""Schedule -> the preset that is done again: characters read by OCR, shapes judged as GenEval does."""
+
+
+def deployments(nightly: Nightly) -> list[RunnerDeployment]:
+    """The four deployments; each is found as NAME/NAME."""
+    schedules = [
+        Cron(
+            nightly.cron, timezone=nightly.timezone, active=nightly.active, slug=slug,
+            parameters={"form": ReproductionForm.model_validate({"preset": preset}).model_dump(mode="json")},
+        )
+        for slug, preset in NIGHTLY.items()
+    ]  # fmt: skip
+    # Not the file: a flow run is to find it from whatever folder `up` was started in.
+    kind = EntrypointType.MODULE_PATH
+    made = [
+        post_train_by_form.to_deployment("post-train", entrypoint_type=kind),
+        evaluate_by_form.to_deployment("evaluate", entrypoint_type=kind),
+        reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
+        pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
+    ]
+    ready = [
+        one for one in made if isinstance(one, RunnerDeployment)
+    ]  # a coroutine in asynchronous code alone
+    for deployment in ready:
+        named = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
+        deployment._parameter_openapi_schema = _NoOtherParameters(**named, additionalProperties=False)
+    return ready
+
+
+async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path | None) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        served: what to serve.
+        runs_at_once: flow runs that may go on at the same time.
+        ready: file to make once runs can be started; None makes none.
+    """
+    watch_closely()
+    # Schedules stay as they are when this ends: the next `up` says anew whether they are active.
+    runner = Runner("spotlight", query_seconds=POLL_S, limit=runs_at_once, pause_on_shutdown=False)
+    ids = [await runner.aadd_deployment(deployment) for deployment in served]
+    # What an earlier `up` was running when it was killed.
+    await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
+    going = asyncio.create_task(runner.start())
+    while not runner.started:
+        if going.done():
+            break
+        await asyncio.sleep(0.05)
+    else:
+        _end_in_order(runner)
+        if ready is not None:
+            ready.touch()
+    await going
+
+
+def _end_in_order(runner: Runner) -> None:
+    """On SIGTERM and SIGINT cancel what runs, then end the runner."""
+    stopping: list[asyncio.Task[None]] = []
+
+    def stop() -> None:
+        if not stopping:
+            stopping.append(asyncio.create_task(runner.astop()))
+
+    # The runner's own handler, set before, waits inside the signal for the loop that it holds up.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+
+
+def main() -> None:
+    """Serve until told to end."""
+    parser = argparse.ArgumentParser(description="Serve the deployments to the server of PREFECT_API_URL.")
+    parser.add_argument("--ready", type=Path, help="file to make once runs can be started")
+    parser.add_argument("--runs-at-once", type=int, default=1)
+    parser.add_argument("--schedule", action="store_true", help="run the nightly reproductions by themselves")
+    parser.add_argument("--cron", default=Nightly.cron)
+    parser.add_argument("--timezone", default=Nightly.timezone)
+    arguments = parser.parse_args()
+    nightly = Nightly(arguments.schedule, arguments.cron, arguments.timezone)
+    # Made outside of the loop, where Prefect's functions wait for themselves.
+    asyncio.run(serve(deployments(nightly), arguments.runs_at_once, arguments.ready))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Validation errors in words: the setting, its value, the limit, the next step; one line each."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from storage.config.run_config import RunConfig
+
+KeyPath = tuple[str, ...]
+"""Where a setting is: ("sampling", "noise_level")."""
+
+_BOUNDS = {
+    "greater_than": ("must be above", "gt", "raise it"),
+    "greater_than_equal": ("must be at least", "ge", "raise it"),
+    "less_than": ("must be below", "lt", "lower it"),
+    "less_than_equal": ("must be at most", "le", "lower it"),
+}
+
+_KINDS = {"finite_number": "must be finite", "int": "must be a whole number",
+          "float": "must be a number", "string": "must be text",
+          "bool": "must be true or false", "tuple": 'must be a list, as in ["a", "b"]',
+          "model": "is a section, not a value; set its keys, as in section.key=value"}  # fmt: skip
+
+
+def dotted(key: Sequence[str | int]) -> str:
+    """The name of a setting as a person writes it: `sampling.noise_level`."""
+    return ".".join(map(str, key))
+
+
+def explain(error: ValidationError, sources: Mapping[KeyPath, str]) -> list[str]:
+    """One line for each problem of a RunConfig.
+
+    Args:
+        error: what pydantic found.
+        sources: setting -> where its value came from (a preset, a variable, --set).
+    """
+    return [_line(problem, sources) for problem in error.errors(include_url=False)]
+
+
+def _line(problem: ErrorDetails, sources: Mapping[KeyPath, str]) -> str:
+    key = tuple(map(str, problem["loc"]))
+    if problem["type"] == "value_error":  # a check of ours: its text names settings and values itself
+        return problem["msg"].removeprefix("Value error, ")
+    # The value may have come for this key, for a section around it, or for keys inside it.
+    related = (source for k, source in sources.items() if k[: len(key)] == key[: len(k)])
+    origin = f" (from {source})" if (source := next(related, "")) else ""
+    if problem["type"] == "extra_forbidden":
+        return f"{dotted(key)}{origin}: {_unknown(key)}"
+    return f"{dotted(key)} = {_shown(problem['input'])}{origin}: {_reason(problem, key)}"
+
+
+def _reason(problem: ErrorDetails, key: KeyPath) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    default = _default(key)
+    if kind in _BOUNDS:
+        words, bound, step = _BOUNDS[kind]
+        return f"{words} {context[bound]}; {step} (default {_shown(default)})"
+    if kind == "literal_error":
+        near = difflib.get_close_matches(str(problem["input"]), _choices(context["expected"]), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return f"must be one of {context['expected'].replace(' or ', ', ')}{hint}"
+    if kind == "string_pattern_mismatch":
+        return f"must match {context['pattern']}; use letters, digits, `_`, `.` and `-`, at most 64"
+    for name, words in _KINDS.items():
+        if kind.startswith(name):
+            return words if name == "model" else f"{words} (default {_shown(default)})"
+    return f"{problem['msg'][0].lower()}{problem['msg'][1:]} (default {_shown(default)})"
+
+
+def _unknown(key: KeyPath) -> str:
+    """What to do about a key that is no setting: the nearest one, here or in another section."""
+    fields = _fields(key[:-1])
+    if fields is None:
+        return f"{dotted(key[:-1])} is a value, not a section"
+    near = difflib.get_close_matches(key[-1].lower(), fields, n=1)
+    if near:
+        return f"no such setting; did you mean {dotted((*key[:-1], near[0]))}?"
+    elsewhere = [path for path in _all_settings() if path[-1] == key[-1].lower()]
+    if elsewhere:
+        return f"no such setting; did you mean {' or '.join(map(dotted, elsewhere))}?"
+    place = f"section {dotted(key[:-1])}" if len(key) > 1 else "the top level"
+    return f"no such setting; {place} has {', '.join(fields)}"
+
+
+def _fields(section: KeyPath) -> list[str] | None:
+    model: Any = RunConfig
+    for part in section:
+        if part not in model.model_fields:
+            return None
+        model = model.model_fields[part].annotation
+        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+            return None
+    return list(model.model_fields)
+
+
+def _all_settings() -> list[KeyPath]:
+    paths: list[KeyPath] = []
+    for name in RunConfig.model_fields:
+        inner = _fields((name,))
+        paths += [(name,)] if inner is None else [(name, key) for key in inner]
+    return paths
+
+
+def _default(key: KeyPath) -> Any:
+    value: Any = RunConfig()
+    for part in key:
+        if not isinstance(value, BaseModel):
+            break  # an entry of a list: the list's default is as near as there is
+        value = getattr(value, part)
+    return value
+
+
+def _choices(expected: str) -> list[str]:
+    return [part.strip("' ") for part in expected.replace(" or ", ",").split(",")]
+
+
+def _shown(value: object) -> str:
+    text = repr(list(value) if isinstance(value, tuple) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,110 @@
+"""The settings of seed exploration: how candidates are drafted, judged, chosen and checked."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from storage.config.section import LARGEST_COUNT, Section
+
+
+class ExplorationConfig(Section):
+    """Which seeds of a prompt are rolled out: candidates are drafted, judged, and the best group kept."""
+
+    strategy: Literal["plain", "stale", "fresh"] = "plain"
+    """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
+    iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
+    current weights on all workers before the rollout, on the critical path."""
+
+    candidates: int = Field(default=48, ge=2, le=4096)
+    """Most drafts of a prompt."""
+
+    drafts: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    """Drafts an iteration, in full ones; 0: as many as the training window is predicted to hold (with
+    `fresh`: all candidates)."""
+
+    stop_with_training: bool = True
+    """Drop unfinished drafts when training ends, so that the rollout never waits. `false` finishes what was
+    planned: a run's numbers then follow from its configuration alone. Needs `drafts` above 0."""
+
+    allocation: Literal["bandit", "uniform"] = "bandit"
+    """`bandit` drafts where the kept group's variance gains most, `uniform` all prompts alike."""
+
+    criterion: Literal["variance", "deviation"] = "variance"
+    """What makes a group good: the variance of its scores (the paper), or their mean squared distance from
+    the mean of all the prompt's drafts, which takes every rare success there is. The latter belongs with
+    baseline = `pool`."""
+
+    baseline: Literal["group", "pool"] = "group"
+    """What advantages are measured from, and divided by where algorithm.advantage_std is `group`: mean and
+    deviation of the group that was rolled out, or of all the prompt's drafts."""
+
+    prompt_pool: float = Field(default=1.0, ge=1, le=16)
+    """Prompts explored for each prompt that is rolled out; the prompts whose groups differ most are kept."""
+
+    fidelities: tuple[str, ...] = ("full",)
+    """Kinds of draft that may be used: `full`, and `preview-K`, which stops after K denoising steps and
+    judges the image predicted then. A preview is used once it has proven reliable for its cost."""
+
+    noise_aware: bool = False
+    """Choose by the full score to expect of a draft, as measured, instead of by the draft's own score."""
+
+    history_half_life: float = Field(default=10.0, gt=0, le=1e9)
+    """Iterations after which what is known of a prompt counts half."""
+
+    monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
+    """Prompts an iteration whose drafts are scored again with the rollout's weights, inside the next
+    training window; 0 switches the monitor off."""
+
+    min_spearman: float = Field(default=0.5, ge=-1, le=1)
+    """Rank correlation of stale and fresh scores below which drafts are not trusted."""
+
+    when_stale: Literal["redraft", "plain"] = "redraft"
+    """What follows when they are not: draft anew with the current weights, or take plain seeds."""
+
+    gallery_prompts: int = Field(default=2, ge=0, le=64)
+    """Prompts an iteration whose best and worst image are kept for the dashboard."""
+
+    @model_validator(mode="after")
+    def _can_be_met(self) -> Self:
+        if not self.fidelities or len(set(self.fidelities)) != len(self.fidelities):
+            raise ValueError(
+                f"exploration.fidelities is {list(self.fidelities)}; name at least one, each once, as in full"
+            )
+        if not self.stop_with_training and self.drafts == 0:
+            raise ValueError(
+                "exploration.stop_with_training is false while exploration.drafts is 0: drafts that do not "
+                "end with the window must be counted; set exploration.drafts"
+            )
+        return self
+
+    def check_fits(self, group_size: int, workers: int, trainers: int) -> None:
+        """Refuse what the rest of the run's settings leaves no room for.
+
+        Args:
+            group_size: seeds to keep of a prompt.
+            workers: all devices.
+            trainers: those of them that train.
+
+        Raises:
+            ValueError: if there is nothing to choose from, or no device to explore on.
+        """
+        if self.strategy == "plain":
+            return
+        if self.candidates < group_size:
+            raise ValueError(
+                f"exploration.candidates is {self.candidates}, below algorithm.group_size={group_size}: "
+                "there is nothing to choose from; raise candidates to several groups, or lower group_size"
+            )
+        if self.strategy == "stale" and workers <= trainers:
+            raise ValueError(
+                f"exploration.strategy is stale with runtime.reserved_workers={trainers} and "
+                "runtime.spot_workers=0: every device trains, so none could explore meanwhile; add a worker, "
+                "or set exploration.strategy to plain or fresh"
+            )
+        if 0 < self.drafts < group_size:
+            raise ValueError(
+                f"exploration.drafts is {self.drafts}, below algorithm.group_size={group_size}: not one "
+                "prompt could be explored; raise drafts, or set exploration.strategy=plain"
+            )

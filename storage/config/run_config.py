@@ -1,0 +1,300 @@
+"""The configuration of a run: one frozen model of sections; imports without torch, ray or prefect.
+
+Every field says its unit and its bounds: the same text is the form in the Prefect UI.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from storage.config.exploration import ExplorationConfig
+from storage.config.model import ModelConfig
+from storage.config.price import PriceConfig
+from storage.config.reward import RewardConfig
+from storage.config.runtime import RuntimeConfig
+from storage.config.section import LARGEST_COUNT, Section
+from storage.config.sequence_parallel import SequenceParallelConfig
+
+
+class PromptsConfig(Section):
+    """Prompt files: one prompt a line (.txt), GenEval rows (.jsonl), or a Hugging Face dataset on disk."""
+
+    train: str = "builtin:glyphs-train"
+    """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries."""
+
+    evaluate: str = "builtin:glyphs-evaluate"
+    """Held-out prompts, never trained on."""
+
+
+class SamplingConfig(Section):
+    """How images are generated in rollout and in evaluation."""
+
+    rollout_steps: int = Field(default=10, ge=2, le=200)
+    """Denoising steps of a rollout."""
+
+    evaluate_steps: int = Field(default=20, ge=1, le=200)
+    """Denoising steps of an evaluation image (ODE)."""
+
+    sde: Literal["flow", "cps"] = "flow"
+    """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling."""
+
+    noise_level: float = Field(default=0.7, gt=0, le=2)
+    """Noise level `a` of the stochastic steps; with `cps` it must not exceed 1."""
+
+    window_size: int = Field(default=4, ge=1, le=200)
+    """Stochastic (and trained) denoising steps in each sample; the others follow the ODE."""
+
+    window_start: int = Field(default=0, ge=0, le=199)
+    """First denoising step that a window may cover."""
+
+    window_stop: int = Field(default=9, ge=1, le=200)
+    """One past the last denoising step that a window may cover."""
+
+    batch_size: int = Field(default=16, ge=4, le=1024)
+    """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
+    sample's bits never depend on its neighbours (batches of 1 and 2 round differently)."""
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> Self:
+        room = self.window_stop - self.window_start
+        if room < self.window_size:
+            raise ValueError(
+                f"sampling.window_size is {self.window_size}, but steps {self.window_start} to "
+                f"{self.window_stop} leave room for {max(room, 0)}; lower window_size or widen the range"
+            )
+        if self.window_stop > self.rollout_steps:
+            raise ValueError(
+                f"sampling.window_stop is {self.window_stop}, above rollout_steps={self.rollout_steps}; "
+                "lower window_stop or raise rollout_steps"
+            )
+        if self.sde == "cps" and self.noise_level > 1:
+            raise ValueError(
+                f"sampling.noise_level is {self.noise_level}; cps needs at most 1 (it is an angle of "
+                "a*pi/2); lower it or set sampling.sde=flow"
+            )
+        if self.sde == "cps" and self.window_stop >= self.rollout_steps:
+            raise ValueError(
+                f"sampling.window_stop is {self.window_stop}; cps has no noise in the last step, so it "
+                f"must be at most rollout_steps - 1 = {self.rollout_steps - 1}"
+            )
+        return self
+
+
+class AlgorithmConfig(Section):
+    """How an iteration's samples change the weights."""
+
+    objective: Literal["grpo", "nft"] = "grpo"
+    """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped. `nft` is
+    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised anew."""
+
+    prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
+    """Prompts P in an iteration."""
+
+    group_size: int = Field(default=16, ge=2, le=512)
+    """Samples G of each prompt; advantages are normalised over them."""
+
+    updates_per_iteration: int = Field(default=1, ge=1, le=64)
+    """Training (optimiser) steps an iteration's samples are divided over."""
+
+    clip_range: float = Field(default=1e-3, gt=0, lt=1)
+    """Clip range of the probability ratio (grpo only); small because log-probabilities are means."""
+
+    nft_beta: float = Field(default=0.1, gt=0, le=1)
+    """Strength of the implicit guidance (nft only); the smaller, the further an iteration may go."""
+
+    nft_times: int = Field(default=5, ge=1, le=64)
+    """Noise levels at which each sample is trained on (nft only)."""
+
+    advantage_clip: float = Field(default=5.0, gt=0, le=1e6)
+    """Advantages are clamped to plus or minus this; `nft` takes a sample at the limit as entirely good or
+    bad, and the others in proportion."""
+
+    advantage_std: Literal["group", "batch", "none"] = "group"
+    """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
+
+    kl_weight: float = Field(default=0.0, ge=0, le=1e6)
+    """Weight beta of the KL to the reference policy (the model before training)."""
+
+    ratio_tolerance: float = Field(default=1e-5, gt=0, le=1)
+    """Largest |ratio - 1| allowed at an iteration's first update, where it should be 0 (`nft` looks at one
+    batch of stochastic steps)."""
+
+    @model_validator(mode="after")
+    def _tolerance_below_clip(self) -> Self:
+        if self.objective == "grpo" and self.ratio_tolerance > self.clip_range:
+            raise ValueError(
+                f"algorithm.ratio_tolerance is {self.ratio_tolerance}, above clip_range="
+                f"{self.clip_range}: a ratio that is off by more would be clipped unseen; lower it"
+            )
+        if self.updates_per_iteration > self.prompts_per_iteration:
+            raise ValueError(
+                f"algorithm.updates_per_iteration is {self.updates_per_iteration}, above "
+                f"prompts_per_iteration={self.prompts_per_iteration}: an update needs a whole group"
+            )
+        return self
+
+
+class AdaptationConfig(Section):
+    """Which weights are trained."""
+
+    mode: Literal["lora", "full"] = "full"
+    """`lora` trains low-rank adapters, `full` every weight of the transformer."""
+
+    rank: int = Field(default=32, ge=1, le=1024)
+    """Rank of the adapters (lora only)."""
+
+    alpha: float = Field(default=64.0, gt=0, le=1e6)
+    """Scale of the adapters (lora only); the update is multiplied by alpha / rank."""
+
+    targets: tuple[str, ...] = (
+        "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
+    )  # fmt: skip
+    """Names of the linear layers that get an adapter (lora only)."""
+
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, about a third
+    more time."""
+
+
+class OptimizerConfig(Section):
+    """AdamW and the moving average of the weights."""
+
+    learning_rate: float = Field(default=1e-4, gt=0, le=1)
+    """Learning rate after the warm-up."""
+
+    warmup_steps: int = Field(default=0, ge=0, le=LARGEST_COUNT)
+    """Training steps over which the learning rate rises evenly to its value: Adam's first steps have its full
+    length in directions that are little but noise."""
+
+    weight_decay: float = Field(default=1e-4, ge=0, le=1)
+    """Decoupled weight decay."""
+
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
+    """Gradients are scaled down to this norm."""
+
+    ema_decay: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the weights' moving average, which evaluation uses; 0 switches it off."""
+
+    ema_interval: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """Training steps between two updates of the moving average."""
+
+
+class EvaluationConfig(Section):
+    """Held-out scoring, with the same prompts and seeds every time."""
+
+    every: int = Field(default=10, ge=0, le=LARGEST_COUNT)
+    """Iterations between evaluations; 0 evaluates only before and after."""
+
+    prompts: int = Field(default=96, ge=1, le=LARGEST_COUNT)
+    """How many held-out prompts, from the top of the file."""
+
+    images_per_prompt: int = Field(default=1, ge=1, le=64)
+    """Images of each held-out prompt."""
+
+    gallery: int = Field(default=12, ge=0, le=256)
+    """Evaluation images kept for the dashboard, the same prompts and seeds every time."""
+
+
+class CheckpointConfig(Section):
+    """What is kept to resume from."""
+
+    every: int = Field(default=1, ge=1, le=LARGEST_COUNT)
+    """Iterations between checkpoints; a killed run goes back to the last one."""
+
+    keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
+    """Newest checkpoints kept; older ones are deleted."""
+
+
+class RunConfig(Section):
+    """Everything that decides what a run computes, plus where it computes it."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """Short name, the beginning of the run's identifier: letters, digits, `_`, `.`, `-`."""
+
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Run seed; every random number of the run is a function of it."""
+
+    iterations: int = Field(default=40, ge=1, lt=2**31)
+    """Iterations (explore, rollout, reward, train) of the run."""
+
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig = PromptsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    adaptation: AdaptationConfig = AdaptationConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    exploration: ExplorationConfig = ExplorationConfig()
+    reward: RewardConfig = RewardConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
+    price: PriceConfig = PriceConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @model_validator(mode="after")
+    def _exploration_fits(self) -> Self:
+        workers = self.runtime.reserved_workers + self.runtime.spot_workers
+        self.exploration.check_fits(self.algorithm.group_size, workers, self.runtime.trainer_workers)
+        if self.algorithm.objective == "nft" and self.exploration.baseline == "pool":
+            raise ValueError(
+                "exploration.baseline is pool with algorithm.objective=nft: advantages that do not sum to "
+                "zero train the model on its own images, good and bad, and it degrades; set "
+                "exploration.baseline=group"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scorers_use_their_gpu(self) -> Self:
+        if self.runtime.scorer_gpu and not self.reward.takes_gpu:
+            raise ValueError(
+                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g}, but "
+                f"{', '.join(sorted(self.reward.used))} judges on the CPU; leave it out"
+            )
+        if self.runtime.scorer_gpu and self.model.device == "cpu":
+            raise ValueError(
+                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, with which no "
+                "GPU is looked at; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_be(self) -> Self:
+        workers = self.runtime.reserved_workers + self.runtime.spot_workers
+        shared = self.sequence_parallel
+        for kind, degree in shared.by_kind.items():
+            if degree > workers:
+                raise ValueError(
+                    f"sequence_parallel.{kind} is {degree}, but there are {workers} workers; lower it, or "
+                    "raise runtime.spot_workers"
+                )
+        if self.model.compile and shared.largest > 1:
+            raise ValueError(
+                f"model.compile is true with samples shared by {shared.largest} devices, which was never "
+                "tried together; set model.compile=false, or all degrees of sequence_parallel to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_group_each(self) -> Self:
+        shared, training = self.sequence_parallel.largest, self.runtime.trainer_workers
+        if shared > 1 and training > 1:
+            raise ValueError(
+                f"runtime.trainer_workers is {training} and sequence_parallel shares samples between up to "
+                f"{shared} devices: a process is in one group at a time, so runs do one or the other; set "
+                "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
+            )
+        return self
+
+    def computes_like(self, other: RunConfig) -> bool:
+        """Whether both compute the same: all is equal but the cluster they run on."""
+        cluster = {"cluster": other.runtime.cluster, "ray_address": other.runtime.ray_address}
+        there = self.runtime.model_copy(update=cluster)
+        return self.model_copy(update={"runtime": there}) == other

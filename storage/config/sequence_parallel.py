@@ -1,0 +1,78 @@
+"""The settings of sequence parallelism: how many devices share one image."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
+
+from storage.config.section import Section
+
+MOST_DEGREE = 64
+
+AUTO = 0
+"""As a degree: measured times choose it. A person, and a stored configuration, write `auto`."""
+
+_AUTO_AS_TEXT = "auto"
+
+
+def _read_degree(value: object, info: ValidationInfo) -> object:
+    if value == _AUTO_AS_TEXT:
+        return AUTO
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str) or (isinstance(value, int | float) and value < 1):
+        raise ValueError(
+            f"sequence_parallel.{info.field_name} is {value!r}; give the number of devices that share an "
+            f"image, from 1 to {MOST_DEGREE}, or auto to let measured times choose"
+        )
+    return value
+
+
+def _write_degree(degree: int) -> int | str:
+    return _AUTO_AS_TEXT if degree == AUTO else degree
+
+
+Degree = Annotated[int, BeforeValidator(_read_degree), PlainSerializer(_write_degree)]
+"""Devices that share an image, or `AUTO`."""
+
+
+class SequenceParallelConfig(Section):
+    """How many devices of one instance share each image, by kind of request.
+
+    At 1, everywhere, devices work alone and nothing of this is started. Above it, devices of an instance
+    form groups of that size; what is left over forms smaller ones, down to a device that works alone.
+    With `auto`, measured times of a denoising step say how many share, and groups grow where a phase has
+    fewer batches left than devices.
+    """
+
+    rollout: Degree = Field(default=1, le=MOST_DEGREE)
+    """Devices that share an image in a rollout, or `auto`. The model's attention heads and image tokens must
+    divide by it, which is checked before anything starts; `auto` takes only what they divide by. Runs with
+    `auto` repeat up to rounding, not to the bit."""
+
+    evaluate: Degree = Field(default=1, le=MOST_DEGREE)
+    """Devices that share an image in an evaluation, or `auto`."""
+
+    explore: int = Field(default=1, ge=1, le=MOST_DEGREE)
+    """Devices that share a draft. One each makes the most drafts; more where the model needs it, or where
+    training windows are short. Drafts with the rollout's degree have the rollout's bits."""
+
+    at_most: int = Field(default=MOST_DEGREE, ge=1, le=MOST_DEGREE)
+    """Most devices that `auto` lets share an image. They are always of one instance, so by default all of it
+    may."""
+
+    @property
+    def by_kind(self) -> dict[str, int]:
+        """The degree of each kind of request."""
+        return {"rollout": self.rollout, "evaluate": self.evaluate, "explore": self.explore}
+
+    @property
+    def largest(self) -> int:
+        """The largest degree that any kind of request may have."""
+        return max(self.at_most if degree == AUTO else degree for degree in self.by_kind.values())
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether measured times choose any degree, so that runs repeat up to rounding only."""
+        return AUTO in self.by_kind.values() and self.at_most > 1

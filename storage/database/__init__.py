@@ -1,0 +1,1 @@
+"""Runs in DuckDB: tables, records, journals, and making rows again."""

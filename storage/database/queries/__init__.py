@@ -1,0 +1,1 @@
+"""What the dashboard and the command line ask of the database."""

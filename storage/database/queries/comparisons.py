@@ -1,0 +1,126 @@
+"""What the dashboard asks about several runs: all of them in a table, and their courses beside each other.
+
+Like storage/database/queries/runs.py: each function takes an open connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+
+from storage.database.queries.runs import cost_by_iteration, score_curve
+
+_SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"), ("runtime", "ray_address"))
+"""Settings in which two runs may differ that are still the same but for the seed."""
+
+
+def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame:
+    """The latest runs, newest first.
+
+    Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
+    score_now, score_best, exact_now (NaN before an evaluation), wall_s (at work, from the loading of the
+    first weights on, gaps left out), usd, config (JSON), of (how many runs there are).
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT *, count(*) OVER () AS of FROM runs ORDER BY created_at DESC, run_id DESC LIMIT $limit
+        ),
+        spans AS (
+            SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN latest USING (run_id)
+            UNION ALL SELECT run_id, started_at, ended_at FROM evaluations SEMI JOIN latest USING (run_id)
+            UNION ALL SELECT run_id, min(started_at), max(ended_at) FROM worker_states
+                SEMI JOIN latest USING (run_id) WHERE phase <> 'discarded' GROUP BY run_id, phase, iteration
+            UNION ALL SELECT run_id, started_at, ended_at FROM worker_states
+                SEMI JOIN latest USING (run_id) WHERE phase = 'discarded'
+        ),
+        reached AS (
+            SELECT *, max(ended_at) OVER (PARTITION BY run_id ORDER BY started_at, ended_at
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach FROM spans
+        ),
+        worked AS (
+            SELECT run_id,
+                sum(greatest(ended_at - greatest(started_at, coalesce(reach, started_at)), 0)) AS wall_s
+            FROM reached GROUP BY run_id
+        ),
+        scored AS (
+            SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
+                max(score) AS score_best, arg_max(exact, iteration) AS exact_now
+            FROM evaluations GROUP BY run_id
+        ),
+        done AS (SELECT run_id, max(iteration) AS iterations FROM iterations GROUP BY run_id),
+        paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
+        SELECT run_id, name, status, created_at, coalesce(iterations, 0) AS iterations,
+            score_before, score_now, score_best, exact_now, coalesce(wall_s, 0) AS wall_s,
+            coalesce(usd, 0) AS usd, config, of
+        FROM latest LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
+            LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
+        ORDER BY created_at DESC, run_id DESC
+        """,
+        {"limit": limit},
+    ).df()
+
+
+def score_courses(connection: duckdb.DuckDBPyConnection, run_ids: Sequence[str]) -> pd.DataFrame:
+    """Held-out scores of several runs, run by run in this order and then in order of iterations.
+
+    Columns: run_id, then those of `runs.score_curve`, and usd: what was paid up to then.
+    """
+    frames = []
+    for run_id in run_ids:
+        scores = score_curve(connection, run_id)
+        cost = cost_by_iteration(connection, run_id)
+        paid = (cost["reserved_usd"] + cost["spot_usd"]).to_numpy(dtype=float)
+        reached = np.searchsorted(cost["iteration"].to_numpy(), scores["iteration"].to_numpy(), side="right")
+        scores["usd"] = np.concatenate(([0.0], paid))[reached]
+        scores.insert(0, "run_id", run_id)
+        frames.append(scores)
+    columns = ["run_id", "iteration", "policy_version", "score", "exact", "ended_at", "elapsed_s", "usd"]
+    filled = [frame for frame in frames if not frame.empty]
+    return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=columns)
+
+
+def runs_of_other_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> dict[int, str]:
+    """The run and those that differ from it in the seed alone, by seed; empty where there is no such run.
+
+    Their name and the cluster they ran on may differ too. Of several runs of one seed the newest counts, but
+    for the run's own seed, which is its own.
+    """
+    rows = connection.execute(
+        "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM evaluations) OR run_id = ? "
+        "ORDER BY created_at, run_id",
+        [run_id],
+    ).fetchall()
+    own = next((config for other, config in rows if other == run_id), None)
+    if own is None:
+        return {}
+    wanted, own_seed = _without_seed(own)
+    if own_seed is None:
+        return {}
+    found: dict[int, str] = {}
+    for other, config in rows:
+        settings, seed = _without_seed(config)
+        if seed is not None and settings == wanted:
+            found[seed] = other
+    found[own_seed] = run_id
+    return dict(sorted(found.items()))
+
+
+def _without_seed(config: str) -> tuple[dict[str, Any], int | None]:
+    """The settings that must be equal, and the seed; None where a configuration has none."""
+    settings = json.loads(config)
+    if not isinstance(settings, dict):
+        return {}, None
+    seed = settings.get("seed")
+    for *sections, last in _SAME_RUN:
+        part: Any = settings
+        for section in sections:
+            part = part.get(section) if isinstance(part, dict) else None
+        if isinstance(part, dict):
+            part.pop(last, None)
+    return settings, seed if isinstance(seed, int) else None

@@ -1,0 +1,134 @@
+"""What the dashboard asks about the devices: what each did and when, and how well a market was used.
+
+Like storage/database/queries/runs.py: each function takes an open connection and gives a pandas frame.
+"""
+
+from __future__ import annotations
+
+import duckdb
+import pandas as pd
+
+
+def device_intervals(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+) -> pd.DataFrame:
+    """What the devices did in iterations `first` to `last`, evaluations and discarded work included.
+
+    At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
+    iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT worker, market, state, phase, iteration, started_at, ended_at,
+                (ended_at - started_at) * usd_per_hour / 3600 AS usd, count(*) OVER () AS of
+            FROM worker_states WHERE run_id = $run AND iteration BETWEEN $first AND $last
+            ORDER BY ended_at DESC, worker LIMIT $limit
+        )
+        SELECT * FROM latest ORDER BY started_at, worker
+        """,
+        {"run": run_id, "first": first, "last": last, "limit": limit},
+    ).df()
+
+
+def device_events(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+) -> pd.DataFrame:
+    """What happened to the devices in iterations `first` to `last`: the latest, in order of time.
+
+    Columns: worker, market, kind, happened_at (Unix seconds), detail.
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT worker, market, kind, happened_at, detail FROM device_events
+            WHERE run_id = $run AND iteration BETWEEN $first AND $last
+            ORDER BY happened_at DESC, worker LIMIT $limit
+        )
+        SELECT * FROM latest ORDER BY happened_at, worker
+        """,
+        {"run": run_id, "first": first, "last": last, "limit": limit},
+    ).df()
+
+
+def sequence_groups(
+    connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int, limit: int
+) -> pd.DataFrame:
+    """Which devices shared sequences in iterations `first` to `last`: the latest groups, in order of time.
+
+    Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
+    ended_at (Unix seconds).
+    """
+    return connection.execute(
+        """
+        WITH latest AS (
+            SELECT degree, epoch, place, instance, members, started_at, ended_at FROM sequence_groups
+            WHERE run_id = $run AND iteration BETWEEN $first AND $last
+            ORDER BY ended_at DESC, epoch DESC, place LIMIT $limit
+        )
+        SELECT unnest(string_split(members, '+')) AS worker, * FROM latest
+        ORDER BY started_at, epoch, place, worker
+        """,
+        {"run": run_id, "first": first, "last": last, "limit": limit},
+    ).df()
+
+
+def degree_times(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> pd.DataFrame:
+    """What a denoising step took by how many devices shared it, where measured times choose that number.
+
+    Columns: request_class, degree, step_s (as last measured, up to iteration `last`), chunks (timed so far),
+    share (of the time that devices spent in groups in iterations `first` to `last`; 0 where none did).
+    """
+    return connection.execute(
+        """
+        WITH times AS (
+            SELECT request_class, degree, arg_max(step_s, iteration) AS step_s, sum(chunks)::BIGINT AS chunks
+            FROM step_times WHERE run_id = $run AND iteration <= $last GROUP BY request_class, degree
+        ),
+        used AS (
+            SELECT degree, sum((ended_at - started_at) * degree) AS device_s FROM sequence_groups
+            WHERE run_id = $run AND phase <> 'discarded' AND iteration BETWEEN $first AND $last
+            GROUP BY degree
+        )
+        SELECT request_class, degree, step_s, chunks,
+            coalesce(device_s / (SELECT sum(device_s) FROM used), 0) AS share
+        FROM times LEFT JOIN used USING (degree) ORDER BY request_class, degree
+        """,
+        {"run": run_id, "first": first, "last": last},
+    ).df()
+
+
+def recorded_iterations(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The iterations whose device time was recorded and that were kept, in order. Columns: iteration."""
+    return connection.execute(
+        "SELECT DISTINCT iteration FROM costs WHERE run_id = ? AND phase <> 'discarded' ORDER BY iteration",
+        [run_id],
+    ).df()
+
+
+def utilisation(connection: duckdb.DuckDBPyConnection, run_id: str, most_groups: int) -> pd.DataFrame:
+    """What a market's paid time went into over the iterations, without evaluations and discarded work.
+
+    Neighbouring iterations are taken together so that there are at most `most_groups` groups.
+    Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
+    time in the group).
+    """
+    return connection.execute(
+        """
+        WITH own AS (
+            SELECT * FROM costs WHERE run_id = $run AND phase = 'iteration'
+        ),
+        grouped AS (
+            SELECT *, (iteration - lowest) // size AS bin FROM own, (
+                SELECT min(iteration) AS lowest,
+                    greatest(ceil((max(iteration) - min(iteration) + 1) / $most), 1)::INTEGER AS size FROM own
+            )
+        ),
+        bins AS (SELECT bin, min(iteration) AS first, max(iteration) AS last FROM grouped GROUP BY bin)
+        SELECT first, last, market, state, sum(device_s) AS device_s,
+            sum(device_s) / nullif(sum(sum(device_s)) OVER (PARTITION BY bin, market), 0) AS share
+        FROM grouped JOIN bins USING (bin)
+        GROUP BY bin, first, last, market, state ORDER BY first, market, state
+        """,
+        {"run": run_id, "most": most_groups},
+    ).df()

@@ -1,0 +1,197 @@
+"""What the dashboard asks about seeds: drafts, their re-scores, and pictures of what they became.
+
+Like runs.py: each function takes an open connection and gives a pandas frame, empty for a
+run that explored nothing. A seed may have been drafted more than once (cheaply first, then in full):
+the draft that counts is the full one, and of several the one of the newest weights.
+
+A long run has more drafts than a page can wait for: most functions take the iterations to look at, which
+`spread_iterations` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import pandas as pd
+
+
+def spread_iterations(
+    connection: duckdb.DuckDBPyConnection, run_id: str, most: int, first: int = 0, last: int | None = None
+) -> list[int]:
+    """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them."""
+    rows = connection.execute(
+        """
+        WITH own AS (
+            SELECT iteration, row_number() OVER (ORDER BY iteration DESC) - 1 AS back, count(*) OVER () AS of
+            FROM iterations
+            WHERE run_id = $run AND iteration >= $first AND ($last IS NULL OR iteration <= $last)
+        )
+        SELECT iteration FROM own WHERE back % ceil(of / $most)::BIGINT = 0 ORDER BY iteration
+        """,
+        {"run": run_id, "first": first, "last": last, "most": most},
+    ).fetchall()
+    return [iteration for (iteration,) in rows]
+
+
+def stale_and_fresh(
+    connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
+) -> pd.DataFrame:
+    """Seeds that have both a stale draft (of older weights than the rollout's) and a fresh score.
+
+    Fresh is a draft by the rollout's own weights where there is one (the monitor's re-score, or one made
+    anew where the stale ones were refused), else the rollout's sample. Images that could not be scored
+    are left out: their 0 is no opinion of the image.
+
+    Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
+    kept (whether the seed was rolled out), rescored (whether fresh is a draft).
+    """
+    own, values = _only(run_id, iterations)
+    return connection.execute(
+        f"""
+        WITH {_pairs(own)}
+        SELECT q.iteration, q.prompt_id, p.prompt, seed_index, fidelity, stale, fresh, kept, rescored
+        FROM pairs q
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = q.prompt_id
+        ORDER BY q.iteration, q.prompt_id, seed_index
+        """,
+        values,
+    ).df()
+
+
+def pair_counts(
+    connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
+) -> pd.DataFrame:
+    """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
+    own, values = _only(run_id, iterations)
+    return connection.execute(
+        f"""
+        WITH {_pairs(own)}
+        SELECT kept, round(stale, 4) AS stale, round(fresh, 4) AS fresh, count(*) AS seeds
+        FROM pairs GROUP BY ALL ORDER BY ALL
+        """,
+        values,
+    ).df()
+
+
+def drafts_by_prompt(
+    connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
+) -> pd.DataFrame:
+    """Where the drafts went: one row for each prompt that was drafted or rolled out in an iteration.
+
+    Columns: iteration, prompt_id, prompt, drafts (images drawn, of any fidelity), seeds (different
+    ones), success_share (of the seeds, by the draft that counts: all that was asked is in it; NaN
+    without drafts), in_plan (whether it was rolled out), kept_variance (of the kept seeds' draft
+    scores; NaN where none of the kept was drafted).
+    """
+    own, values = _only(run_id, iterations)
+    return connection.execute(
+        f"""
+        WITH every_draft AS (SELECT * FROM candidates WHERE {own} AND round >= 0),
+        drafts AS (SELECT * FROM every_draft QUALIFY row_number() OVER (
+            PARTITION BY iteration, prompt_id, seed_index {_WHICH_COUNTS}) = 1),
+        seeds AS (SELECT iteration, prompt_id, count(*) AS seeds,
+                avg(exact::INTEGER) FILTER (error IS NULL) AS success_share,
+                var_pop(score) FILTER (kept) AS kept_variance
+            FROM drafts GROUP BY iteration, prompt_id),
+        images AS (SELECT iteration, prompt_id, count(*) AS drafts FROM every_draft
+            GROUP BY iteration, prompt_id),
+        rolled AS (SELECT DISTINCT iteration, prompt_id, true AS in_plan FROM samples WHERE {own})
+        SELECT iteration, prompt_id, p.prompt, coalesce(i.drafts, 0) AS drafts, coalesce(d.seeds, 0) AS seeds,
+            d.success_share, coalesce(r.in_plan, false) AS in_plan, d.kept_variance
+        FROM rolled r
+        FULL JOIN seeds d USING (iteration, prompt_id)
+        LEFT JOIN images i USING (iteration, prompt_id)
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = prompt_id
+        ORDER BY iteration, prompt_id
+        """,
+        values,
+    ).df()
+
+
+def pictured_prompts(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """Prompts that have thumbnails, the latest pictured first. Columns: prompt_id, prompt, iteration."""
+    return connection.execute(
+        "SELECT prompt_id, any_value(prompt) AS prompt, max(iteration) AS iteration FROM sample_images "
+        "JOIN prompts USING (run_id, prompt_id) WHERE run_id = ? AND purpose = 'train' "
+        "GROUP BY prompt_id ORDER BY iteration DESC, prompt_id",
+        [run_id],
+    ).df()
+
+
+def best_and_worst(
+    connection: duckdb.DuckDBPyConnection,
+    run_id: str,
+    prompt_id: int | None = None,
+    latest: int | None = None,
+) -> pd.DataFrame:
+    """The best and the worst pictured sample of each prompt, newest iteration first, the best first.
+
+    Args:
+        connection: an open one.
+        run_id: the run.
+        prompt_id: this prompt only.
+        latest: only so many of each prompt's iterations, the newest.
+
+    Columns: iteration, prompt_id, prompt, seed_index, place ("best" or "worst"; one picture alone is
+    the best), score, exact, detail, error, explored_score, png (bytes).
+    """
+    return connection.execute(
+        """
+        WITH pictured AS (
+            SELECT i.iteration, i.prompt_id, i.seed_index, s.score, s.exact, s.detail, s.error, s.seed_rank,
+                s.explored_score, i.png,
+                row_number() OVER (best_first) AS from_best,
+                count(*) OVER (PARTITION BY i.iteration, i.prompt_id) AS pictures
+            FROM sample_images i JOIN samples s USING (run_id, iteration, prompt_id, seed_index)
+            WHERE run_id = $run AND ($prompt IS NULL OR i.prompt_id = $prompt)
+            WINDOW best_first AS (PARTITION BY i.iteration, i.prompt_id ORDER BY seed_rank)
+            QUALIFY $latest IS NULL
+                OR dense_rank() OVER (PARTITION BY i.prompt_id ORDER BY i.iteration DESC) <= $latest
+        )
+        SELECT b.iteration, b.prompt_id, p.prompt, b.seed_index,
+            CASE WHEN b.from_best = 1 THEN 'best' ELSE 'worst' END AS place,
+            b.score, b.exact, b.detail, b.error, b.explored_score, b.png
+        FROM pictured b
+        JOIN prompts p ON p.run_id = $run AND p.purpose = 'train' AND p.prompt_id = b.prompt_id
+        WHERE b.from_best = 1 OR b.from_best = b.pictures
+        ORDER BY b.iteration DESC, b.prompt_id, place
+        """,
+        {"run": run_id, "prompt": prompt_id, "latest": latest},
+    ).df()
+
+
+_WHICH_COUNTS = "ORDER BY fidelity = 'full' DESC, policy_version DESC, round DESC, fidelity"
+"""Of the drafts of one seed, the one that counts comes first."""
+
+
+def _only(run_id: str, iterations: Sequence[int] | None) -> tuple[str, dict[str, Any]]:
+    """The condition on a table's rows, and the values of its parameters."""
+    if iterations is None:
+        return "run_id = $run", {"run": run_id}
+    chosen = "iteration IN (SELECT unnest($iterations::INTEGER[]))"
+    return f"run_id = $run AND {chosen}", {"run": run_id, "iterations": list(iterations)}
+
+
+def _pairs(own: str) -> str:
+    """Common table expressions that end with `pairs`."""
+    return f"""
+        rolled AS (SELECT * FROM samples WHERE {own}),
+        rollouts AS (SELECT iteration, max(policy_version) AS policy_version FROM rolled GROUP BY iteration),
+        candidate AS (SELECT c.*, r.policy_version AS rollouts_version
+            FROM (SELECT * FROM candidates WHERE {own}) c JOIN rollouts r USING (iteration)),
+        drafts AS (SELECT * FROM candidate WHERE policy_version < rollouts_version AND round >= 0
+            QUALIFY row_number() OVER (PARTITION BY iteration, prompt_id, seed_index {_WHICH_COUNTS}) = 1),
+        fresh AS (SELECT * FROM candidate
+            WHERE policy_version = rollouts_version AND fidelity = 'full' AND error IS NULL),
+        pairs AS (SELECT d.iteration, d.prompt_id, d.seed_index, d.fidelity, d.score AS stale,
+                coalesce(c.score, s.score) AS fresh, s.seed_index IS NOT NULL AS kept,
+                c.score IS NOT NULL AS rescored
+            FROM drafts d
+            LEFT JOIN fresh c ON c.iteration = d.iteration AND c.prompt_id = d.prompt_id
+                AND c.seed_index = d.seed_index
+            LEFT JOIN rolled s ON s.iteration = d.iteration AND s.prompt_id = d.prompt_id
+                AND s.seed_index = d.seed_index
+            WHERE d.error IS NULL AND (c.score IS NOT NULL OR s.error IS NULL AND s.score IS NOT NULL))
+    """

@@ -1,0 +1,85 @@
+"""A run's result, read from what was recorded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from storage.database.database import Database
+from storage.ledger.device_starts import failed_starts, unjoined_devices
+
+
+def evaluated_iterations(database: Database, run_id: str) -> set[int]:
+    """Iterations after which the run has a held-out evaluation."""
+    with database.reading() as connection:
+        rows = connection.execute("SELECT iteration FROM evaluations WHERE run_id = ?", [run_id]).fetchall()
+    return {iteration for (iteration,) in rows}
+
+
+def last_recorded_at(database: Database, run_id: str) -> float | None:
+    """When what was recorded last of a run ended (Unix seconds), discarded work included; None of nothing."""
+    with database.reading() as connection:
+        row = connection.execute(
+            "SELECT max(ended_at) FROM (SELECT ended_at FROM worker_states WHERE run_id = $run "
+            "UNION ALL SELECT ended_at FROM iterations WHERE run_id = $run "
+            "UNION ALL SELECT ended_at FROM evaluations WHERE run_id = $run)",
+            {"run": run_id},
+        ).fetchone()
+    return None if row is None else row[0]
+
+
+def run_result(database: Database, run_id: str) -> dict[str, Any]:
+    """Held-out scores of the first and the last evaluation, time and money.
+
+    Returns:
+        `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
+        evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
+        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time,
+        `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
+        settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts
+        and evaluations that the scorer failed on: no mean has them) and `groups_failed` (prompt groups
+        that were not trained on for that).
+    """
+    with database.reading() as connection:
+        scores = connection.execute(
+            "SELECT score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration", [run_id]
+        ).fetchall()
+        (iterations,) = connection.execute(
+            "SELECT count(*) FROM iterations WHERE run_id = ?", [run_id]
+        ).fetchall()[0]
+        (deviation,) = connection.execute(
+            "SELECT max(value) FROM iteration_metrics WHERE run_id = ? AND name = 'ratio_deviation'", [run_id]
+        ).fetchall()[0]
+        errors, failed = connection.execute(
+            "SELECT sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed') "
+            "FROM iteration_metrics WHERE run_id = ?",
+            [run_id],
+        ).fetchall()[0]
+        (unjudged,) = connection.execute(
+            "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
+        ).fetchall()[0]
+        wall_s, cost_usd = connection.execute(
+            # The trainer is there whenever the run is at work, and only then.
+            "SELECT sum(ended_at - started_at) FILTER (worker = 'reserved-0'), "
+            "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
+            [run_id],
+        ).fetchall()[0]
+        starts = failed_starts(connection, run_id)
+        unjoined = [asdict(device) for device in unjoined_devices(connection, run_id)]
+    before = scores[0] if scores else (None, None)
+    after = scores[-1] if scores else (None, None)
+    return {
+        "run_id": run_id,
+        "score_before": before[0],
+        "score_after": after[0],
+        "exact_before": before[1],
+        "exact_after": after[1],
+        "iterations": iterations,
+        "wall_s": wall_s or 0.0,
+        "max_ratio_deviation": deviation or 0.0,
+        "cost_usd": cost_usd or 0.0,
+        "failed_starts": starts,
+        "unjoined_devices": unjoined,
+        "scorer_errors": int(errors or 0) + unjudged,
+        "groups_failed": int(failed or 0),
+    }

@@ -1,0 +1,1 @@
+"""What judged images come to, and runs that were done again."""

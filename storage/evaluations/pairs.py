@@ -1,0 +1,155 @@
+"""Two separate evaluations against each other, image by image."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+from storage.evaluations.figures import tagged_figures
+from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.home import Home
+from storage.prompts.files import PromptRecord
+from storage.prompts.of_a_run import load_run_prompts
+
+_OF_NO_CONCERN = (
+    "name", "iterations", "runtime.", "price.", "checkpoint.", "exploration.",
+    "evaluation.gallery", "evaluation.every",
+)  # fmt: skip
+"""Settings that no image of an evaluation depends on."""
+
+
+def comparable(home: Home, config: RunConfig, name: str) -> str:
+    """The identifier of the earlier evaluation that `name` means, if one with `config` compares with it.
+
+    Raises:
+        RunNotFoundError: there is none.
+        ConfigurationError: another scorer judged it, or it has none of the prompts.
+    """
+    store = EvaluationStore(home)
+    earlier = store.find(name)
+    refuse_other_judge(earlier, config)
+    _, prompts = load_run_prompts(config)
+    refuse_other_prompts(earlier, store.images(earlier.evaluation_id), prompts)
+    return earlier.evaluation_id
+
+
+def compare_evaluations(home: Home, before: str, after: str) -> dict[str, Any]:
+    """By how much the second evaluation is better than the first.
+
+    Args:
+        home: where the database lies.
+        before: an evaluation's identifier, or that of a run: its newest evaluation is meant.
+        after: likewise.
+
+    Raises:
+        RunNotFoundError: there is no such evaluation.
+        ConfigurationError: the two do not compare.
+    """
+    store = EvaluationStore(home)
+    sides = [store.find(name) for name in (before, after)]
+    first, second = ((side, store.images(side.evaluation_id)) for side in sides)
+    return difference_of(first, second)
+
+
+def difference_of(
+    before: tuple[SeparateEvaluation, Sequence[JudgedImage]],
+    after: tuple[SeparateEvaluation, Sequence[JudgedImage]],
+) -> dict[str, Any]:
+    """By how much the second evaluation is better, prompt by prompt, as JSON values.
+
+    Images are paired by prompt (same text, same place in the file: the noise depends on it) and seed; what
+    only one of them has, or was judged in only one, is left out.
+
+    Returns:
+        As `figures_of`, but of the differences (in [-1, 1]); and `before`, `after` (identifiers), `pairs`,
+        `same_noise` (whether a pair began from the same noise), `settings_that_differ` (names of those
+        that may move a score).
+
+    Raises:
+        ConfigurationError: the two were judged by different scorers, or have no judged image of the same
+            prompt and seed.
+    """
+    old, new = before[0].config, after[0].config
+    refuse_other_judge(before[0], new)
+    earlier = {_identity(image): image for image in before[1] if image.error is None}
+    pairs = [
+        (earlier[_identity(image)], image)
+        for image in after[1]
+        if image.error is None and _identity(image) in earlier
+    ]
+    if not pairs:
+        raise ConfigurationError(
+            f"evaluations {before[0].evaluation_id} and {after[0].evaluation_id} have no judged image of "
+            f"the same prompt and seed (prompts.evaluate = {old.prompts.evaluate!r} and "
+            f"{new.prompts.evaluate!r}); evaluate both on the same prompts"
+        )
+    by_prompt: defaultdict[int, list[tuple[JudgedImage, JudgedImage]]] = defaultdict(list)
+    for pair in pairs:
+        by_prompt[pair[1].prompt_id].append(pair)
+    values = [
+        (
+            of_prompt[0][1].tag,
+            statistics.fmean(late.score - early.score for early, late in of_prompt),
+            statistics.fmean(float(late.exact) - float(early.exact) for early, late in of_prompt),
+        )
+        for of_prompt in by_prompt.values()
+    ]
+    return {
+        "before": before[0].evaluation_id,
+        "after": after[0].evaluation_id,
+        "pairs": len(pairs),
+        "same_noise": old.seed == new.seed,
+        "settings_that_differ": _differing(old, new),
+    } | tagged_figures(values, lowest=-1.0)
+
+
+def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
+    """Refuse to compare scores of different scales.
+
+    Raises:
+        ConfigurationError: saying which settings of the reward differ.
+    """
+    other = earlier.config
+    differing = [name for name in _differing(other, config) if name.startswith("reward.")]
+    if other.reward.scorer != config.reward.scorer or "reward.parts" in differing:
+        raise ConfigurationError(
+            f"evaluation {earlier.evaluation_id} was judged by another reward "
+            f"(reward.scorer = {other.reward.scorer!r}, now {config.reward.scorer!r}; "
+            f"{', '.join(differing)}); their scores do not compare: evaluate both with the same one"
+        )
+
+
+def refuse_other_prompts(
+    earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
+) -> None:
+    """Refuse to generate what could not be compared afterwards.
+
+    Raises:
+        ConfigurationError: the earlier evaluation has none of the prompts.
+    """
+    known = {(image.prompt_id, image.prompt) for image in images}
+    if not any((prompt.prompt_id, prompt.text) in known for prompt in prompts):
+        raise ConfigurationError(
+            f"evaluation {earlier.evaluation_id} has none of these {len(prompts)} prompts (it was made on "
+            f"prompts.evaluate = {earlier.config.prompts.evaluate!r}); evaluate on the same ones"
+        )
+
+
+def _identity(image: JudgedImage) -> tuple[int, str, int]:
+    return image.prompt_id, image.prompt, image.seed_index
+
+
+def _differing(one: RunConfig, other: RunConfig) -> list[str]:
+    """Dotted names of the settings that differ, but for those of no concern."""
+    ours, theirs = one.model_dump(mode="json"), other.model_dump(mode="json")
+    names: list[str] = []
+    for section, values in ours.items():
+        if not isinstance(values, dict):
+            names += [section] if values != theirs[section] else []
+            continue
+        names += [f"{section}.{key}" for key in values if values[key] != theirs[section][key]]
+    return [name for name in names if not name.startswith(_OF_NO_CONCERN)]

@@ -1,0 +1,1 @@
+"""The ledger: where paid device time went, and whether all of it is accounted for."""

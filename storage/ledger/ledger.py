@@ -1,0 +1,270 @@
+"""The ledger of a run: where the paid device time went, and whether all of it is accounted for.
+
+What a worker is paid for is measured apart from what it did: storage/ledger/worker_accounts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import duckdb
+
+from storage.ledger.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
+from storage.ledger.standby_accounts import StandbyAccount, standby_accounts
+from storage.ledger.worker_accounts import WorkerAccount, worker_accounts
+
+MOST_UNACCOUNTED = 0.001
+"""Share of the paid time by which the states may differ from it."""
+
+SAME_MOMENT_S = 1e-6
+"""Two times this close are one: a DOUBLE holds today's Unix seconds to a quarter of a microsecond."""
+
+_CUT_WITHIN_S = 1.0  # a loss cuts the state that ended no longer than this before it
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Paid device time and its price.
+
+    Attributes:
+        device_s: device-seconds.
+        usd: dollars, at the prices of the run's settings.
+    """
+
+    device_s: float = 0.0
+    usd: float = 0.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one state cost in one phase (iteration, evaluation, discarded) on one market."""
+
+    phase: str
+    market: str
+    state: str
+    spent: Spent
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """A worker was already in another state when this one began at `at` (Unix seconds)."""
+
+    worker: str
+    phase: str
+    iteration: int
+    state: str
+    at: float
+    double_s: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A device that died.
+
+    Attributes:
+        at: when it was noticed (Unix seconds).
+        cut_state: what it was doing; None where it had not loaded yet.
+        cut_s: how long it had been doing that: the most that was lost with it.
+        detail: what the runtime heard of it.
+    """
+
+    worker: str
+    market: str
+    iteration: int
+    at: float
+    cut_state: str | None
+    cut_s: float
+    detail: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A run's account.
+
+    Attributes:
+        workers: their accounts; none in runs from before schema version 5, whose paid time was not measured
+            apart from their states.
+        has_device_events: whether joining and losing devices was recorded; not before schema version 3.
+        samples: rolled out in iterations that were kept.
+        useful_samples: those of them that training learned from: their group's scores differ.
+        failed_starts: workers that ended while they loaded.
+        unjoined: devices of the settings that never joined, although others did.
+        clock_jumps: what the run's events say of jumps of the wall clock, the newest first.
+        standbys: what processes that wait for a place have used of their hosts. They hold no device: none of
+            the other figures has them.
+    """
+
+    entries: tuple[Entry, ...]
+    workers: tuple[WorkerAccount, ...]
+    overlaps: tuple[Overlap, ...]
+    losses: tuple[Loss, ...]
+    has_device_events: bool
+    samples: int
+    useful_samples: int
+    failed_starts: int = 0
+    unjoined: tuple[UnjoinedDevice, ...] = ()
+    clock_jumps: tuple[str, ...] = ()
+    standbys: tuple[StandbyAccount, ...] = ()
+
+    def spent(
+        self, *, phase: str | None = None, market: str | None = None, state: str | None = None
+    ) -> Spent:
+        """The total, or that of one phase, market or state, or of several of them at once."""
+        return _total(
+            entry.spent
+            for entry in self.entries
+            if phase in (None, entry.phase)
+            and market in (None, entry.market)
+            and state in (None, entry.state)
+        )
+
+    @property
+    def by_state(self) -> dict[str, Spent]:
+        """Dearest first."""
+        return self._by("state")
+
+    @property
+    def by_phase(self) -> dict[str, Spent]:
+        """Dearest first."""
+        return self._by("phase")
+
+    @property
+    def by_market(self) -> dict[str, Spent]:
+        """Dearest first."""
+        return self._by("market")
+
+    @property
+    def unaccounted_share(self) -> float:
+        """By how much the states differ from the paid time, as a share of it; 0 where that was not measured.
+
+        Too much of one worker does not make up for too little of another.
+        """
+        paid_s = sum(worker.paid_s for worker in self.workers)
+        off_s = sum(abs(worker.unaccounted_s) for worker in self.workers)
+        return off_s / paid_s if paid_s > 0 else float(off_s > 0)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the paid time was measured apart from the states, so that they can be compared."""
+        return bool(self.workers)
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether the states sum to the measured paid time and no worker is in two of them at once."""
+        return not self.overlaps and self.unaccounted_share <= MOST_UNACCOUNTED
+
+    @property
+    def spot_idle_share(self) -> float | None:
+        """Share of the paid spot time that was idle; None without spot workers."""
+        return self._spot_share("idle")
+
+    @property
+    def spot_idle_share_unexplored(self) -> float | None:
+        """The same if the time of exploring had been idle.
+
+        An upper bound of what the run without exploration would have: time that other devices waited
+        for the exploring would not have been paid at all.
+        """
+        return self._spot_share("idle", "explore")
+
+    @property
+    def lost(self) -> Spent:
+        """Paid work that was thrown away: a resumed run did it again."""
+        return self.spent(state="lost")
+
+    @property
+    def goodput(self) -> float | None:
+        """Samples of kept rollouts per paid device-second, evaluations and lost work included in the pay."""
+        device_s = self.spent().device_s
+        return self.samples / device_s if device_s else None
+
+    def _by(self, name: str) -> dict[str, Spent]:
+        keys = {getattr(entry, name) for entry in self.entries}
+        totals = {key: self.spent(**{name: key}) for key in keys}
+        return dict(sorted(totals.items(), key=lambda item: (-item[1].usd, -item[1].device_s, item[0])))
+
+    def _spot_share(self, *states: str) -> float | None:
+        whole_s = self.spent(market="spot").device_s
+        return sum(self.spent(market="spot", state=s).device_s for s in states) / whole_s if whole_s else None
+
+
+def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
+    """The account of a run; empty where nothing was recorded.
+
+    Args:
+        connection: an open one.
+        run_id: the run.
+    """
+    entries = connection.execute(
+        """
+        SELECT phase, market, state, sum(ended_at - started_at),
+            sum((ended_at - started_at) * usd_per_hour) / 3600
+        FROM worker_states WHERE run_id = $run GROUP BY ALL ORDER BY ALL
+        """,
+        {"run": run_id},
+    ).fetchall()
+    counts = connection.execute(
+        "SELECT (SELECT count(*) FROM device_events WHERE run_id = $run), count(*), count(advantage) "
+        "FROM samples WHERE run_id = $run",
+        {"run": run_id},
+    ).fetchone()
+    assert counts is not None, "an aggregate without groups has one row"
+    events, samples, useful_samples = counts
+    workers = worker_accounts(connection, run_id)
+    jumps = connection.execute(
+        "SELECT message FROM events WHERE run_id = ? AND kind = 'clock_jump' ORDER BY event_id DESC", [run_id]
+    ).fetchall()
+    return Ledger(
+        entries=tuple(Entry(row[0], row[1], row[2], Spent(*row[3:])) for row in entries),
+        workers=workers,
+        overlaps=_overlaps(connection, run_id)
+        if any(worker.double_s > SAME_MOMENT_S for worker in workers)
+        else (),
+        losses=_losses(connection, run_id),
+        has_device_events=events > 0,
+        samples=samples,
+        useful_samples=useful_samples,
+        failed_starts=failed_starts(connection, run_id),
+        unjoined=unjoined_devices(connection, run_id),
+        clock_jumps=tuple(message for (message,) in jumps),
+        standbys=standby_accounts(connection, run_id),
+    )
+
+
+def _overlaps(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Overlap, ...]:
+    rows = connection.execute(
+        """
+        WITH stepped AS (
+            SELECT *, max(ended_at) OVER (PARTITION BY worker ORDER BY started_at, ended_at
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS reach
+            FROM worker_states WHERE run_id = $run
+        )
+        SELECT worker, phase, iteration, state, started_at, least(reach, ended_at) - started_at
+        FROM stepped WHERE started_at - reach < -$moment ORDER BY started_at, worker
+        """,
+        {"run": run_id, "moment": SAME_MOMENT_S},
+    ).fetchall()
+    return tuple(Overlap(*row) for row in rows)
+
+
+def _losses(connection: duckdb.DuckDBPyConnection, run_id: str) -> tuple[Loss, ...]:
+    rows = connection.execute(
+        """
+        WITH lost AS (SELECT * FROM device_events WHERE run_id = $run AND kind = 'lost'),
+        own AS (SELECT * FROM worker_states WHERE run_id = $run AND worker IN (SELECT worker FROM lost))
+        SELECT l.worker, l.market, l.iteration, l.happened_at,
+            CASE WHEN l.happened_at - s.ended_at <= $within THEN s.state END,
+            CASE WHEN l.happened_at - s.ended_at <= $within THEN s.ended_at - s.started_at ELSE 0 END,
+            l.detail
+        FROM lost l ASOF LEFT JOIN own s ON s.worker = l.worker AND l.happened_at >= s.ended_at
+        ORDER BY l.happened_at, l.worker
+        """,
+        {"run": run_id, "within": _CUT_WITHIN_S},
+    ).fetchall()
+    return tuple(Loss(*row) for row in rows)
+
+
+def _total(parts: Iterable[Spent]) -> Spent:
+    listed = list(parts)
+    return Spent(sum(part.device_s for part in listed), sum(part.usd for part in listed))

@@ -1,0 +1,1 @@
+"""Prompts: files, datasets on disk, and those of a run."""

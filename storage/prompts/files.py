@@ -1,0 +1,223 @@
+"""Prompt files: one prompt a line (.txt), one GenEval row a line (.jsonl), or a dataset on disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storage.errors import PromptFileError, quoted
+from storage.prompts.datasets import DATA_SUFFIXES, data_files, dataset_rows
+from storage.text import NOT_TEXT, is_text, read_text_file
+
+BUILTIN_PREFIX = "builtin:"
+BUILTIN_FOLDER = Path(__file__).resolve().parents[2] / "presets" / "prompts"
+_SUFFIXES = (".txt", ".jsonl")
+
+LONGEST_PROMPT = 10_000
+"""Characters; no text encoder takes a tenth of it."""
+
+_DEEPEST = 16
+"""Lists and objects inside one another; a row is sent to other processes, whose readers have limits."""
+
+_MOST_OBJECTS = 1_000
+"""Of a class, in a row."""
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """One prompt of a file.
+
+    Attributes:
+        prompt_id: 0-based position among the file's non-empty lines; part of a sample's identity.
+        text: what the model is asked to draw.
+        metadata: the whole GenEval row of a .jsonl file or of a dataset; empty for a .txt file.
+        line: 1-based line of the file, or row of a dataset; for messages.
+    """
+
+    prompt_id: int
+    text: str
+    metadata: dict[str, Any] = field(default_factory=dict)
+    line: int = field(default=0, compare=False)
+
+
+def resolve_prompt_path(path: str | Path) -> Path:
+    """Turn a path or `builtin:NAME` into the file or the dataset's folder that it means.
+
+    Raises:
+        PromptFileError: no such file, no such built-in set, or a suffix that is none of a prompt file.
+    """
+    text = str(path)
+    if text.startswith(BUILTIN_PREFIX):
+        return _resolve_builtin(text.removeprefix(BUILTIN_PREFIX))
+    found = Path(os.path.expanduser(text))
+    if os.path.isdir(found):
+        return found
+    if found.suffix not in (*_SUFFIXES, *DATA_SUFFIXES):
+        raise PromptFileError(
+            f"prompt file {quoted(text)} has suffix {quoted(found.suffix)}; name a .txt file (one prompt a "
+            f"line), a .jsonl file (GenEval rows), a dataset's folder, {' or '.join(DATA_SUFFIXES)} file, or "
+            f"one of {_builtin_names()}"
+        )
+    if not os.path.isfile(found):
+        raise PromptFileError(
+            f"prompt file {quoted(text)} does not exist; check the path or use {_builtin_names()}"
+        )
+    return found
+
+
+def _resolve_builtin(name: str) -> Path:
+    for suffix in _SUFFIXES:
+        found = BUILTIN_FOLDER / f"{name}{suffix}"
+        # A name with a separator would reach outside the folder.
+        if found.parent == BUILTIN_FOLDER and os.path.isfile(found):
+            return found
+    raise PromptFileError(f"no built-in prompt set {quoted(name)}; there are {_builtin_names()}")
+
+
+def _builtin_names() -> str:
+    names = sorted(p.stem for p in BUILTIN_FOLDER.glob("*") if p.suffix in _SUFFIXES)
+    return ", ".join(BUILTIN_PREFIX + name for name in names) or "no built-in sets installed"
+
+
+def prompt_files(path: str | Path) -> list[Path]:
+    """The files that `load_prompts` reads, in a fixed order.
+
+    Raises:
+        PromptFileError: one is missing.
+    """
+    return data_files(resolve_prompt_path(path))
+
+
+def load_prompts(path: str | Path) -> list[PromptRecord]:
+    """Read a prompt file or a dataset.
+
+    Args:
+        path: a .txt or .jsonl file, a dataset (see `storage.prompts.datasets`), or `builtin:NAME` for a set
+            that the project carries.
+
+    Returns:
+        One record for each non-empty line, in the file's order.
+
+    Raises:
+        PromptFileError: the file is missing, empty or not UTF-8, or a row is malformed (the message
+            names the file and the line).
+    """
+    found = resolve_prompt_path(path)
+    records = _dataset(found) if found.suffix not in _SUFFIXES or found.is_dir() else _lines(found)
+    if not records:
+        raise PromptFileError(f"{found}: no prompts in it; write at least one line")
+    return records
+
+
+def _dataset(found: Path) -> list[PromptRecord]:
+    records: list[PromptRecord] = []
+    for number, (where, row) in enumerate(dataset_rows(found), start=1):
+        _check_row(row, where)
+        metadata = row if "include" in row else {}
+        records.append(PromptRecord(len(records), row["prompt"].strip(), metadata, number))
+    return records
+
+
+def _lines(found: Path) -> list[PromptRecord]:
+    # Not splitlines(): U+2028 and the like may stand inside a JSON string.
+    lines = read_text_file(found, str(found), PromptFileError).split("\n")
+    records: list[PromptRecord] = []
+    for number, raw in enumerate(lines, start=1):
+        line = raw.strip()
+        if not line:
+            continue
+        if found.suffix == ".txt":
+            _check_prompt(line, f"{found}:{number}")
+            records.append(PromptRecord(len(records), line, line=number))
+        else:
+            row = _parse_row(line, f"{found}:{number}")
+            records.append(PromptRecord(len(records), row["prompt"], row, number))
+    return records
+
+
+def _parse_row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptFileError(f"{where}: not JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise PromptFileError(f"{where}: not JSON that can be read ({error}); correct the line") from error
+    if not isinstance(row, dict):
+        raise PromptFileError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    _check_row(row, where)
+    return row
+
+
+def _check_row(row: dict[str, Any], where: str) -> None:
+    """Check a row's prompt and, where it has them, GenEval's tag and objects."""
+    _check_prompt(row.get("prompt"), where)
+    _check_value(row, where, _DEEPEST)
+    if "include" in row and not isinstance(row.get("tag", ""), str):
+        raise PromptFileError(f"{where}: `tag` must be a string, got {quoted(row['tag'])}")
+    if "include" in row:
+        _check_objects(row["include"], "include", where)
+    if "exclude" in row:
+        _check_objects(row["exclude"], "exclude", where)
+
+
+def _check_prompt(prompt: Any, where: str) -> None:
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise PromptFileError(f"{where}: `prompt` must be a non-empty string, got {quoted(prompt)}")
+    if not is_text(prompt):
+        raise PromptFileError(f"{where}: a prompt {NOT_TEXT}, got {quoted(prompt)}")
+    if len(prompt) > LONGEST_PROMPT:
+        raise PromptFileError(
+            f"{where}: a prompt of {len(prompt):,} characters, above {LONGEST_PROMPT:,}; shorten it"
+        )
+
+
+def _check_value(value: Any, where: str, levels: int) -> None:
+    """Refuse what cannot be written as JSON again, or nests deeper than readers go."""
+    if isinstance(value, str) and not is_text(value):
+        raise PromptFileError(f"{where}: a text {NOT_TEXT}, got {quoted(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PromptFileError(f"{where}: {value} is no number of JSON; give a finite one")
+    if not isinstance(value, (dict, list)):
+        return
+    if levels == 0:
+        raise PromptFileError(
+            f"{where}: lists and objects nest deeper than {_DEEPEST} levels; flatten the row"
+        )
+    for inner in [*value, *value.values()] if isinstance(value, dict) else value:
+        _check_value(inner, where, levels - 1)
+
+
+def _check_objects(objects: Any, key: str, where: str) -> None:
+    """Check the objects of `include` or `exclude`: class, count, color?, position?."""
+    if not isinstance(objects, list) or (key == "include" and not objects):
+        raise PromptFileError(f"{where}: `{key}` must be a non-empty list of objects, got {quoted(objects)}")
+    for index, item in enumerate(objects):
+        at = f"{where}: `{key}[{index}]"
+        if not isinstance(item, dict):
+            raise PromptFileError(f"{at}` must be an object, got {quoted(item)}")
+        if not isinstance(item.get("class"), str):
+            raise PromptFileError(f"{at}.class` must be a string, got {quoted(item.get('class'))}")
+        count = item.get("count")
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_OBJECTS:
+            raise PromptFileError(
+                f"{at}.count` must be an integer from 1 to {_MOST_OBJECTS:,}, got {quoted(count)}"
+            )
+        if "color" in item and not isinstance(item["color"], str):
+            raise PromptFileError(f"{at}.color` must be a string, got {quoted(item['color'])}")
+        if item.get("position") is not None:
+            _check_position(item["position"], len(objects), index, at)
+
+
+def _check_position(position: Any, size: int, index: int, at: str) -> None:
+    """Check `[relation, index of another object of the same list]`."""
+    pair = isinstance(position, list) and len(position) == 2
+    if not pair or not isinstance(position[0], str) or type(position[1]) is not int:  # True is an int too
+        raise PromptFileError(f"{at}.position` must be [relation, index], got {quoted(position)}")
+    if not 0 <= position[1] < size or position[1] == index:
+        raise PromptFileError(
+            f"{at}.position` points at object {quoted(position[1])}; it must be another of the {size} objects"
+        )

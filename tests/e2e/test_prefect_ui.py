@@ -30,12 +30,12 @@ pytestmark = [
 ]
 
 EXPLORED = "explored"
-ITERATIONS = 8
+ITERATIONS = 6
 SMALL = [
-    "algorithm.prompts_per_iteration=12", "exploration.candidates=10", "evaluation.prompts=32",
+    "algorithm.prompts_per_iteration=6", "exploration.candidates=10", "evaluation.prompts=16",
     "evaluation.every=2", "evaluation.gallery=8", "runtime.cluster=local",
 ]  # fmt: skip
-"""Makes a preset that explores small enough for a test; it still learns something."""
+"""Makes a preset that explores small enough for a test."""
 
 
 @dataclass(frozen=True)

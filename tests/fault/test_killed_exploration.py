@@ -7,7 +7,7 @@ import pytest
 from benchmarks.resume import Kill, disturb, state_of
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tests.killed_run import undisturbed_state
+from tests.killed_run import served, undisturbed_state
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,8 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("killed")
+    with served(tmp_path_factory.mktemp("killed")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

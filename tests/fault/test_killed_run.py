@@ -15,7 +15,7 @@ from benchmarks.resume import Kill, disturb, find, start, state_of
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.damaged_database import overwrite_a_page
-from tests.killed_run import undisturbed_state
+from tests.killed_run import served, undisturbed_state
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,8 @@ WITHOUT_RAY = ("runtime.cluster=local",)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    return tmp_path_factory.mktemp("killed")
+    with served(tmp_path_factory.mktemp("killed")) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -43,16 +44,19 @@ def undisturbed(home):
     ],
     ids=["driver-at-commit", "trainer-at-train", "spot-at-rollout", "server-at-train"],
 )
-def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how):
+def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how, tmp_path):
     assert set(undisturbed) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
     run_id = f"killed-{kill.victim}"
+    expected_score = RunStore(Home(home)).run("undisturbed").summary["score_after"]
+    if kill.victim == "server":
+        home = tmp_path  # where it has a server of its own
     outcome = disturb(home, kill, run_id, WITHOUT_RAY)
     assert (outcome.how, outcome.lost) == (how, 0)
     assert outcome.redone <= 1
     assert state_of(home, run_id) == undisturbed
-    store = RunStore(Home(home))
-    assert store.run(run_id).status == "finished"
-    assert store.run(run_id).summary["score_after"] == store.run("undisturbed").summary["score_after"]
+    row = RunStore(Home(home)).run(run_id)
+    assert row.status == "finished"
+    assert row.summary["score_after"] == expected_score
 
 
 def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damaged(home, undisturbed):

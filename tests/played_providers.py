@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_runtime.spot import alibaba_notices, aws_notices, azure_notices, gcp_notices
+from gpu_runtime.spot.notices import alibaba, aws, azure, gcp
 
 NOON = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 TWO_MINUTES_LATER = "2027-01-15T08:02:00Z"
-AWS_TOKEN = f"PUT {aws_notices.TOKEN_PATH}"
-AWS_ACTION = f"GET {aws_notices.ACTION_PATH}"
-AWS_REBALANCE = f"GET {aws_notices.REBALANCE_PATH}"
-GCP_FLAG = f"GET {gcp_notices.PREEMPTED_PATH}"
-AZURE_EVENTS = "GET " + azure_notices.EVENTS_PATH.partition("?")[0]
-AZURE_NAME = "GET " + azure_notices.NAME_PATH.partition("?")[0]
-ALIBABA_TIME = f"GET {alibaba_notices.TERMINATION_PATH}"
+AWS_TOKEN = f"PUT {aws.TOKEN_PATH}"
+AWS_ACTION = f"GET {aws.ACTION_PATH}"
+AWS_REBALANCE = f"GET {aws.REBALANCE_PATH}"
+GCP_FLAG = f"GET {gcp.PREEMPTED_PATH}"
+AZURE_EVENTS = "GET " + azure.EVENTS_PATH.partition("?")[0]
+AZURE_NAME = "GET " + azure.NAME_PATH.partition("?")[0]
+ALIBABA_TIME = f"GET {alibaba.TERMINATION_PATH}"
 SPOT_ACTION = json.dumps({"action": "terminate", "time": TWO_MINUTES_LATER})
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.spot import notice_watch
+from gpu_runtime.spot.notices import watch as module
 from gpu_runtime.spot.notices.notice import Notice, NoticeKind
 from gpu_runtime.spot.notices.providers import provider_named
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
@@ -63,8 +63,8 @@ def test_a_notice_is_known_until_it_is_withdrawn(service: SimulatedService):
 def test_advice_is_no_notice(monkeypatch: pytest.MonkeyPatch):
     watcher = Scripted()
     quick = replace(provider_named("gcp"), poll_interval_s=0.001)
-    monkeypatch.setattr(notice_watch, "provider_named", lambda name: quick)
-    monkeypatch.setattr(notice_watch, "watcher_for", lambda name: watcher)
+    monkeypatch.setattr(module, "provider_named", lambda name: quick)
+    monkeypatch.setattr(module, "watcher_for", lambda name: watcher)
     watch = NoticeWatch("gcp")
 
     def see(kind: NoticeKind) -> Notice | None:

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from gpu_runtime.spot import aws_notices, gcp_notices
+from gpu_runtime.spot.notices import aws, gcp
 from gpu_runtime.spot.notices.metadata_service import LARGEST_BODY_BYTES
 from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
 from gpu_runtime.spot.notices.providers import PROVIDERS, provider_named, watcher_for
@@ -127,7 +127,7 @@ class TestAws:
         watcher = watch("aws")
         watcher.poll(NOON)
         watcher.poll(NOON)
-        assert service.paths().count(aws_notices.TOKEN_PATH) == 1
+        assert service.paths().count(aws.TOKEN_PATH) == 1
         assert service.asked[0][2]["x-aws-ec2-metadata-token-ttl-seconds"] == "21600"
         assert {headers.get("x-aws-ec2-metadata-token") for _, _, headers in service.asked[1:]} == {"token-1"}
 
@@ -139,7 +139,7 @@ class TestAws:
             SPOT_ACTION if headers["x-aws-ec2-metadata-token"] == "token-2" else 401
         )
         assert taken(watcher).kind == "terminate"
-        assert service.paths().count(aws_notices.TOKEN_PATH) == 2
+        assert service.paths().count(aws.TOKEN_PATH) == 2
 
     def test_a_service_that_refuses_every_token_is_an_error(self, watch, service):
         watcher = watch("aws")
@@ -184,7 +184,7 @@ class TestGcp:
     def test_asks_with_the_header_and_does_not_wait(self, watch, service):
         watch("gcp").poll(NOON)
         [(_, path, headers)] = service.asked
-        assert (path, headers["metadata-flavor"]) == (gcp_notices.PREEMPTED_PATH, "Google")
+        assert (path, headers["metadata-flavor"]) == (gcp.PREEMPTED_PATH, "Google")
 
     def test_the_grace_period_counts_from_the_first_sight(self, watch, service):
         watcher = watch("gcp", grace_s=12.0)

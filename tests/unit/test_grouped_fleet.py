@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime import generating_group, grouped_fleet
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
+from gpu_runtime.groups import generating_group, grouped_fleet
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.history_check import check_history

@@ -90,11 +90,11 @@ def test_seeds_are_chosen_from_drafts_of_the_last_rollouts_weights(fresh):
 
 def test_a_full_draft_is_the_rollout_to_the_bit_under_equal_weights(fresh):
     rolled = fresh.rollout(fresh.explore(1))
-    key = fresh._current.key
-    (device, *_) = fresh._fleet.drafters(key)
+    version = fresh._current.version
+    (device, *_) = fresh._fleet.drafters(version)
     chosen = [delivered.sample for delivered in rolled.delivered[:4]]
     requests = [replace(sample.request, kind=RequestKind.EXPLORE) for sample in chosen]
-    chunk, chunks = device.actor.call(Worker.begin_samples, key, -1, requests, 1).result(), 1
+    chunk, chunks = device.actor.call(Worker.begin_samples, version, -1, requests, 1).result(), 1
     while not chunk.samples:
         chunk, chunks = device.actor.call(Worker.advance_samples, -1, 1).result(), chunks + 1
     assert chunks == fresh.config.sampling.rollout_steps
@@ -209,10 +209,10 @@ def test_without_a_device_to_draft_the_plan_is_plain_and_says_so_once(fresh, mon
     monkeypatch.setattr(fresh._fleet._provisioner, "fill", lambda *_, **__: [])  # no instance is to be had
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
-    for device in fresh._fleet.drafters(fresh._current.key):
+    for device in fresh._fleet.drafters(fresh._current.version):
         os.kill(worker_process(device.name).pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while fresh._fleet.drafters(fresh._current.key):
+    while fresh._fleet.drafters(fresh._current.version):
         # Who is dead is noticed by the next call.
         assert time.monotonic() < deadline
         assert all(len(seeds) == 4 for seeds in fresh.explore(2).seeds.values())

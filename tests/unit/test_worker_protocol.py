@@ -43,6 +43,6 @@ def test_what_may_be_asked_is_what_the_worker_has(protocol: type, worker: type):
     }
     assert len(asked) >= 2
     for name, method in asked.items():
-        assert inspect.signature(getattr(worker, name)).parameters == inspect.signature(method).parameters, (
-            name
-        )
+        had = dict(inspect.signature(getattr(worker, name)).parameters)
+        had.pop("_ray_trace_ctx", None)  # Ray's, where a test of this process has made it an actor before
+        assert had == dict(inspect.signature(method).parameters), name

@@ -51,7 +51,7 @@ def run(config: RunConfig, iterations: int) -> BareResult:
     """Do some iterations of a run, from its start."""
     train_prompts, _ = load_run_prompts(config)
     by_id = {prompt.prompt_id: prompt for prompt in train_prompts}
-    scorer = build_scorer(config.reward.scorer, config.reward)
+    scorer = build_scorer(config.reward)
     worker = DeviceWorker(config, trains=True)
     worker.use_training_weights(WeightsVersion(0))
     result = BareResult()

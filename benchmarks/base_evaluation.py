@@ -17,6 +17,7 @@ from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.config.reward import RewardConfig
 from storage.config.run_config import SamplingConfig
 from storage.prompts.files import load_prompts
 
@@ -63,7 +64,9 @@ def evaluate_base(path: str | Path, *, denoising_steps: int = 20, seeds: int = 2
     sampling = SamplingConfig(evaluate_steps=denoising_steps, batch_size=32)
     samples = Sampler(model, sampling).generate(requests)
     judged = prompts * seeds
-    scores = score_all(build_scorer(task.scorer), [sample.image_HWC for sample in samples], judged)
+    scores = score_all(
+        build_scorer(RewardConfig(scorer=task.scorer)), [sample.image_HWC for sample in samples], judged
+    )
     by_tag: dict[str, list[bool]] = defaultdict(list)
     for prompt, score in zip(judged, scores, strict=True):
         if "tag" in prompt.metadata:

@@ -22,6 +22,7 @@ from benchmarks.exploration import FULL_EVERY, FULL_SEEDS, PRESETS, arm_config, 
 from benchmarks.exploration_summary import FLEET, measure_of, reached_at, slowness_of, target_of
 from benchmarks.learning_curve import Curve, ModelledFleet
 from benchmarks.report import RESULTS, add_keep_option, finish
+from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.spot.prices.known_prices import known_prices
 
 DEVICE = "H100"
@@ -48,14 +49,14 @@ def usd_per_hour(fleet: ModelledFleet, zone: str) -> float:
 def seconds_to_target(curves: Curves, arm: str, task: str, fleet: ModelledFleet) -> float | None:
     """Modelled seconds, by medians over run seeds; None where the median run does not reach it."""
     config = arm_config(task, arm, 0)
-    signal, strategy = config.reward.signal, config.exploration.strategy
+    signal, timing = config.reward.signal, strategy_of(config).timing
     target = target_of([curve for (name, _), curve in curves.items() if name == "plain"], signal)
     slowness = dict(zip(curves, slowness_of([*curves.values()]), strict=True))
     members = {name: curve for name, curve in curves.items() if name[0] == arm}
     reached = [reached_at(c.iterations, measure_of(c, signal), target) for c in members.values()]
     iterations = statistics.median(float("inf") if r is None else r for r in reached)
     iteration_s = statistics.median(
-        fleet.critical_path_s(curve, strategy) / slowness[name] for name, curve in members.items()
+        fleet.critical_path_s(curve, timing) / slowness[name] for name, curve in members.items()
     )
     return None if iterations == float("inf") else iterations * iteration_s
 

@@ -51,7 +51,7 @@ FIRST_STAGE, LAST_STAGE, STAGE = 240, 620, 10
 def success_of(model: EmbeddedModel, config: RunConfig) -> float:
     """Held-out exact matches of a model, two images a prompt, as the run's evaluation makes them."""
     _, held_out = load_run_prompts(config)
-    sampler, scorer = Sampler(model, config.sampling), build_scorer(config.reward.scorer, config.reward)
+    sampler, scorer = Sampler(model, config.sampling), build_scorer(config.reward)
     requests = [
         SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
         for prompt in held_out

@@ -10,6 +10,7 @@ from typing import Any
 import scipy.stats
 
 from benchmarks.learning_curve import Curve, ModelledFleet
+from gpu_runtime.exploration.registry import strategy_of
 from storage.config.run_config import RunConfig
 
 SMOOTH = 3
@@ -98,8 +99,8 @@ def summarise(
         reached = [reached_at(c.iterations, measure_of(c, signal), target) for c in members]
         # One that never reaches it counts as slower than any that does.
         median = statistics.median(float("inf") if r is None else r for r in reached)
-        strategy = configs[arm].exploration.strategy
-        iteration_s = statistics.median(FLEET.critical_path_s(c, strategy) / slowness[id(c)] for c in members)
+        timing = strategy_of(configs[arm]).timing
+        iteration_s = statistics.median(FLEET.critical_path_s(c, timing) / slowness[id(c)] for c in members)
         arms[arm] = {
             "run_seeds": len(members),
             "iterations_to_target": {

@@ -22,9 +22,9 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.models.families import FAMILIES, family_of
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.models.lora_file import write_lora
+from gpu_runtime.models.registry import FAMILIES
 from tests.pipeline_reference import (
     EXACT,
     difference,
@@ -34,7 +34,7 @@ from tests.pipeline_reference import (
     run_sampler,
     training_samples,
 )
-from tests.tiny_pipelines import save_pipeline
+from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
 
 
@@ -56,7 +56,7 @@ def figures_of(family: str, folder: Path) -> dict[str, Any]:
     report = Trainer(policy, sampler, config).train(training_samples(sampler))
     policy.load(perturbed(policy.state(), 0.2))
     ours = run_sampler(model, config)
-    write_lora(family_of(family).PIPELINE, folder, policy.state(), config.adaptation)
+    write_lora(FAMILIES.find(family).pipeline(), folder, policy.state(), config.adaptation)
     pipeline.load_lora_weights(str(folder))
     lora_error = difference(ours, run_pipeline(pipeline, config, model.latent_shape))
     effect = float(abs(ours[0] - base[0]).max())
@@ -76,12 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=list(FAMILIES), help="one family")
+    parser.add_argument("--only", choices=PIPELINES, help="one family")
     add_keep_option(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     families = []
-    for family in [arguments.only] if arguments.only else FAMILIES:
+    for family in [arguments.only] if arguments.only else PIPELINES:
         with tempfile.TemporaryDirectory() as folder:
             families.append(figures_of(family, Path(folder)))
     finish("families", {"families": families}, arguments.keep)

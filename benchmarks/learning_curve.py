@@ -18,9 +18,10 @@ import numpy as np
 from benchmarks.allocation_share import captured, found_by_budget
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.fidelity import FULL
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
+from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.rewards.guard import score_each
@@ -86,8 +87,8 @@ class LearningCurve:
         self.config = config
         train, self._held_out = load_run_prompts(config)
         self._by_id = {prompt.prompt_id: prompt for prompt in train}
-        self._explorer = SeedExplorer(config, list(self._by_id))
-        self._scorer = build_scorer(config.reward.scorer, config.reward)
+        self._explorer = build_explorer(config, train)
+        self._scorer = build_scorer(config.reward)
         self._worker = DeviceWorker(config, trains=True)
         self._worker.use_training_weights(_OWN)
         self._before = self._explorer.state()
@@ -101,18 +102,18 @@ class LearningCurve:
             evaluate_every: iterations between held-out evaluations.
             measure_every: iterations between judging the whole pool with fresh weights; 0 never.
         """
-        strategy = self.config.exploration.strategy
+        timing = self._explorer.timing
         self._evaluate(0)
         plan = self._explorer.plain(1)
         for iteration in range(1, iterations + 1):
             self.curve.explore_s.append(0.0)
-            if strategy == "fresh":
+            if timing is DraftTiming.BEFORE_ROLLOUT:
                 plan = self._explore(iteration)
             samples, scores = self._roll_out(plan)
             if measure_every and plan.candidates and iteration % measure_every == 0:
                 self._measure(plan)
             # Beside training in the live system: the weights are those of this rollout.
-            following = self._explore(iteration + 1) if strategy == "stale" else None
+            following = self._explore(iteration + 1) if timing is DraftTiming.TRAINING_WINDOW else None
             self._train(plan, samples, scores)
             plan = following or self._explorer.plain(iteration + 1)
             if iteration % evaluate_every == 0:
@@ -240,13 +241,13 @@ class ModelledFleet:
     spot: int = 8
     scorers: int = 12
 
-    def critical_path_s(self, curve: Curve, strategy: str) -> float:
+    def critical_path_s(self, curve: Curve, timing: DraftTiming) -> float:
         """Seconds of a median iteration on this fleet.
 
         The rule: rollouts are divided over all devices, their scoring over the scorers, training over the
-        reserved devices, and each follows the other. Drafts are scored while others are drawn. `fresh`
-        drafts come before the rollout, divided over all devices; `stale` drafts are divided over the spot
-        devices and cost only what exceeds the training beside them. A draft's scoring is taken to cost what
+        reserved devices, and each follows the other. Drafts are scored while others are drawn. Drafts
+        before the rollout are divided over all devices; those of a training window over the spot devices, and
+        cost only what exceeds the training beside them. A draft's scoring is taken to cost what
         a rollout's does. Perfect division is assumed of all arms alike, of training too, which the runtime
         does on one device today; communication, loading, decoding and the monitor are not modelled.
         """
@@ -254,10 +255,10 @@ class ModelledFleet:
         score = statistics.median(curve.score_s)
         rollout = statistics.median(curve.rollout_s) / everyone + score / self.scorers
         train = statistics.median(curve.train_s) / self.reserved
-        if strategy not in ("fresh", "stale"):
+        if timing is DraftTiming.NEVER:
             return rollout + train
         judged = statistics.median(curve.drafts) / statistics.median(curve.rollouts) * score
         drawn = statistics.median(curve.explore_s) - judged
-        if strategy == "fresh":
+        if timing is DraftTiming.BEFORE_ROLLOUT:
             return max(drawn / everyone, judged / self.scorers) + rollout + train
         return rollout + max(train, drawn / self.spot, judged / self.scorers)

@@ -226,7 +226,7 @@ class ProfiledModel:
                     "window_size": 2, "window_stop": 5, "batch_size": plan.run_batch[size],
                 },
                 # Whether the ratio is 1 in bf16 is a finding here, and not a condition.
-                "algorithm": {"clip_range": 0.9, "ratio_tolerance": 0.9},
+                "algorithm": {"options": {"clip_range": 0.9}, "ratio_tolerance": 0.9},
                 "adaptation": {
                     "mode": "lora", "rank": plan.rank, "alpha": 2.0 * plan.rank, "targets": TARGETS,
                 },

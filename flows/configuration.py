@@ -34,7 +34,9 @@ def given_configuration(
     if ray_address is not None:
         changes.append(f'runtime.ray_address="{ray_address}"')
     changes += [f"runtime.cluster={cluster}"] if cluster is not None else []
-    return with_absolute_paths(load_config(preset, changes, os.environ, base))
+    from tasks.quick_checks import with_read_options
+
+    return with_absolute_paths(with_read_options(load_config(preset, changes, os.environ, base)))
 
 
 def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
@@ -63,9 +65,8 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         update={"train": _absolute(config.prompts.train), "evaluate": _absolute(config.prompts.evaluate)}
     )
     model = config.model.with_absolute_folder()
-    reward = config.reward.with_absolute_folders()
     price = config.price.model_copy(update={"book": config.price.book and _absolute(config.price.book)})
-    return config.model_copy(update={"prompts": prompts, "model": model, "reward": reward, "price": price})
+    return config.model_copy(update={"prompts": prompts, "model": model, "price": price})
 
 
 def look_at_inputs(config: RunConfig) -> None:

@@ -135,7 +135,7 @@ def _train(session: Session) -> dict[str, Any]:
         # A run killed in an evaluation does it first.
         if first - 1 not in evaluated_iterations(session.store.database, session.run_id):
             _evaluate_if_due(session, first - 1)
-        plan, beside = session.next_plan, config.exploration.strategy != "fresh"
+        plan, beside = session.next_plan, session.runtime.explores_beside_training
         started_at = now()
         for iteration in range(first, config.iterations + 1):
             if plan is None or plan.refused:
@@ -171,6 +171,7 @@ def _train(session: Session) -> dict[str, Any]:
     result = run_result(session.store.database, session.run_id)
     for device in result["unjoined_devices"]:
         reporter().note(f"{device['device']} never joined the run: {device['reason']}")
+    reporter().result(result)
     return result
 
 

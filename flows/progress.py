@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -71,6 +73,22 @@ class Reporter:
             f"exact match {record.exact:.1%} "
             f"({len(record.images)} images{unscored})"
         )
+
+    def result(self, result: Mapping[str, Any]) -> None:
+        """What a finished run has come to: the figures of `storage.database.results` in words."""
+        if result["score_before"] is not None:
+            self.note(
+                f"held-out score {result['score_before']:.3f} -> {result['score_after']:.3f}, exact matches "
+                f"{result['exact_before']:.1%} -> {result['exact_after']:.1%} in "
+                f"{result['iterations']} iterations, {result['wall_s'] / 60:.1f} min"
+            )
+        if result["drafts"]:
+            gain = result["variance_gain"]
+            more = f"; chosen groups' scores vary {gain:.1f} times as much as random ones'" if gain else ""
+            self.note(f"exploration judged {result['drafts']:,} drafts{more}")
+        if result["spot_idle"] is not None:
+            self.note(f"spot workers were idle for {result['spot_idle']:.0%} of their time in iterations")
+        self.note(f"modelled cost at the prices of the settings: ${result['cost_usd']:.2f}")
 
     def end(self) -> None:
         """The run is over."""

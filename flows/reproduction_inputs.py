@@ -13,6 +13,7 @@ from storage.errors import ConfigurationError
 from storage.evaluations.references import Reference, read_reference, reference_of
 from storage.evaluations.reproductions import reference_run_of
 from tasks.prices import with_prices
+from tasks.quick_checks import with_read_options
 
 REFERENCE_FILE = ".json"
 """How the name of a reference file ends; no other name is taken for one."""
@@ -44,4 +45,4 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
     config = was.run_config
     if not form.settings:
         return config  # to the letter: nothing is read or derived anew
-    return with_absolute_paths(load_config(None, form.settings, {}, config))
+    return with_absolute_paths(with_read_options(load_config(None, form.settings, {}, config)))

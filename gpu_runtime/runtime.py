@@ -17,8 +17,9 @@ from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
-from gpu_runtime.exploration.explorer import build_explorer
+from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
@@ -132,6 +133,11 @@ class Runtime:
         return self._current.version.policy_version
 
     @property
+    def explores_beside_training(self) -> bool:
+        """Whether `explore` may run while `train` does."""
+        return self._search.timing is not DraftTiming.BEFORE_ROLLOUT
+
+    @property
     def lost_workers(self) -> list[str]:
         """Workers that died since the start, after they had joined."""
         return list(self._fleet.lost)
@@ -173,18 +179,21 @@ class Runtime:
     def explore(self, iteration: int) -> SeedPlan:
         """Choose prompts and seeds of an iteration, as exploration.strategy says.
 
-        With `plain` and `stale` it may run in another thread while `train` does; with `stale` it then
-        ends with the training steps, or soon after. With `fresh` it drafts on all devices, the trainers
-        too, so nothing may run beside it.
+        Where `explores_beside_training`, it may run in another thread while `train` does; drafts of a
+        training window then end with the training steps, or soon after. Otherwise it drafts on all devices,
+        the trainers too, so nothing may run beside it.
 
         Args:
             iteration: the iteration that will roll the seeds out.
         """
         self.enter("explore", iteration)
-        strategy = self.config.exploration.strategy
-        if strategy == "plain":
-            return self._search.plain(iteration)
-        return self._draft_now(iteration) if strategy == "fresh" else self._search.in_window(iteration)
+        match self._search.timing:
+            case DraftTiming.NEVER:
+                return self._search.plain(iteration)
+            case DraftTiming.TRAINING_WINDOW:
+                return self._search.in_window(iteration)
+            case DraftTiming.BEFORE_ROLLOUT:
+                return self._draft_now(iteration)
 
     def explore_anew(self, refused: SeedPlan) -> SeedPlan:
         """Draft the seeds of a plan whose drafts are not trusted again: now, with the current weights.

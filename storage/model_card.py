@@ -10,7 +10,13 @@ from storage.database.run_store import RunRow
 
 
 def model_card(
-    row: RunRow, result: Mapping[str, Any], iteration: int, evaluated: int | None, usage: str
+    row: RunRow,
+    result: Mapping[str, Any],
+    iteration: int,
+    evaluated: int | None,
+    *,
+    objective: str,
+    usage: str,
 ) -> str:
     """A README.md as model hubs read it.
 
@@ -19,17 +25,17 @@ def model_card(
         result: of `storage.database.results.run_result`.
         iteration: after which the weights were saved.
         evaluated: iteration of the run's last evaluation; None before the first.
+        objective: the method's name.
         usage: how the weights are loaded, Markdown.
     """
     config, environment = row.config, row.environment
     kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"
-    algorithm = {"grpo": "Flow-GRPO", "nft": "DiffusionNFT"}[config.algorithm.objective]
     reward = config.reward.scorer
-    if config.reward.parts:
-        reward += " of " + ", ".join(f"{name} × {weight:g}" for name, weight in config.reward.parts.items())
+    if config.reward.options:
+        reward += f" {json.dumps(config.reward.options)}"
     facts = {
         "Base model": f"`{config.model.path}` ({config.model.family})",
-        "Trained": f"{kind}, by {algorithm}; the moving average after iteration {iteration} of "
+        "Trained": f"{kind}, by {objective}; the moving average after iteration {iteration} of "
         f"{config.iterations}, policy of run `{row.run_id}`",
         "Reward": f"{reward}, {config.reward.signal}",
         "Prompts to train on": _file(config.prompts.train, environment, "digest prompts.train"),

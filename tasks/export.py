@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from gpu_runtime.learning.registry import OBJECTIVES
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
@@ -69,7 +70,14 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     write = _write_adapters if config.adaptation.mode == "lora" else _write_whole
     try:
         usage = write(config, state, out)
-        card = model_card(row, result, checkpoint.iteration, evaluated, usage)
+        card = model_card(
+            row,
+            result,
+            checkpoint.iteration,
+            evaluated,
+            objective=OBJECTIVES.find(config.algorithm.objective).title or config.algorithm.objective,
+            usage=usage,
+        )
         (out / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"--out {out} could not be written: {error}; export to another folder") from error
@@ -78,25 +86,12 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
 
 def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
-    from gpu_runtime.models.families import family_of
     from gpu_runtime.models.lora_file import LORA_FILE, write_lora
+    from gpu_runtime.models.registry import family_of
 
-    embedded = config.model.family == "embedded"
-    # An embedded model has Qwen-Image's transformer, and so its adapters.
-    pipeline = family_of("qwen-image" if embedded else config.model.family).PIPELINE
-    write_lora(pipeline, out, state, config.adaptation)
-    if embedded:
-        return _python(
-            "from gpu_runtime.models.embedded import EmbeddedModel\n\n"
-            f"model = EmbeddedModel.load({config.model.path!r})\n"
-            'model.transformer.load_lora_adapter("FOLDER", use_safetensors=True)'
-        )
-    return _python(
-        f"import torch\nfrom diffusers import {pipeline.__name__}\n\n"
-        f"pipe = {pipeline.__name__}.from_pretrained({config.model.path!r}, torch_dtype=torch.bfloat16)\n"
-        'pipe.load_lora_weights("FOLDER")',
-        f"`FOLDER` holds `{LORA_FILE}`.",
-    )
+    family = family_of(config.model)
+    write_lora(family.pipeline(), out, state, config.adaptation)
+    return _python(family.adapter_usage(config.model.path), f"`FOLDER` holds `{LORA_FILE}`.")
 
 
 def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:

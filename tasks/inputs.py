@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpu_runtime.models.model_files import model_files
+from gpu_runtime.models.registry import family_of
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.prompts.files import prompt_files
@@ -31,7 +31,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     return {
         "digest prompts.train": _digest_prompts(config.prompts.train),
         "digest prompts.evaluate": _digest_prompts(config.prompts.evaluate),
-        "digest model": _digest_list(model_files(config.model)),
+        "digest model": _digest_list(family_of(config.model).files(config.model)),
     }
 
 

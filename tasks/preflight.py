@@ -9,15 +9,14 @@ from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.loading import (
-    ModelOutline,
     device_of,
     outline_model,
     refuse_gpus_of_local_processes,
     refuse_missing_cuda,
     refuse_shared_gpus,
 )
-from gpu_runtime.models.model_files import model_files
-from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
+from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
@@ -56,7 +55,7 @@ def check(config: RunConfig) -> list[str]:
         refuse_gpus_of_local_processes(config)
         refuse_shared_gpus(config)
         outline.check_machine(config)
-    scorer = build_scorer(config.reward.scorer, config.reward)
+    scorer = build_scorer(config.reward)
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]
     for setting, prompts in prompt_settings(config, inputs.train, inputs.evaluate):
         _check_prompts(setting, prompts, outline, scorer)
@@ -82,7 +81,7 @@ def read_weights(config: RunConfig) -> int:
         ModelError: one is not finite, or a file is missing or damaged.
     """
     return refuse_files_not_finite(
-        file for file in model_files(config.model) if file.suffix == ".safetensors"
+        file for file in family_of(config.model).files(config.model) if file.suffix == ".safetensors"
     )
 
 

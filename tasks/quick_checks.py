@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpu_runtime.cluster.address import refuse_silent_address
-from gpu_runtime.exploration.explorer import build_explorer
-from gpu_runtime.models.embedded_folder import resolve_folder
-from gpu_runtime.models.hub_folder import find_folder
-from gpu_runtime.rewards.needs import check_folders, check_prompt
+from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
+from gpu_runtime.learning.registry import read_objective_options
+from gpu_runtime.models.registry import family_of, read_family_options
+from gpu_runtime.rewards.registry import ChosenScorer, chosen_scorer, read_scorer_options
 from storage.config.run_config import RunConfig
+from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
@@ -38,6 +39,17 @@ class CheckedInputs:
     warnings: Sequence[str]
 
 
+def with_read_options(config: RunConfig) -> RunConfig:
+    """The settings, in which every name that a setting gives is known and every option is read.
+
+    Raises:
+        ConfigurationError: a name is unknown, or an option is wrong.
+    """
+    for read in (read_family_options, read_scorer_options, read_objective_options, read_strategy_options):
+        config = read(config)
+    return config
+
+
 def check_inputs(config: RunConfig) -> CheckedInputs:
     """Check the settings against this machine, and read and check every prompt.
 
@@ -47,18 +59,17 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     """
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
     warnings = _check_processes(config) if local else []
-    _check_notice_url(config.runtime.notice_url)
-    if config.model.family == "embedded":
-        resolve_folder(config.model.path)
-    else:
-        find_folder("model.path", config.model.path)
-    check_folders(config.reward)
+    _check_notices(config.runtime)
+    family_of(config.model).find(config.model)
+    scorer = chosen_scorer(config.reward)
+    _check_gpu_of_scorers(config, scorer)
+    scorer.check_files()
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
     for setting, prompts in prompt_settings(config, train, evaluate):
         for prompt in prompts:
             with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
-                check_prompt(config.reward, prompt)
+                scorer.check_prompt(prompt)
     refuse_silent_address(config.runtime.ray_address)
     return CheckedInputs(train, evaluate, warnings)
 
@@ -111,13 +122,32 @@ def _check_processes(config: RunConfig) -> list[str]:
     ]
 
 
-def _check_notice_url(url: str) -> None:
-    """Nobody is asked: the address means the machine of each spot worker, not this one."""
-    if not url:
-        return
-    from gpu_runtime.spot.notices.metadata_service import checked_url  # and with it httpx
+def _check_gpu_of_scorers(config: RunConfig, scorer: ChosenScorer) -> None:
+    share = config.runtime.scorer_gpu
+    if share and not scorer.uses_gpu:
+        raise ConfigurationError(
+            f"runtime.scorer_gpu is {share:g}, but {', '.join(judge.name for judge in scorer.judges)} judges "
+            "on the CPU; leave it out"
+        )
 
+
+def _check_notices(runtime: RuntimeConfig) -> None:
+    """No provider is asked: the address means the machine of each spot worker, not this one."""
+    if runtime.notices == "none" and not runtime.notice_url:
+        return
+    # Imported here, and with it httpx.
+    from gpu_runtime.spot.notices.metadata_service import checked_url
+    from gpu_runtime.spot.notices.registry import NOTICES
+
+    asked = {name for name in {runtime.notices, *NOTICES.names()} - {"none"} if NOTICES.find(name).asks_url}
+    if not runtime.notice_url:
+        return
+    if runtime.notices not in asked:
+        raise ConfigurationError(
+            f"runtime.notice_url is {runtime.notice_url!r}, but runtime.notices={runtime.notices} asks no "
+            f"address; leave it empty, or set runtime.notices to one of {', '.join(sorted(asked))}"
+        )
     try:
-        checked_url(url)
+        checked_url(runtime.notice_url)
     except ConfigurationError as error:
         raise ConfigurationError(f"runtime.notice_url: {error}") from error

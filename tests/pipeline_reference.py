@@ -11,8 +11,8 @@ import torch
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.objective import TrainingSample
-from gpu_runtime.models.families import family_of
 from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.models.registry import FAMILIES
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 from tests.tiny_pipelines import SIDE
@@ -34,7 +34,7 @@ LatentsAndImages = tuple[np.ndarray, np.ndarray]
 
 def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunConfig:
     """A run of a few samples on a tiny pipeline, guided; `sections` override."""
-    negative = NEGATIVE if family_of(family).TAKES_NEGATIVE else ""
+    negative = NEGATIVE if family != "flux" else ""
     base: dict[str, dict[str, Any]] = {
         "model": {
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
@@ -62,7 +62,7 @@ def evaluation_requests() -> list[SampleRequest]:
 
 def own_pipeline(family: str, folder: Path) -> Any:
     """The pipeline as diffusers loads it, float32."""
-    pipeline = family_of(family).PIPELINE.from_pretrained(str(folder), local_files_only=True)
+    pipeline = FAMILIES.find(family).pipeline().from_pretrained(str(folder), local_files_only=True)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 

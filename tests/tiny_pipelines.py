@@ -43,6 +43,8 @@ from transformers import (
     T5Tokenizer,
 )
 
+from gpu_runtime.models.registry import FAMILIES
+
 WIDTH, LATENT = 32, 4
 SIDE = 16
 """Pixels of an image's side; the VAEs halve it, the transformers' patches halve it again."""
@@ -58,8 +60,12 @@ _CHAT = (
 )
 
 
+PIPELINES = [name for name in FAMILIES.names() if name != "embedded"]
+"""The families that come as pipelines."""
+
+
 def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:
-    """Save a pipeline of a family of `gpu_runtime.models.families`; the same weights for the same seed."""
+    """Save a pipeline of a family of `gpu_runtime.models.registry`; the same weights for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         PIPELINES[family]().save_pretrained(folder)

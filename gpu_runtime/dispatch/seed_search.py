@@ -19,7 +19,7 @@ from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, D
 from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.explorer import DraftTiming, SeedExplorer
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
@@ -147,6 +147,11 @@ class SeedSearch:
         self._said_no_device = False
         self._window: TrainingWindow | None = None
 
+    @property
+    def timing(self) -> DraftTiming:
+        """When drafts are made."""
+        return self._explorer.timing
+
     def open_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """A plan was rolled out; until its training ends, the devices hold these weights."""
         self._window = TrainingWindow(plan, version)
@@ -201,7 +206,7 @@ class SeedSearch:
         """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
         self._fleet.prepare(weights)
         budget: float | None = self._settings.drafts or None
-        if self._settings.strategy == "stale":
+        if self.timing is DraftTiming.TRAINING_WINDOW:
             # In place of what a window would have held.
             budget = self._budget(len(self._fleet.drafters(weights.version)))
             if not budget:
@@ -227,7 +232,7 @@ class SeedSearch:
         values = {identity: score.value for identity, score in judged.items()}
         figures = seed_figures(plan, signal, values, self._settings.criterion)
         window = self._window
-        if self._settings.strategy != "stale" or window is None:
+        if self.timing is not DraftTiming.TRAINING_WINDOW or window is None:
             return SeedReview(figures, (), next_plan)
         if window.train_s is not None:
             self._explorer.forecast.add_window(window.train_s)

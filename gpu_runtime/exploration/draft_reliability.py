@@ -107,10 +107,9 @@ class MeasuredFidelities:
         for known in (*self._stale.values(), *self._fresh.values()):
             known.end_iteration()
 
-    def full_draft(self, noise_aware: bool) -> Arm:
+    def full_draft(self) -> Arm:
         """Full drafts, at what staleness leaves of their reliability."""
-        expected = self._stale[FULL].expected if noise_aware else float
-        return Arm(FULL, 1.0, self._staleness(), expected)
+        return Arm(FULL, 1.0, self._staleness())
 
     def preview(self, name: str, cost: float) -> Arm | None:
         """Drafts by a preview, of such a cost in full drafts; None before it is measured."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any, Protocol
 
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
@@ -21,11 +22,23 @@ from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config.run_config import RunConfig
-from storage.errors import ConfigurationError
-from storage.prompts.files import PromptRecord
+from storage.config.section import Section
 
 _MOST_ROUNDS = 16
 """Rounds that an iteration's drafts are planned in; more learn little more."""
+
+
+class DraftTiming(StrEnum):
+    """When a strategy makes its drafts."""
+
+    NEVER = "never"
+    """Seeds follow from the configuration alone."""
+
+    TRAINING_WINDOW = "training window"
+    """With the previous iteration's weights on the devices that do not train, while the others do."""
+
+    BEFORE_ROLLOUT = "before the rollout"
+    """With the current weights on all devices; the rollout waits."""
 
 
 class Judgement(Protocol):
@@ -43,23 +56,33 @@ class Judgement(Protocol):
 
 
 class SeedExplorer:
-    """One run's exploration.
+    """One run's exploration, for every strategy of the project; one of another package is a subclass.
 
     Args:
         config: the run's configuration.
         prompt_ids: all training prompts.
+        timing: when drafts are made.
+        options: of a subclass, as its plug-in declares them; the project's strategies have none.
 
     Raises:
         ValueError: if a fidelity is unknown, or more prompts are to be explored than there are.
     """
 
-    def __init__(self, config: RunConfig, prompt_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        prompt_ids: Sequence[int],
+        timing: DraftTiming = DraftTiming.TRAINING_WINDOW,
+        options: Section | None = None,
+    ) -> None:
+        self.timing = timing
+        self.options = options
         self._config = config
         self._settings = config.exploration
         self._prompt_ids = list(prompt_ids)
         steps = config.sampling.rollout_steps
         self._cost = {name: evaluations_of(name, steps) / steps for name in self._settings.fidelities}
-        self._history = ScoreHistory(self._settings.history_half_life)
+        self._history = ScoreHistory()
         self._fidelities = MeasuredFidelities(name for name in self._cost if name != FULL)
         self.forecast = WindowForecast()
         self._monitor = RankMonitor(self._settings)
@@ -67,7 +90,7 @@ class SeedExplorer:
     def prompts(self, iteration: int) -> list[int]:
         """The prompts to explore for an iteration; more than are kept where prompt_pool is above 1."""
         kept = self._config.algorithm.prompts_per_iteration
-        pool = kept if self._settings.strategy == "plain" else round(kept * self._settings.prompt_pool)
+        pool = kept if self.timing is DraftTiming.NEVER else round(kept * self._settings.prompt_pool)
         return prompts_of_iteration(self._prompt_ids, pool, self._config.seed, iteration)
 
     def plain(self, iteration: int, *notes: tuple[str, str]) -> SeedPlan:
@@ -75,7 +98,7 @@ class SeedExplorer:
         algorithm = self._config.algorithm
         prompts = self.prompts(iteration)[: algorithm.prompts_per_iteration]
         plan = plain_plan(prompts, algorithm.group_size, iteration)
-        if self._settings.strategy == "plain":
+        if self.timing is DraftTiming.NEVER:
             return plan
         figures = {"drafts": 0.0, "prompts_unexplored": float(len(prompts))}
         return replace(plan, notes=notes, figures=figures)
@@ -111,15 +134,26 @@ class SeedExplorer:
     def finish(self, iteration: int, planner: DraftPlanner, candidates: Iterable[Candidate]) -> SeedPlan:
         """The seeds to roll out, from the drafts that were judged in time."""
         made = tuple(sorted(candidates, key=lambda draft: (draft.prompt_id, draft.seed_index)))
-        scores: dict[int, list[float]] = {prompt: [] for prompt in planner.prompts}
+        judged: dict[int, dict[int, float]] = {prompt: {} for prompt in planner.prompts}
         for draft in made:
             if draft.error is None:
                 # In the planner's terms: what full drafts are expected to score.
-                scores[draft.prompt_id].append(planner.expected(draft.fidelity, self.signal(draft)))
-        self._history.add(iteration, scores)
-        choice = planner.choose()
+                judged[draft.prompt_id][draft.seed_index] = planner.expected(
+                    draft.fidelity, self.signal(draft)
+                )
+        self._history.add(iteration, {prompt: list(scores.values()) for prompt, scores in judged.items()})
+        choice = self.choose(planner, judged)
         pool = {prompt: choice.pool[prompt] for prompt in choice.seeds if prompt in choice.pool}
         return SeedPlan(iteration, choice.seeds, made, pool, _figures(planner, choice, made))
+
+    def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
+        """The seeds to roll out; what a strategy of another package does in its own way.
+
+        Args:
+            planner: of the drafts; its own choice is the group of largest variance, by exact selection.
+            judged: score of each judged draft, by prompt and seed index; the value that is learned from.
+        """
+        return planner.choose()
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
         """The drafts to make with the rollout's weights, to see whether ranks hold."""
@@ -198,7 +232,7 @@ class SeedExplorer:
 
     def _arms(self) -> list[Arm]:
         """Full drafts, and the previews that were measured; full ones also where nothing else is."""
-        full = self._fidelities.full_draft(self._settings.noise_aware)
+        full = self._fidelities.full_draft()
         previews = {
             name: self._fidelities.preview(name, cost) for name, cost in self._cost.items() if name != FULL
         }
@@ -221,21 +255,3 @@ def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -
         figures["spread_random"] = statistics.fmean(choice.random[prompt] for prompt in explored)
         figures["spread_kept"] = statistics.fmean(choice.spread[prompt] for prompt in explored)
     return figures
-
-
-def build_explorer(config: RunConfig, prompts: Sequence[PromptRecord]) -> SeedExplorer:
-    """The explorer of a run's training prompts.
-
-    Raises:
-        ConfigurationError: if a fidelity is unknown, or more prompts are to be explored than there are.
-    """
-    try:
-        explorer = SeedExplorer(config, [prompt.prompt_id for prompt in prompts])
-        explorer.prompts(1)
-    except ValueError as error:
-        pool, kept = config.exploration.prompt_pool, config.algorithm.prompts_per_iteration
-        raise ConfigurationError(
-            f"exploration cannot work with exploration.fidelities = {list(config.exploration.fidelities)} "
-            f"and exploration.prompt_pool = {pool:g} times algorithm.prompts_per_iteration = {kept}: {error}"
-        ) from error
-    return explorer

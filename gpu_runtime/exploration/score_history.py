@@ -39,7 +39,7 @@ class ScoreHistory:
         half_life: iterations after which a prompt's scores count half.
     """
 
-    def __init__(self, half_life: float) -> None:
+    def __init__(self, half_life: float = 10.0) -> None:
         self._half_life = half_life
         self._of_prompt: dict[int, tuple[int, list[float]]] = {}
         self._recent: list[list[float]] = []

@@ -16,10 +16,9 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.ema import MovingAverage
-from gpu_runtime.learning.grpo_objective import GrpoObjective
-from gpu_runtime.learning.nft_objective import NftObjective
-from gpu_runtime.learning.objective import BatchTerms, Objective, TrainingSample
+from gpu_runtime.learning.objective import BatchTerms, TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
+from gpu_runtime.learning.registry import build_objective
 from gpu_runtime.learning.sharding import gathered, held_part
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
@@ -65,8 +64,7 @@ class Trainer:
             betas=(settings.beta1, settings.beta2),
             weight_decay=settings.weight_decay,
         )
-        objective = NftObjective if config.algorithm.objective == "nft" else GrpoObjective
-        self._objective: Objective = objective(policy, sampler, config)
+        self._objective = build_objective(policy, sampler, config)
         self.average = MovingAverage(policy.held(), settings.ema_decay, settings.ema_interval)
 
     def average_state(self) -> WeightState:

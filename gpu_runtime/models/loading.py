@@ -2,43 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import numpy as np
 import torch
 
-from gpu_runtime.models.embedded import EmbeddedModel
-from gpu_runtime.models.embedded_outline import EmbeddedOutline
-from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
+from gpu_runtime.models.registry import family_of
 from storage.config.run_config import ModelConfig, RunConfig
 from storage.errors import ConfigurationError
-
-
-class ModelOutline(Protocol):
-    """What the checks before a run need of a model."""
-
-    transformer: torch.nn.Module
-    """Its layers, perhaps without memory for their weights."""
-
-    def check_prompts(self, prompts: list[str]) -> None:
-        """Refuse a prompt that the model cannot encode."""
-        ...
-
-    def check_machine(self, config: RunConfig | None = None) -> None:
-        """Refuse a run, or one worker, that this machine has no attention kernel or no memory for."""
-        ...
-
-    def text_length_for(self, degree: int) -> int | None:
-        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
-        ...
-
-    def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample, as the transformer's attention sees them."""
-        ...
-
-    def blank_image(self) -> np.ndarray:
-        """An image of the size that the model makes, uint8, shape (H, W, 3)."""
-        ...
 
 
 def load_model(config: ModelConfig) -> DiffusionModel:
@@ -49,16 +18,7 @@ def load_model(config: ModelConfig) -> DiffusionModel:
         ModelError: if files are missing or do not fit.
     """
     refuse_missing_cuda(config)
-    device = device_of(config)
-    if config.family == "embedded":
-        return EmbeddedModel.load(config.path, device=device)
-    # Imported here: it takes seconds, and the embedded models have no use for it.
-    from gpu_runtime.models.pipeline_outline import PipelineOutline
-
-    outline = PipelineOutline(config, device)
-    if device.type == "cuda":  # perhaps not the machine that the run was checked on
-        outline.check_machine()
-    return outline.family.load(config, device)
+    return family_of(config).load(config, device_of(config))
 
 
 def outline_model(config: ModelConfig) -> ModelOutline:
@@ -68,11 +28,7 @@ def outline_model(config: ModelConfig) -> ModelOutline:
         ConfigurationError: a setting that the model cannot work with.
         ModelError: if files are missing or do not fit.
     """
-    if config.family == "embedded":
-        return EmbeddedOutline(load_model(config.model_copy(update={"device": "cpu"})))
-    from gpu_runtime.models.pipeline_outline import PipelineOutline
-
-    return PipelineOutline(config, device_of(config))
+    return family_of(config).outline(config, device_of(config))
 
 
 def device_of(config: ModelConfig) -> torch.device:

@@ -88,6 +88,15 @@ class PipelineModel(ABC):
         return kinds
 
     @classmethod
+    def folder(cls, settings: ModelConfig) -> PipelineFolder:
+        """The files of a model of this family.
+
+        Raises:
+            ModelError: files are missing, cut off, or of another model.
+        """
+        return PipelineFolder.find(settings.path, cls.PIPELINE.__name__, cls.part_kinds())
+
+    @classmethod
     def load(cls, settings: ModelConfig, device: torch.device) -> Self:
         """Load from a folder or the hub's cache.
 
@@ -95,7 +104,7 @@ class PipelineModel(ABC):
             ModelError: files are missing, cut off, or of another model.
             ConfigurationError: the attention kernel cannot be had.
         """
-        folder = PipelineFolder.find(settings.path, cls.PIPELINE.__name__, cls.part_kinds())
+        folder = cls.folder(settings)
         dtype = dtype_on(settings, device)
         parts = Parts(
             load_weights(cls.TRANSFORMER, folder, "transformer", dtype),

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.models.compiled_blocks import refuse_missing_compiler
-from gpu_runtime.models.families import family_of
 from gpu_runtime.models.memory_need import MemoryNeed, refuse_too_large
-from gpu_runtime.models.pipeline_folder import PipelineFolder
 from gpu_runtime.models.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
 from gpu_runtime.models.work_need import WorkNeed
@@ -25,6 +23,7 @@ class PipelineOutline:
     """A model's files, sizes, tokenizers and layers.
 
     Args:
+        family: of the model.
         settings: of the model.
         device: the kind of device that it will work on.
 
@@ -38,9 +37,9 @@ class PipelineOutline:
         ConfigurationError: a setting that the model cannot work with.
     """
 
-    def __init__(self, settings: ModelConfig, device: torch.device) -> None:
-        self.family: type[PipelineModel] = family_of(settings.family)
-        self.folder = find_pipeline(settings)
+    def __init__(self, family: type[PipelineModel], settings: ModelConfig, device: torch.device) -> None:
+        self.family = family
+        self.folder = family.folder(settings)
         self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
         self._settings, self._device = settings, device
         # First, as what follows reads sizes from the configurations.
@@ -109,13 +108,3 @@ class PipelineOutline:
     def blank_image(self) -> np.ndarray:
         """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""
         return np.full((self.height, self.width, 3), 127, np.uint8)
-
-
-def find_pipeline(settings: ModelConfig) -> PipelineFolder:
-    """The files of the configured model.
-
-    Raises:
-        ModelError: files are missing, cut off, or of another model.
-    """
-    family = family_of(settings.family)
-    return PipelineFolder.find(settings.path, family.PIPELINE.__name__, family.part_kinds())

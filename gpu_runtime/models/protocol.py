@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+
+from storage.config.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -84,4 +87,31 @@ class DiffusionModel(Protocol):
 
     def sigmas(self, steps: int) -> torch.Tensor:
         """The family's noise schedule: float64, `steps` + 1 values falling from 1 to 0."""
+        ...
+
+
+class ModelOutline(Protocol):
+    """What the checks before a run need of a model."""
+
+    transformer: torch.nn.Module
+    """Its layers, perhaps without memory for their weights."""
+
+    def check_prompts(self, prompts: list[str]) -> None:
+        """Refuse a prompt that the model cannot encode."""
+        ...
+
+    def check_machine(self, config: RunConfig | None = None) -> None:
+        """Refuse a run, or one worker, that this machine has no attention kernel or no memory for."""
+        ...
+
+    def text_length_for(self, degree: int) -> int | None:
+        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
+        ...
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        ...
+
+    def blank_image(self) -> np.ndarray:
+        """An image of the size that the model makes, uint8, shape (H, W, 3)."""
         ...

@@ -40,7 +40,7 @@ class ClipColours:
         Raises:
             ModelError: files are missing, or they are of no CLIP.
         """
-        return cls(Clip.load("reward.clip", name))
+        return cls(Clip.load("reward.options.clip", name))
 
     def move(self, device: str) -> None:
         """Tell colours on that device from now on."""

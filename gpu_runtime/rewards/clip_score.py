@@ -29,7 +29,7 @@ class ClipScorer:
         Raises:
             ModelError: files are missing, or they are of no CLIP.
         """
-        return cls(Clip.load("reward.clip", name))
+        return cls(Clip.load("reward.options.clip", name))
 
     def move(self, device: str) -> None:
         """Judge on that device from now on."""

@@ -54,9 +54,9 @@ class DeepseekOcrScorer:
         Raises:
             ModelError: files are missing, or they are of another model.
         """
-        folder = local_folder("reward.reader", name)
+        folder = local_folder("reward.options.reader", name)
         # Three billion weights: in the precision of the files, which is bfloat16.
-        model = load_whole(DeepseekOcr2ForConditionalGeneration, "reward.reader", folder, dtype=None)
+        model = load_whole(DeepseekOcr2ForConditionalGeneration, "reward.options.reader", folder, dtype=None)
         try:
             processor = DeepseekOcr2Processor(
                 DeepseekOcr2ImageProcessorPil.from_pretrained(folder, local_files_only=True),
@@ -64,8 +64,8 @@ class DeepseekOcrScorer:
             )
         except (OSError, ValueError) as error:
             raise ModelError(
-                f"reward.reader: {folder} has no tokenizer and picture sizes that transformers can load: "
-                f"{error}; download the model again, whole"
+                f"reward.options.reader: {folder} has no tokenizer and picture sizes that transformers can "
+                f"load: {error}; download the model again, whole"
             ) from error
         return cls(model, processor, most_tokens)
 

@@ -46,7 +46,7 @@ class Mask2FormerDetector:
         if missing:
             raise ModelError(
                 f"the detector has {len(labels)} labels without {len(missing)} of GenEval's classes, such as "
-                f"{missing[0]!r}; set reward.detector to a Mask2Former trained on COCO's instances"
+                f"{missing[0]!r}; set reward.options.detector to a Mask2Former trained on COCO's instances"
             )
 
     @classmethod
@@ -56,13 +56,13 @@ class Mask2FormerDetector:
         Raises:
             ModelError: files are missing, or it is no detector of GenEval's classes.
         """
-        folder = local_folder("reward.detector", name)
-        model = load_whole(Mask2FormerForUniversalSegmentation, "reward.detector", folder)
+        folder = local_folder("reward.options.detector", name)
+        model = load_whole(Mask2FormerForUniversalSegmentation, "reward.options.detector", folder)
         try:
             return cls(model, Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True))
         except OSError as error:
             raise ModelError(
-                f"reward.detector: {folder} has no picture size that transformers can load: {error}; "
+                f"reward.options.detector: {folder} has no picture size that transformers can load: {error}; "
                 "download the model again, whole"
             ) from error
 

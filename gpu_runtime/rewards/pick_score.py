@@ -33,7 +33,7 @@ class PickScorer:
         Raises:
             ModelError: files are missing, or they are of no CLIP.
         """
-        return cls(Clip.load("reward.pick", name, processor, "reward.pick_processor"))
+        return cls(Clip.load("reward.options.model", name, processor, "reward.options.processor"))
 
     def move(self, device: str) -> None:
         """Judge on that device from now on."""

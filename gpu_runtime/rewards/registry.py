@@ -1,96 +1,261 @@
-"""The scorers by name; each is imported only when asked for, with what it depends on."""
+"""The scorers by name. Each is imported only when it is built; what can be said without it, is said here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from gpu_runtime.embedded_tasks import shapes
+from gpu_runtime.models.hub_folder import local_folder
+from gpu_runtime.rewards.geneval import check_row, included
+from gpu_runtime.rewards.options import (
+    ClipScoreOptions,
+    DeepseekOcrOptions,
+    GenEvalOptions,
+    OcrOptions,
+    PickScoreOptions,
+    RemoteOptions,
+    SumOptions,
+)
 from gpu_runtime.rewards.protocol import Scorer
+from gpu_runtime.rewards.quoted_text import target_text
+from storage.config.plugins import NoOptions, Registry, as_values, hub_models, read_options
 from storage.config.reward import RewardConfig
+from storage.config.run_config import RunConfig
+from storage.config.section import Section
 from storage.errors import ConfigurationError
+from storage.prompts.files import PromptRecord
 
 
-def _ocr(settings: RewardConfig) -> Scorer:
+@dataclass(frozen=True)
+class ScorerPlugin:
+    """How settings become a scorer; one of these is what `reward.scorer` names.
+
+    Attributes:
+        build: makes the scorer from its options. What takes seconds to import is imported here.
+        options: what it reads of `[reward.options]`.
+        check_prompt: refuses a prompt that no image could be judged by, without loading the scorer; raises
+            `PromptFileError`.
+        uses_gpu: it is a large model of its own, quicker on a GPU.
+        gives_verdict: some images of it may be exact; False where it grades only.
+        parts: the scorers that it is made of, by its options, where it combines others; these then have a
+            table `parts`, by name.
+    """
+
+    build: Callable[[Any], Scorer]
+    options: type[Section] = NoOptions
+    check_prompt: Callable[[PromptRecord], object] = lambda prompt: None
+    uses_gpu: bool = False
+    gives_verdict: bool = True
+    parts: Callable[[Any], Sequence[ChosenScorer]] | None = None
+
+    def __post_init__(self) -> None:
+        assert "weight" not in self.options.model_fields, "in a sum it would be the part's weight"
+
+
+@dataclass(frozen=True)
+class ChosenScorer:
+    """A scorer that the settings name, with its options read.
+
+    Attributes:
+        name: as the settings have it.
+        plugin: how it is built.
+        options: as the plug-in declares them.
+        section: of the settings, where its options stand.
+        weight: in a sum.
+    """
+
+    name: str
+    plugin: ScorerPlugin
+    options: Section
+    section: str = "reward.options"
+    weight: float = 1.0
+
+    @property
+    def judges(self) -> Sequence[ChosenScorer]:
+        """The scorers that look at images: its parts, or itself."""
+        return [self] if self.plugin.parts is None else self.plugin.parts(self.options)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Its options as they are stored: what was set, folders absolute."""
+        values = as_values(self.options)
+        if self.plugin.parts is not None:
+            values["parts"] = {
+                part.name: {"weight": part.weight, **part.values} if part.values else part.weight
+                for part in self.plugin.parts(self.options)
+            }
+        return values
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether one of its judges is quicker on a GPU."""
+        return any(judge.plugin.uses_gpu for judge in self.judges)
+
+    def build(self) -> Scorer:
+        """The scorer itself.
+
+        Raises:
+            ConfigurationError: an option of it is wrong.
+            ModelError: weights that it needs are missing or do not fit.
+        """
+        return self.plugin.build(self.options)
+
+    def check_files(self) -> None:
+        """Refuse judges whose models are not on this machine.
+
+        Raises:
+            ModelError: a folder is missing, or files in it.
+        """
+        for judge in self.judges:
+            for option, needed in hub_models(judge.options).items():
+                local_folder(f"{judge.section}.{option}", getattr(judge.options, option), needed.weights)
+
+    def check_prompt(self, prompt: PromptRecord) -> None:
+        """Refuse a prompt that one of the judges could judge no image by.
+
+        Raises:
+            PromptFileError: it has no text in quotes, no GenEval row, or one that no image fulfils.
+        """
+        for judge in self.judges:
+            judge.plugin.check_prompt(prompt)
+
+
+def _ocr(options: OcrOptions) -> Scorer:
     from gpu_runtime.rewards.ocr import OcrScorer
 
-    return OcrScorer(page=settings.ocr_layout == "page")
+    return OcrScorer(page=options.layout == "page")
 
 
-def _shapes(settings: RewardConfig) -> Scorer:
+def _shapes(_: NoOptions) -> Scorer:
     from gpu_runtime.rewards.shapes import ShapesScorer
 
     return ShapesScorer()
 
 
-def _geneval(settings: RewardConfig) -> Scorer:
+def _geneval(options: GenEvalOptions) -> Scorer:
     from gpu_runtime.rewards.clip_colours import ClipColours
     from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
     from gpu_runtime.rewards.mask2former import Mask2FormerDetector
 
-    return GenEvalScorer(Mask2FormerDetector.load(settings.detector), ClipColours.load(settings.clip))
+    return GenEvalScorer(Mask2FormerDetector.load(options.detector), ClipColours.load(options.clip))
 
 
-def _deepseek_ocr(settings: RewardConfig) -> Scorer:
+def _deepseek_ocr(options: DeepseekOcrOptions) -> Scorer:
     from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
 
-    return DeepseekOcrScorer.load(settings.reader, settings.reader_tokens)
+    return DeepseekOcrScorer.load(options.reader, options.tokens)
 
 
-def _clip_score(settings: RewardConfig) -> Scorer:
+def _clip_score(options: ClipScoreOptions) -> Scorer:
     from gpu_runtime.rewards.clip_score import ClipScorer
 
-    return ClipScorer.load(settings.clip)
+    return ClipScorer.load(options.clip)
 
 
-def _pick_score(settings: RewardConfig) -> Scorer:
+def _pick_score(options: PickScoreOptions) -> Scorer:
     from gpu_runtime.rewards.pick_score import PickScorer
 
-    return PickScorer.load(settings.pick, settings.pick_processor)
+    return PickScorer.load(options.model, options.processor)
 
 
-def _jpeg(settings: RewardConfig) -> Scorer:
+def _jpeg(_: NoOptions) -> Scorer:
     from gpu_runtime.rewards.jpeg import JpegScorer
 
     return JpegScorer()
 
 
-def _remote(settings: RewardConfig) -> Scorer:
+def _remote(options: RemoteOptions) -> Scorer:
     from gpu_runtime.rewards.remote import RemoteScorer
 
-    return RemoteScorer(settings.remote)
+    return RemoteScorer(options)
 
 
-def _sum(settings: RewardConfig) -> Scorer:
+def _sum(options: SumOptions) -> Scorer:
     from gpu_runtime.rewards.weighted_sum import WeightedSum
 
+    parts = _parts(options)
     return WeightedSum(
-        {name: (build_scorer(name, settings), weight) for name, weight in settings.parts.items()}
+        {part.name: (part.build(), part.weight) for part in parts},
+        grading_only={part.name for part in parts if not part.plugin.gives_verdict},
     )
 
 
-SCORERS: dict[str, Callable[[RewardConfig], Scorer]] = {
-    "ocr": _ocr,
-    "shapes": _shapes,
-    "geneval": _geneval,
-    "deepseek-ocr": _deepseek_ocr,
-    "clip-score": _clip_score,
-    "pick-score": _pick_score,
-    "jpeg": _jpeg,
-    "remote": _remote,
-    "sum": _sum,
-}
+def _parts(options: SumOptions) -> list[ChosenScorer]:
+    """The scorers of a sum; a sum in a sum would weigh the same with fewer tables."""
+    parts = []
+    for name in options.parts:
+        part = _chosen(name, options.options(name), f"reward.options.parts.{name}")
+        if part.plugin.parts is not None:
+            raise ConfigurationError(f"{part.section} combines scorers itself; name those beside the others")
+        parts.append(replace(part, weight=options.weight(name)))
+    return parts
 
 
-def build_scorer(name: str, settings: RewardConfig | None = None) -> Scorer:
-    """Construct the scorer called `name`.
+SCORERS = Registry(
+    "reward.scorer",
+    ScorerPlugin,
+    "spotlight.scorers",
+    {
+        "ocr": ScorerPlugin(_ocr, OcrOptions, lambda prompt: target_text(prompt.text)),
+        "shapes": ScorerPlugin(
+            _shapes,
+            check_prompt=lambda prompt: check_row(
+                prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS
+            ),
+        ),
+        # Which classes there are, only its detector knows.
+        "geneval": ScorerPlugin(_geneval, GenEvalOptions, included, uses_gpu=True),
+        "deepseek-ocr": ScorerPlugin(
+            _deepseek_ocr, DeepseekOcrOptions, lambda prompt: target_text(prompt.text), uses_gpu=True
+        ),
+        "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
+        "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
+        "jpeg": ScorerPlugin(_jpeg, gives_verdict=False),
+        "remote": ScorerPlugin(_remote, RemoteOptions),
+        "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
+    },
+)
 
-    Args:
-        name: one of `SCORERS`.
-        settings: what scorers are told besides, as where their weights lie; None for the defaults.
+
+def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
+    """The scorer that the settings name, its options read.
 
     Raises:
-        ConfigurationError: no scorer has that name, or a setting of it is wrong.
+        ConfigurationError: there is none of that name, an option is wrong, or the signal needs a verdict
+            that no judge gives.
+    """
+    chosen = _chosen(settings.scorer, settings.options, "reward.options")
+    judges = chosen.judges
+    if settings.signal == "exact" and not any(judge.plugin.gives_verdict for judge in judges):
+        raise ConfigurationError(
+            f"reward.signal is exact, but {', '.join(judge.name for judge in judges)} never calls an image "
+            "exact; use reward.signal=graded"
+        )
+    return chosen
+
+
+def build_scorer(settings: RewardConfig) -> Scorer:
+    """The scorer that the settings name.
+
+    Raises:
+        ConfigurationError: there is none of that name, or a setting of it is wrong.
         ModelError: weights that it needs are missing or do not fit.
     """
-    if name not in SCORERS:
-        raise ConfigurationError(f"unknown reward {name!r}; choose one of: {', '.join(sorted(SCORERS))}")
-    return SCORERS[name](settings or RewardConfig())
+    return chosen_scorer(settings).build()
+
+
+def read_scorer_options(config: RunConfig) -> RunConfig:
+    """The settings with the scorer's options as they are stored: folders are absolute.
+
+    Raises:
+        ConfigurationError: as `chosen_scorer`.
+    """
+    reward = config.reward.model_copy(update={"options": chosen_scorer(config.reward).values})
+    return config.model_copy(update={"reward": reward})
+
+
+def _chosen(name: str, options: dict[str, Any], section: str) -> ChosenScorer:
+    plugin = SCORERS.find(name)
+    return ChosenScorer(name, plugin, read_options(section, plugin.options, options), section)

@@ -21,8 +21,8 @@ import httpx
 import numpy as np
 from PIL import Image
 
+from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.protocol import Score
-from storage.config.reward import RemoteConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 
@@ -54,7 +54,7 @@ class RemoteScorer:
 
     name = "remote"
 
-    def __init__(self, settings: RemoteConfig, wait: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, settings: RemoteOptions, wait: Callable[[float], None] = time.sleep) -> None:
         self._settings = settings
         self._wait = wait
         self._url = _checked_url(settings.url)
@@ -109,7 +109,7 @@ class RemoteScorer:
                 trouble = str(error)
         raise RewardError(
             f"the scorer at {self._url} failed {self._settings.attempts} times, the last with {trouble}; "
-            "check the server, or raise reward.remote.attempts"
+            "check the server, or raise reward.options.attempts"
         )
 
     def _posted(self, body: dict[str, Any]) -> bytes:
@@ -127,7 +127,7 @@ class RemoteScorer:
                 asyncio.wait_for(self._exchange(json.dumps(body).encode()), self._settings.timeout_s)
             )
         except TimeoutError as error:
-            limit = f"reward.remote.timeout_s = {self._settings.timeout_s:g}"
+            limit = f"reward.options.timeout_s = {self._settings.timeout_s:g}"
             raise _Passing(f"no whole answer within {limit}") from error
         except httpx.HTTPError as error:
             raise _Passing(f"{type(error).__name__}: {error}") from error
@@ -137,7 +137,7 @@ class RemoteScorer:
         if status >= 500 or status in _WORTH_ANOTHER:
             raise _Passing(trouble)
         raise RewardError(
-            f"the scorer at {self._url} refuses the request with {trouble}; check reward.remote.url and "
+            f"the scorer at {self._url} refuses the request with {trouble}; check reward.options.url and "
             "what the server takes"
         )
 
@@ -221,10 +221,10 @@ def _checked_url(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise ConfigurationError(f"reward.remote.url = {text!r} is no address: {error}") from error
+        raise ConfigurationError(f"reward.options.url = {text!r} is no address: {error}") from error
     if url.scheme not in ("http", "https") or not url.host:
         raise ConfigurationError(
-            f"reward.remote.url = {text!r} is no address of a server; write it whole, as in "
+            f"reward.options.url = {text!r} is no address of a server; write it whole, as in "
             "http://judge:8000/score"
         )
     return url

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo
-from storage.config.reward import WITHOUT_VERDICT
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 
@@ -21,6 +20,7 @@ class WeightedSum:
 
     Args:
         parts: scorers by their name, with their weights above 0.
+        grading_only: names of those that call no image exact, ever.
 
     Raises:
         ConfigurationError: there are none.
@@ -28,9 +28,14 @@ class WeightedSum:
 
     name = "sum"
 
-    def __init__(self, parts: Mapping[str, tuple[Scorer, float]]) -> None:
+    def __init__(
+        self, parts: Mapping[str, tuple[Scorer, float]], grading_only: Collection[str] = frozenset()
+    ) -> None:
         if not parts:
-            raise ConfigurationError("a weighted sum of no scorers; give at least one in reward.parts")
+            raise ConfigurationError(
+                "a weighted sum of no scorers; give at least one in reward.options.parts"
+            )
+        self._grading_only = frozenset(grading_only)
         self._parts = parts
         self._total = sum(weight for _, weight in parts.values())
 
@@ -74,5 +79,5 @@ class WeightedSum:
         if errors:
             return Score(0.0, False, detail, error="; ".join(errors), parts=parts)
         value = sum(self._parts[name][1] * part for name, part in parts.items()) / self._total
-        verdicts = [score.exact for name, score in said.items() if name not in WITHOUT_VERDICT]
+        verdicts = [score.exact for name, score in said.items() if name not in self._grading_only]
         return Score(min(value, 1.0), bool(verdicts) and all(verdicts), detail, parts=parts)

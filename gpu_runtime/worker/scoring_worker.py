@@ -37,7 +37,7 @@ class ScoringWorker:
         on_gpu: bool = False,
     ) -> None:
         self._history = HistoryLog.beside(history, name)
-        self._scorer = build_scorer(reward.scorer, reward)
+        self._scorer = build_scorer(reward)
         if on_gpu and isinstance(self._scorer, SupportsTo):
             _refuse_hidden_gpu()
             self._scorer.move("cuda")

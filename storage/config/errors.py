@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from storage.config.run_config import RunConfig
 
@@ -32,17 +33,65 @@ def dotted(key: Sequence[str | int]) -> str:
     return ".".join(map(str, key))
 
 
-def explain(error: ValidationError, sources: Mapping[KeyPath, str]) -> list[str]:
-    """One line for each problem of a RunConfig.
+def explain(
+    error: ValidationError,
+    sources: Mapping[KeyPath, str],
+    model: type[BaseModel] = RunConfig,
+    section: str = "",
+) -> list[str]:
+    """One line for each problem of a configuration.
 
     Args:
         error: what pydantic found.
         sources: setting -> where its value came from (a preset, a variable, --set).
+        model: what was validated.
+        section: where it stands among the settings, as in `reward.options`; empty for all of them.
     """
-    return [_line(problem, sources) for problem in error.errors(include_url=False)]
+    place = _Place(model, section)
+    return [_line(problem, sources, place) for problem in error.errors(include_url=False)]
 
 
-def _line(problem: ErrorDetails, sources: Mapping[KeyPath, str]) -> str:
+@dataclass(frozen=True)
+class _Place:
+    """What was validated, and where it stands among the settings."""
+
+    model: type[BaseModel]
+    section: str
+
+    def name(self, key: KeyPath) -> str:
+        return dotted((self.section, *key) if self.section else key)
+
+    def fields(self, section: KeyPath) -> list[str] | None:
+        """Names of a section's settings; None where there is no such section."""
+        model: Any = self.model
+        for part in section:
+            if part not in model.model_fields:
+                return None
+            model = model.model_fields[part].annotation
+            if not (isinstance(model, type) and issubclass(model, BaseModel)):
+                return None
+        return list(model.model_fields)
+
+    def all(self) -> list[KeyPath]:
+        paths: list[KeyPath] = []
+        for name in self.model.model_fields:
+            inner = self.fields((name,))
+            paths += [(name,)] if inner is None else [(name, key) for key in inner]
+        return paths
+
+    def default(self, key: KeyPath) -> str:
+        """` (default 4)`; empty where a setting has none."""
+        model: Any = self.model
+        value: Any = PydanticUndefined
+        for part in key:
+            fields = getattr(model, "model_fields", {})
+            if part not in fields:
+                break  # an entry of a list: the list's default is as near as there is
+            value, model = fields[part].get_default(call_default_factory=True), fields[part].annotation
+        return "" if value is PydanticUndefined else f" (default {_shown(value)})"
+
+
+def _line(problem: ErrorDetails, sources: Mapping[KeyPath, str], place: _Place) -> str:
     key = tuple(map(str, problem["loc"]))
     if problem["type"] == "value_error":  # a check of ours: its text names settings and values itself
         return problem["msg"].removeprefix("Value error, ")
@@ -50,69 +99,46 @@ def _line(problem: ErrorDetails, sources: Mapping[KeyPath, str]) -> str:
     related = (source for k, source in sources.items() if k[: len(key)] == key[: len(k)])
     origin = f" (from {source})" if (source := next(related, "")) else ""
     if problem["type"] == "extra_forbidden":
-        return f"{dotted(key)}{origin}: {_unknown(key)}"
-    return f"{dotted(key)} = {_shown(problem['input'])}{origin}: {_reason(problem, key)}"
+        return f"{place.name(key)}{origin}: {_unknown(key, place)}"
+    if problem["type"] == "missing":
+        return f"{place.name(key)} has no value; set {place.name(key)}=..."
+    return f"{place.name(key)} = {_shown(problem['input'])}{origin}: {_reason(problem, key, place)}"
 
 
-def _reason(problem: ErrorDetails, key: KeyPath) -> str:
+def _reason(problem: ErrorDetails, key: KeyPath, place: _Place) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
-    default = _default(key)
+    default = place.default(key)
     if kind in _BOUNDS:
         words, bound, step = _BOUNDS[kind]
-        return f"{words} {context[bound]}; {step} (default {_shown(default)})"
+        return f"{words} {context[bound]}; {step}{default}"
     if kind == "literal_error":
         near = difflib.get_close_matches(str(problem["input"]), _choices(context["expected"]), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         return f"must be one of {context['expected'].replace(' or ', ', ')}{hint}"
+    if kind == "string_too_short":
+        return f"must not be empty{default}"
     if kind == "string_pattern_mismatch":
         return f"must match {context['pattern']}; use letters, digits, `_`, `.` and `-`, at most 64"
     for name, words in _KINDS.items():
         if kind.startswith(name):
-            return words if name == "model" else f"{words} (default {_shown(default)})"
-    return f"{problem['msg'][0].lower()}{problem['msg'][1:]} (default {_shown(default)})"
+            return words if name == "model" else f"{words}{default}"
+    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}{default}"
 
 
-def _unknown(key: KeyPath) -> str:
+def _unknown(key: KeyPath, place: _Place) -> str:
     """What to do about a key that is no setting: the nearest one, here or in another section."""
-    fields = _fields(key[:-1])
+    fields = place.fields(key[:-1])
     if fields is None:
-        return f"{dotted(key[:-1])} is a value, not a section"
+        return f"{place.name(key[:-1])} is a value, not a section"
     near = difflib.get_close_matches(key[-1].lower(), fields, n=1)
     if near:
-        return f"no such setting; did you mean {dotted((*key[:-1], near[0]))}?"
-    elsewhere = [path for path in _all_settings() if path[-1] == key[-1].lower()]
+        return f"no such setting; did you mean {place.name((*key[:-1], near[0]))}?"
+    elsewhere = [path for path in place.all() if path[-1] == key[-1].lower()]
     if elsewhere:
-        return f"no such setting; did you mean {' or '.join(map(dotted, elsewhere))}?"
-    place = f"section {dotted(key[:-1])}" if len(key) > 1 else "the top level"
-    return f"no such setting; {place} has {', '.join(fields)}"
-
-
-def _fields(section: KeyPath) -> list[str] | None:
-    model: Any = RunConfig
-    for part in section:
-        if part not in model.model_fields:
-            return None
-        model = model.model_fields[part].annotation
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return None
-    return list(model.model_fields)
-
-
-def _all_settings() -> list[KeyPath]:
-    paths: list[KeyPath] = []
-    for name in RunConfig.model_fields:
-        inner = _fields((name,))
-        paths += [(name,)] if inner is None else [(name, key) for key in inner]
-    return paths
-
-
-def _default(key: KeyPath) -> Any:
-    value: Any = RunConfig()
-    for part in key:
-        if not isinstance(value, BaseModel):
-            break  # an entry of a list: the list's default is as near as there is
-        value = getattr(value, part)
-    return value
+        return f"no such setting; did you mean {' or '.join(map(place.name, elsewhere))}?"
+    around = place.name(key[:-1])
+    where = f"section {around}" if around else "the top level"
+    return f"no such setting; {where} has {', '.join(fields) or 'none'}"
 
 
 def _choices(expected: str) -> list[str]:

@@ -6,16 +6,20 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from storage.config.section import LARGEST_COUNT, Section
+from storage.config.section import LARGEST_COUNT, OptionValues, Section
 
 
 class ExplorationConfig(Section):
     """Which seeds of a prompt are rolled out: candidates are drafted, judged, and the best group kept."""
 
-    strategy: Literal["plain", "stale", "fresh"] = "plain"
+    strategy: str = Field(default="plain", min_length=1)
     """`plain` takes the first group_size seeds of each prompt. `stale` drafts candidates with the previous
     iteration's weights on the spot workers while the reserved ones train; `fresh` drafts them with the
-    current weights on all workers before the rollout, on the critical path."""
+    current weights on all workers before the rollout, on the critical path. One of another package: its
+    entry point's name, or `package.module:Name` (docs/exploration.md)."""
+
+    options: OptionValues = Field(default={})
+    """What the strategy itself declares; those of the project declare nothing."""
 
     candidates: int = Field(default=48, ge=2, le=4096)
     """Most drafts of a prompt."""
@@ -47,12 +51,6 @@ class ExplorationConfig(Section):
     """Kinds of draft that may be used: `full`, and `preview-K`, which stops after K denoising steps and
     judges the image predicted then. A preview is used once it has proven reliable for its cost."""
 
-    noise_aware: bool = False
-    """Choose by the full score to expect of a draft, as measured, instead of by the draft's own score."""
-
-    history_half_life: float = Field(default=10.0, gt=0, le=1e9)
-    """Iterations after which what is known of a prompt counts half."""
-
     monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
     """Prompts an iteration whose drafts are scored again with the rollout's weights, inside the next
     training window; 0 switches the monitor off."""
@@ -78,33 +76,3 @@ class ExplorationConfig(Section):
                 "end with the window must be counted; set exploration.drafts"
             )
         return self
-
-    def check_fits(self, group_size: int, workers: int, trainers: int) -> None:
-        """Refuse what the rest of the run's settings leaves no room for.
-
-        Args:
-            group_size: seeds to keep of a prompt.
-            workers: all devices.
-            trainers: those of them that train.
-
-        Raises:
-            ValueError: if there is nothing to choose from, or no device to explore on.
-        """
-        if self.strategy == "plain":
-            return
-        if self.candidates < group_size:
-            raise ValueError(
-                f"exploration.candidates is {self.candidates}, below algorithm.group_size={group_size}: "
-                "there is nothing to choose from; raise candidates to several groups, or lower group_size"
-            )
-        if self.strategy == "stale" and workers <= trainers:
-            raise ValueError(
-                f"exploration.strategy is stale with runtime.reserved_workers={trainers} and "
-                "runtime.spot_workers=0: every device trains, so none could explore meanwhile; add a worker, "
-                "or set exploration.strategy to plain or fresh"
-            )
-        if 0 < self.drafts < group_size:
-            raise ValueError(
-                f"exploration.drafts is {self.drafts}, below algorithm.group_size={group_size}: not one "
-                "prompt could be explored; raise drafts, or set exploration.strategy=plain"
-            )

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from storage.config.section import Section
+from storage.config.section import OptionValues, Section
 
 
 class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
-    family: Literal["embedded", "qwen-image", "sd3.5", "flux", "z-image"] = "embedded"
-    """Model family; one file each in gpu_runtime/models."""
+    family: str = Field(default="embedded", min_length=1)
+    """`embedded`, `qwen-image`, `sd3.5`, `flux` or `z-image`. One of another package: its entry point's name,
+    or `package.module:Name` (docs/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
@@ -58,35 +59,11 @@ class ModelConfig(Section):
     """Where text encoders stay between prompts: `resident` on the device, or `offload` in the machine's
     memory. A prompt is encoded once by each worker."""
 
-    @model_validator(mode="after")
-    def _embedded_is_as_it_is(self) -> Self:
-        if self.family != "embedded":
-            return self
-        defaults = type(self).model_fields
-        changed = [
-            f"model.{name}={getattr(self, name)!r}"
-            for name in sorted(defaults.keys() - {"family", "path", "device"})
-            if getattr(self, name) != defaults[name].default
-        ]
-        if changed:
-            raise ValueError(
-                f"{', '.join(changed)} is set, but model.family is embedded, whose models have a size and a "
-                "precision of their own; leave it out, or set model.family"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _family_has_a_path(self) -> Self:
-        if self.family != "embedded" and self.path.startswith("embedded:"):
-            raise ValueError(
-                f"model.path is {self.path!r} with model.family={self.family}; name a folder or a model in "
-                "the hub's cache, as in model.path=Qwen/Qwen-Image"
-            )
-        return self
+    options: OptionValues = Field(default={})
+    """What the family itself declares; those of the project declare nothing."""
 
     def with_absolute_folder(self) -> Self:
         """The folder as it is seen from here; names of the hub's cache stay as they are."""
         folder = os.path.expanduser(self.path)
-        if self.path.startswith("embedded:") or (self.family != "embedded" and not os.path.isdir(folder)):
-            return self
-        return self.model_copy(update={"path": os.path.abspath(folder)})
+        is_path = os.path.isdir(folder) or self.path.startswith(("~", "."))
+        return self.model_copy(update={"path": os.path.abspath(folder)}) if is_path else self

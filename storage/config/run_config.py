@@ -14,7 +14,7 @@ from storage.config.model import ModelConfig
 from storage.config.price import PriceConfig
 from storage.config.reward import RewardConfig
 from storage.config.runtime import RuntimeConfig
-from storage.config.section import LARGEST_COUNT, Section
+from storage.config.section import LARGEST_COUNT, OptionValues, Section
 from storage.config.sequence_parallel import SequenceParallelConfig
 
 
@@ -85,9 +85,13 @@ class SamplingConfig(Section):
 class AlgorithmConfig(Section):
     """How an iteration's samples change the weights."""
 
-    objective: Literal["grpo", "nft"] = "grpo"
+    objective: str = Field(default="grpo", min_length=1)
     """`grpo` is Flow-GRPO (arXiv 2505.05470): the likelihood of the sampler's draws, clipped. `nft` is
-    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised anew."""
+    DiffusionNFT (arXiv 2509.16117): the velocity field on final images, noised anew. One of another package:
+    its entry point's name, or `package.module:Name`."""
+
+    options: OptionValues = Field(default={})
+    """What the objective itself declares."""
 
     prompts_per_iteration: int = Field(default=16, ge=1, le=4096)
     """Prompts P in an iteration."""
@@ -97,15 +101,6 @@ class AlgorithmConfig(Section):
 
     updates_per_iteration: int = Field(default=1, ge=1, le=64)
     """Training (optimiser) steps an iteration's samples are divided over."""
-
-    clip_range: float = Field(default=1e-3, gt=0, lt=1)
-    """Clip range of the probability ratio (grpo only); small because log-probabilities are means."""
-
-    nft_beta: float = Field(default=0.1, gt=0, le=1)
-    """Strength of the implicit guidance (nft only); the smaller, the further an iteration may go."""
-
-    nft_times: int = Field(default=5, ge=1, le=64)
-    """Noise levels at which each sample is trained on (nft only)."""
 
     advantage_clip: float = Field(default=5.0, gt=0, le=1e6)
     """Advantages are clamped to plus or minus this; `nft` takes a sample at the limit as entirely good or
@@ -122,12 +117,7 @@ class AlgorithmConfig(Section):
     batch of stochastic steps)."""
 
     @model_validator(mode="after")
-    def _tolerance_below_clip(self) -> Self:
-        if self.objective == "grpo" and self.ratio_tolerance > self.clip_range:
-            raise ValueError(
-                f"algorithm.ratio_tolerance is {self.ratio_tolerance}, above clip_range="
-                f"{self.clip_range}: a ratio that is off by more would be clipped unseen; lower it"
-            )
+    def _every_update_has_a_group(self) -> Self:
         if self.updates_per_iteration > self.prompts_per_iteration:
             raise ValueError(
                 f"algorithm.updates_per_iteration is {self.updates_per_iteration}, above "
@@ -240,24 +230,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
-    def _exploration_fits(self) -> Self:
-        workers = self.runtime.reserved_workers + self.runtime.spot_workers
-        self.exploration.check_fits(self.algorithm.group_size, workers, self.runtime.trainer_workers)
-        if self.algorithm.objective == "nft" and self.exploration.baseline == "pool":
-            raise ValueError(
-                "exploration.baseline is pool with algorithm.objective=nft: advantages that do not sum to "
-                "zero train the model on its own images, good and bad, and it degrades; set "
-                "exploration.baseline=group"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _scorers_use_their_gpu(self) -> Self:
-        if self.runtime.scorer_gpu and not self.reward.takes_gpu:
-            raise ValueError(
-                f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g}, but "
-                f"{', '.join(sorted(self.reward.used))} judges on the CPU; leave it out"
-            )
         if self.runtime.scorer_gpu and self.model.device == "cpu":
             raise ValueError(
                 f"runtime.scorer_gpu is {self.runtime.scorer_gpu:g} with model.device=cpu, with which no "

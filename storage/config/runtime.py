@@ -69,9 +69,10 @@ class RuntimeConfig(Section):
     """Seconds that a scorer may take for one call, 16 images at most, before it counts as hung: it is killed
     and replaced, and its images are judged again. It must be longer than a remote judge's own retries."""
 
-    notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
-    """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has
-    and gets nothing more."""
+    notices: str = Field(default="none", min_length=1)
+    """Whose preemption notices the spot workers watch for: `aws`, `gcp`, `azure`, `alibaba`, `kubernetes` or
+    `none`. One of another package: its entry point's name, or `package.module:Name`. Under a notice a worker
+    gives back what it has and gets nothing more."""
 
     notice_url: str = ""
     """Where the provider's metadata service answers, http://HOST[:PORT]; empty is the provider's own.
@@ -112,14 +113,5 @@ class RuntimeConfig(Section):
             raise ValueError(
                 f"runtime.standby_workers is {self.standby_workers}, but every worker trains, and one that "
                 "trains cannot be replaced within a run; set it to 0, or raise spot_workers"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _the_url_has_a_use(self) -> Self:
-        if self.notice_url and self.notices in ("none", "kubernetes"):
-            raise ValueError(
-                f"runtime.notice_url is {self.notice_url!r}, but runtime.notices={self.notices} asks no "
-                "address; leave it empty, or set runtime.notices to aws, gcp, azure or alibaba"
             )
         return self

@@ -16,6 +16,9 @@ LONGEST_S = 31 * 86_400.0
 LARGEST_COUNT = 2**31 - 1
 """Of any count without a limit of its own: what a column of the database holds."""
 
+OptionValues = dict[str, Any]
+"""Options of what a setting names, as they were given; the thing itself declares and reads them."""
+
 
 class Section(BaseModel):
     """Base of all sections: frozen, refuses unknown keys, field docstrings become descriptions."""
@@ -29,7 +32,11 @@ class Section(BaseModel):
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return value  # its own fields are looked at
-        if isinstance(value, Mapping) and any(isinstance(inner, bool) for inner in value.values()):
+        if (
+            kind != OptionValues
+            and isinstance(value, Mapping)
+            and any(isinstance(inner, bool) for inner in value.values())
+        ):
             raise PydanticKnownError("float_type")
         if isinstance(value, bool) and kind in (int, float):
             raise PydanticKnownError("int_type" if kind is int else "float_type")

@@ -8,6 +8,16 @@ from typing import Any
 from storage.database.database import Database
 from storage.ledger.device_starts import failed_starts, unjoined_devices
 
+_SPOT_IDLE = """
+    SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
+    FROM worker_states WHERE run_id = ? AND market = 'spot' AND phase = 'iteration'
+"""
+
+_VARIANCE_GAIN = """
+    SELECT sum(value) FILTER (name = 'spread_kept') / nullif(sum(value) FILTER (name = 'spread_random'), 0)
+    FROM iteration_metrics WHERE run_id = ?
+"""
+
 
 def evaluated_iterations(database: Database, run_id: str) -> set[int]:
     """Iterations after which the run has a held-out evaluation."""
@@ -34,7 +44,10 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
         evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
-        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time,
+        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time, `drafts` judged,
+        `variance_gain` (spread of the chosen groups' draft scores over that of random groups of the same
+        drafts; None without drafts), `spot_idle` (share of the spot devices' time in iterations; None where
+        there was none),
         `failed_starts` (workers that ended while they loaded), `unjoined_devices` (devices of the
         settings that never joined: `device`, `failures`, `reason`), `scorer_errors` (images of rollouts
         and evaluations that the scorer failed on: no mean has them) and `groups_failed` (prompt groups
@@ -50,9 +63,9 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         (deviation,) = connection.execute(
             "SELECT max(value) FROM iteration_metrics WHERE run_id = ? AND name = 'ratio_deviation'", [run_id]
         ).fetchall()[0]
-        errors, failed = connection.execute(
-            "SELECT sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed') "
-            "FROM iteration_metrics WHERE run_id = ?",
+        errors, failed, drafts = connection.execute(
+            "SELECT sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed'), "
+            "sum(value) FILTER (name = 'drafts') FROM iteration_metrics WHERE run_id = ?",
             [run_id],
         ).fetchall()[0]
         (unjudged,) = connection.execute(
@@ -64,6 +77,8 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
             "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
             [run_id],
         ).fetchall()[0]
+        (variance_gain,) = connection.execute(_VARIANCE_GAIN, [run_id]).fetchall()[0]
+        (spot_idle,) = connection.execute(_SPOT_IDLE, [run_id]).fetchall()[0]
         starts = failed_starts(connection, run_id)
         unjoined = [asdict(device) for device in unjoined_devices(connection, run_id)]
     before = scores[0] if scores else (None, None)
@@ -78,6 +93,9 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
         "cost_usd": cost_usd or 0.0,
+        "drafts": int(drafts or 0),
+        "variance_gain": variance_gain,
+        "spot_idle": spot_idle,
         "failed_starts": starts,
         "unjoined_devices": unjoined,
         "scorer_errors": int(errors or 0) + unjudged,

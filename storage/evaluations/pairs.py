@@ -115,7 +115,7 @@ def refuse_other_judge(earlier: SeparateEvaluation, config: RunConfig) -> None:
     """
     other = earlier.config
     differing = [name for name in _differing(other, config) if name.startswith("reward.")]
-    if other.reward.scorer != config.reward.scorer or "reward.parts" in differing:
+    if other.reward.scorer != config.reward.scorer or "reward.options" in differing:
         raise ConfigurationError(
             f"evaluation {earlier.evaluation_id} was judged by another reward "
             f"(reward.scorer = {other.reward.scorer!r}, now {config.reward.scorer!r}; "

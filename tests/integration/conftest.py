@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpu_runtime.spot.notices.notice import NoticeWatcher
-from gpu_runtime.spot.notices.providers import watcher_for
+from gpu_runtime.spot.notices.registry import watcher_for
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from tests.played_providers import QUIET
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
 from gpu_runtime.spot.notices.polling_thread import NoticeThread
-from gpu_runtime.spot.notices.providers import watcher_for
+from gpu_runtime.spot.notices.registry import watcher_for
 from storage.errors import ConfigurationError
 from tests.played_providers import NOON
 

@@ -11,7 +11,7 @@ import pytest
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.spot.notices import watch as module
 from gpu_runtime.spot.notices.notice import Notice, NoticeKind
-from gpu_runtime.spot.notices.providers import provider_named
+from gpu_runtime.spot.notices.registry import NOTICES
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from gpu_runtime.spot.notices.watch import NoticeWatch
 from gpu_runtime.worker.worker import DeviceWorker
@@ -62,8 +62,8 @@ def test_a_notice_is_known_until_it_is_withdrawn(service: SimulatedService):
 
 def test_advice_is_no_notice(monkeypatch: pytest.MonkeyPatch):
     watcher = Scripted()
-    quick = replace(provider_named("gcp"), poll_interval_s=0.001)
-    monkeypatch.setattr(module, "provider_named", lambda name: quick)
+    quick = replace(NOTICES.find("gcp"), poll_interval_s=0.001)
+    monkeypatch.setattr(NOTICES, "find", lambda name: quick)
     monkeypatch.setattr(module, "watcher_for", lambda name: watcher)
     watch = NoticeWatch("gcp")
 
@@ -82,7 +82,7 @@ def test_advice_is_no_notice(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_cannot_be_watched_is_refused():
-    with pytest.raises(ConfigurationError, match="no provider 'oracle'"):
+    with pytest.raises(ConfigurationError, match="runtime.notices = 'oracle': there is none"):
         NoticeWatch("oracle")
     with pytest.raises(ConfigurationError, match=r"not of the form http://HOST:PORT"):
         NoticeWatch("gcp", "ftp://somewhere")

@@ -13,7 +13,6 @@ from benchmarks.shared_samples import NEAR
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.learning.policy import Policy, WeightState
-from gpu_runtime.models.families import FAMILIES
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.sequence_parallel.control_store import ControlStore
@@ -23,7 +22,7 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_commits
 from tests.pipeline_reference import PROMPTS, STEPS, family_config
-from tests.tiny_pipelines import save_pipeline
+from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
@@ -71,7 +70,7 @@ def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSampl
     return worker.generate(REQUESTS)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str):
     config = configuration(family, save_pipeline(family, tmp_path / "model"))
     weights = trained_weights(config)

@@ -90,7 +90,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         (("--set", "iterations=0"), ("iterations = 0", "must be at least 1", "raise it", "--set")),
         (("--set", "seed=-1"), ("seed = -1", "must be at least 0")),
         (("--set", "sampling.noise_level=nan"), ("must be finite",)),
-        (("--set", "reward.scorer=OCR"), ("must be one of", "'shapes'")),
+        (("--set", "reward.scorer=OCR"), ("there is none of that name", "choose one of ocr, shapes")),
         (
             ("--set", "sampling.window_size=12"),
             ("sampling.window_size is 12", "leave room for 9", "lower window_size"),

@@ -12,6 +12,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig, SamplingConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
+from tasks.quick_checks import with_read_options
 
 
 def test_defaults_are_valid_and_round_trip_through_json():
@@ -32,19 +33,7 @@ def test_it_is_frozen():
         ({"sampling": {"window_stop": 11}}, "above rollout_steps=10"),
         ({"sampling": {"sde": "cps", "noise_level": 1.2}}, "cps needs at most 1"),
         ({"sampling": {"sde": "cps", "window_stop": 10}}, "no noise in the last step"),
-        ({"algorithm": {"ratio_tolerance": 0.01}}, "above clip_range"),
         ({"algorithm": {"updates_per_iteration": 20}}, "an update needs a whole group"),
-        (
-            {"exploration": {"strategy": "stale"}, "runtime": {"spot_workers": 0}},
-            "every device trains, so none could explore",
-        ),
-        (
-            {
-                "exploration": {"strategy": "stale"},
-                "runtime": {"reserved_workers": 2, "trainer_workers": 2, "spot_workers": 0},
-            },
-            "runtime.reserved_workers=2 and runtime.spot_workers=0: every device trains",
-        ),
         (
             {"runtime": {"reserved_workers": 2, "trainer_workers": 3}},
             "runtime.trainer_workers is 3, above runtime.reserved_workers=2",
@@ -57,12 +46,6 @@ def test_it_is_frozen():
             "trainer_workers is 2 and sequence_parallel shares samples between up to 2 devices",
         ),
         ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
-        ({"runtime": {"notice_url": "http://10.0.0.1"}}, "notices=none asks no address"),
-        (
-            {"runtime": {"notice_url": "http://10.0.0.1", "notices": "kubernetes"}},
-            "set runtime.notices to aws, gcp, azure or alibaba",
-        ),
-        ({"runtime": {"notices": "oracle"}}, "notices"),
         ({"runtime": {"lease_s": 0}}, "lease_s"),
         (
             {"sequence_parallel": {"rollout": 0}},
@@ -81,6 +64,36 @@ def test_it_is_frozen():
 def test_what_cannot_work_is_refused(values: dict, said: str):
     with pytest.raises(ValidationError, match=said):
         RunConfig.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"algorithm": {"ratio_tolerance": 0.01}}, r"above algorithm\.options\.clip_range=0\.001"),
+        (
+            {"exploration": {"strategy": "stale"}, "runtime": {"spot_workers": 0}},
+            "every device trains, so none could explore",
+        ),
+        (
+            {
+                "exploration": {"strategy": "stale"},
+                "runtime": {"reserved_workers": 2, "trainer_workers": 2, "spot_workers": 0},
+            },
+            "runtime.reserved_workers=2 and runtime.spot_workers=0: every device trains",
+        ),
+        ({"exploration": {"strategy": "stale", "candidates": 8}}, "there is nothing to choose from"),
+        ({"exploration": {"strategy": "fresh", "drafts": 3}}, "not one prompt could be explored"),
+        ({"exploration": {"strategy": "stael"}}, "did you mean stale"),
+        ({"model": {"height": 512}}, r"model\.height=512 is set, but model\.family is embedded"),
+        ({"model": {"family": "flux"}}, "name a folder or a model"),
+        ({"model": {"family": "fluks"}}, "did you mean flux"),
+        ({"algorithm": {"objective": "gpro"}}, "did you mean grpo"),
+        ({"algorithm": {"options": {"beta": 0.1}}}, r"algorithm\.options\.beta: no such setting"),
+    ],
+)
+def test_what_a_plug_in_cannot_work_with_is_refused(values: dict, said: str):
+    with pytest.raises(ConfigurationError, match=said):
+        with_read_options(RunConfig.model_validate(values))
 
 
 def test_every_setting_has_a_description():
@@ -105,15 +118,9 @@ def test_it_imports_without_the_heavy_libraries():
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["runtime.scorer_gpu=0.5"], r"runtime\.scorer_gpu is 0\.5, but ocr judges on the CPU"),
-        (["runtime.scorer_gpu=1", "reward.scorer=clip-score", "model.device=cpu"], r"with model\.device=cpu"),
-    ],
-)
-def test_a_gpu_that_no_scorer_would_use_is_refused(settings: list[str], message: str):
-    with pytest.raises(ConfigurationError, match=message):
+def test_a_gpu_for_scorers_where_no_device_has_one_is_refused():
+    settings = ["runtime.scorer_gpu=1", "reward.scorer=clip-score", "model.device=cpu"]
+    with pytest.raises(ConfigurationError, match=r"scorer_gpu is 1 with model\.device=cpu"):
         load_config("glyphs", settings, {})
 
 

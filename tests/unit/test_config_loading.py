@@ -173,12 +173,7 @@ def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
     preset = tmp_path / "mine.toml"
     preset.write_text('extends = ["flux", "ocr"]\n[adaptation]\nrank = 8\n')
     config = load_config(str(preset), [], {})
-    assert (config.model.family, config.reward.ocr_layout) == ("flux", "page")
+    assert (config.model.family, config.reward.options) == ("flux", {"layout": "page"})
     assert (config.adaptation.rank, config.adaptation.alpha) == (8, 128.0)
     preset.write_text('extends = "flax"\n')
     assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))
-
-
-def test_settings_of_the_families_are_refused_for_the_embedded_model():
-    assert "model.height=512 is set, but model.family is embedded" in refusal(sets=("model.height=512",))
-    assert "name a folder or a model" in refusal(sets=("model.family=flux",))

@@ -41,22 +41,6 @@ def test_a_preview_that_predicts_nothing_is_never_used():
         explorer.review(plan, again, rolled(plan, lambda p, s: s / 40))
 
 
-def test_a_noise_aware_choice_discounts_scores_that_rarely_come_true():
-    explorer = SeedExplorer(make_config(noise_aware=True, monitor_prompts=2), [4, 5])
-
-    def drafted(prompt: int, seed: int) -> float:
-        return [0.0, 0.5, 0.5, 0.5, 0.5, 0.8, 1.0, 1.0][seed]
-
-    def full(prompt: int, seed: int) -> float:
-        # What drafts score 1 does not come true; 0.8 does.
-        return [0.0, 0.5, 0.5, 0.5, 0.5, 0.8, 0.4, 0.4][seed]
-
-    for iteration in range(1, 6):
-        plan = explore(explorer, iteration, drafted)
-        explorer.review(plan, rescored(plan, explorer, full), rolled(plan, full))
-    assert explore(explorer, 6, drafted).seeds == {4: (0, 5), 5: (0, 5)}
-
-
 def test_reliability_is_measured_within_prompts():
     known = DraftReliability()
     for seed in range(40):
@@ -90,7 +74,7 @@ def test_staleness_is_known_while_only_previews_are_drafted():
         known.note_stale(FULL, 0, score, truth)
         known.note_fresh("preview-4", 0, haste, truth)
     known.end_iteration()
-    assert known.full_draft(False).reliability == pytest.approx(1.0)
+    assert known.full_draft().reliability == pytest.approx(1.0)
     unused = known.preview("preview-4", 0.5)
     assert unused is not None and unused.reliability == pytest.approx(0.36)
     for _ in range(9):  # in use: no full draft is made any more, and weights have begun to move
@@ -100,10 +84,10 @@ def test_staleness_is_known_while_only_previews_are_drafted():
         known.end_iteration()
     used = known.preview("preview-4", 0.5)
     assert used is not None and used.reliability == pytest.approx(0.09)
-    assert known.full_draft(False).reliability == pytest.approx(0.09 / 0.36)
+    assert known.full_draft().reliability == pytest.approx(0.09 / 0.36)
     other = MeasuredFidelities(["preview-4"])
     other.restore(json.loads(json.dumps(known.state())))
-    assert other.full_draft(False).reliability == known.full_draft(False).reliability
+    assert other.full_draft().reliability == known.full_draft().reliability
 
 
 def test_a_preview_in_use_is_measured_under_equal_weights_too():

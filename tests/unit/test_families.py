@@ -12,9 +12,9 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.models.families import FAMILIES, family_of
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.models.lora_file import write_lora
+from gpu_runtime.models.registry import FAMILIES
 from storage.errors import ModelError
 from tests.pipeline_reference import (
     EXACT,
@@ -26,7 +26,7 @@ from tests.pipeline_reference import (
     run_sampler,
     training_samples,
 )
-from tests.tiny_pipelines import save_pipeline
+from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
 
 Saved = Callable[[str], Path]
@@ -45,7 +45,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return folder_of
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_sampling_is_that_of_the_familys_own_pipeline(saved: Saved, family: str):
     config = family_config(family, saved(family))
     model = load_model(config.model)
@@ -57,7 +57,7 @@ def test_sampling_is_that_of_the_familys_own_pipeline(saved: Saved, family: str)
     assert len({image.tobytes() for image in found[1]}) == len(PROMPTS)  # the comparison is not of nothing
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_without_guidance_too(saved: Saved, family: str):
     config = family_config(family, saved(family), model={"guidance": 1.0, "negative_prompt": ""})
     model = load_model(config.model)
@@ -65,7 +65,7 @@ def test_without_guidance_too(saved: Saved, family: str):
     assert difference(run_sampler(model, config), expected) <= EXACT
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_a_row_does_not_depend_on_its_neighbours(saved: Saved, family: str):
     model = load_model(family_config(family, saved(family)).model)
     together = model.encode_prompts(PROMPTS)
@@ -83,7 +83,7 @@ def test_a_row_does_not_depend_on_its_neighbours(saved: Saved, family: str):
     assert torch.equal(model.decode(latents)[order], model.decode(latents[order]))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_exported_adapters_give_the_pipeline_our_policy(saved: Saved, family: str, tmp_path: Path):
     config = family_config(family, saved(family))
     model = load_model(config.model)
@@ -94,14 +94,14 @@ def test_exported_adapters_give_the_pipeline_our_policy(saved: Saved, family: st
     assert np.abs(found[0] - before[0]).max() > 100 * EXACT  # the adapters do something
     with policy.reference():
         assert difference(run_sampler(model, config), before) == 0
-    kind = family_of(family).PIPELINE
+    kind = FAMILIES.find(family).pipeline()
     assert write_lora(kind, tmp_path, policy.state(), config.adaptation).is_file()
     pipeline = own_pipeline(family, saved(family))
     pipeline.load_lora_weights(str(tmp_path))
     assert difference(found, run_pipeline(pipeline, config, model.latent_shape)) <= EXACT
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_a_training_step_begins_at_the_policy_that_drew_the_samples(saved: Saved, family: str):
     config = family_config(family, saved(family), adaptation={"gradient_checkpointing": True})
     policy = Policy(load_model(config.model), config.adaptation, config.seed)

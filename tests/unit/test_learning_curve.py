@@ -14,6 +14,7 @@ from benchmarks.exploration_map import cell_of
 from benchmarks.exploration_summary import bandit_gain, end_of, reached_at, slowness_of, summarise
 from benchmarks.learning_curve import Curve, ModelledFleet
 from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.registry import STRATEGIES
 
 
 def test_a_target_is_reached_where_the_running_mean_reaches_it():
@@ -47,7 +48,9 @@ def test_the_critical_path(strategy, drafts, seconds):
     curve = Curve(
         rollout_s=[12.0], score_s=[6.0], train_s=[8.0], explore_s=[36.0], drafts=[drafts], rollouts=[128]
     )
-    assert ModelledFleet(4, 8, 6).critical_path_s(curve, strategy) == pytest.approx(seconds)
+    assert ModelledFleet(4, 8, 6).critical_path_s(curve, STRATEGIES.find(strategy).timing) == pytest.approx(
+        seconds
+    )
 
 
 @pytest.mark.parametrize("task", PRESETS)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
-from gpu_runtime.models.model_files import model_files
+from gpu_runtime.models.registry import family_of
 from gpu_runtime.models.work_need import WorkNeed
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
@@ -67,7 +67,7 @@ def test_a_whole_model_passes_and_its_files_are_listed(whole: Path):
     config = run_config(whole)
     [warning] = preflight.check(config)
     assert "held-out prompts are trained on too" in warning
-    files = [file.relative_to(whole).as_posix() for file in model_files(config.model)]
+    files = [file.relative_to(whole).as_posix() for file in family_of(config.model).files(config.model)]
     assert files[0] == "model_index.json"
     assert {WEIGHTS, "text_encoder_3/model.safetensors", "scheduler/scheduler_config.json"} <= set(files)
     assert len(files) == len(set(files))

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from gpu_runtime.models import loading
+from gpu_runtime.models.embedded import EmbeddedModel
 from gpu_runtime.rewards.protocol import Score
-from storage.config.run_config import ModelConfig, RunConfig
+from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
 from tasks import preflight, quick_checks
 
@@ -72,17 +73,20 @@ def test_the_line_is_named_where_it_is_not_the_number(tmp_path: Path):
     ("reward", "refused", "says"),
     [
         (
-            {"scorer": "geneval", "detector": "no/such"},
+            {"scorer": "geneval", "options": {"detector": "no/such"}},
             ModelError,
-            r"reward\.detector = 'no/such' is no folder",
+            r"reward\.options\.detector = 'no/such' is no folder",
         ),
         (
-            {"scorer": "sum", "parts": {"jpeg": 1, "clip-score": 1}, "clip": "no/such"},
+            {
+                "scorer": "sum",
+                "options": {"parts": {"jpeg": 1, "clip-score": {"weight": 1, "clip": "no/such"}}},
+            },
             ModelError,
-            r"reward\.clip =",
+            r"reward\.options\.parts\.clip-score\.clip = 'no/such' is no folder",
         ),
         (
-            {"scorer": "remote", "remote": {"url": "http://127.0.0.1:9/score", "attempts": 1}},
+            {"scorer": "remote", "options": {"url": "http://127.0.0.1:9/score", "attempts": 1}},
             ConfigurationError,
             "reward.scorer = 'remote' fails on a blank image .*failed 1 times, the last with ConnectError",
         ),
@@ -93,6 +97,26 @@ def test_a_scorer_without_what_it_needs(
 ):
     with pytest.raises(refused, match=says):
         preflight.check(config(tmp_path, reward=reward))
+
+
+@pytest.mark.parametrize(
+    ("reward", "names"),
+    [
+        ({}, "ocr"),
+        (
+            {"scorer": "sum", "options": {"parts": {"jpeg": 1, "ocr": {"weight": 2, "layout": "page"}}}},
+            "jpeg, ocr",
+        ),
+    ],
+)
+def test_a_gpu_that_no_scorer_would_use(tmp_path: Path, reward: dict[str, Any], names: str):
+    refused = rf"runtime\.scorer_gpu is 0\.5, but {names} judges on the CPU; leave it out"
+    with pytest.raises(ConfigurationError, match=refused):
+        preflight.check(config(tmp_path, reward=reward, runtime={"scorer_gpu": 0.5}))
+    with pytest.raises(ModelError, match="is no folder here"):  # one judge that would use it is enough
+        parts = {"ocr": 1, "clip-score": {"weight": 1, "clip": "no/such"}}
+        large = {"scorer": "sum", "options": {"parts": parts}}
+        preflight.check(config(tmp_path, reward=large, runtime={"scorer_gpu": 0.5}))
 
 
 def test_rows_of_the_shapes_task(tmp_path: Path):
@@ -128,6 +152,23 @@ def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, A
         preflight.check(config(tmp_path, exploration=exploration))
 
 
+@pytest.mark.parametrize(
+    ("runtime", "says"),
+    [
+        ({"notice_url": "http://10.0.0.1"}, "notices=none asks no address"),
+        (
+            {"notice_url": "http://10.0.0.1", "notices": "kubernetes"},
+            "set runtime.notices to one of alibaba, aws, azure, gcp",
+        ),
+        ({"notices": "oracle"}, r"runtime\.notices = 'oracle': there is none of that name"),
+        ({"notices": "gcs"}, "did you mean gcp"),
+    ],
+)
+def test_notices_that_cannot_be_watched(tmp_path: Path, runtime: dict[str, Any], says: str):
+    with pytest.raises(ConfigurationError, match=says):
+        preflight.check(config(tmp_path, runtime=runtime))
+
+
 def test_an_address_of_notices_that_is_none(tmp_path: Path):
     runtime = {"notices": "gcp", "notice_url": "metadata.internal"}
     with pytest.raises(ConfigurationError, match=r"runtime\.notice_url: base URL 'metadata.internal' is not"):
@@ -139,11 +180,11 @@ class Judged(Exception):
 
 
 def test_the_model_is_loaded_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def load(model: ModelConfig) -> None:
-        assert model.device == "cpu"
+    def load(path: str, device: str = "cpu") -> None:
+        assert device == "cpu"
         raise Judged
 
-    monkeypatch.setattr(loading, "load_model", load)
+    monkeypatch.setattr(EmbeddedModel, "load", load)
     with pytest.raises(Judged):
         preflight.check(config(tmp_path))
     monkeypatch.setattr(quick_checks, "refuse_silent_address", lambda address: None)
@@ -164,7 +205,7 @@ def test_a_scorer_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyP
         def score(self, image_HWC: object, prompt: object) -> None:
             raise ImportError("no engine")
 
-    monkeypatch.setattr(preflight, "build_scorer", lambda name, settings: Broken())
+    monkeypatch.setattr(preflight, "build_scorer", lambda settings: Broken())
     with pytest.raises(ConfigurationError, match=r"reward\.scorer = 'ocr' fails.*ImportError: no engine"):
         preflight.check(config(tmp_path))
 
@@ -179,7 +220,7 @@ def test_a_scorer_whose_scores_are_none(tmp_path: Path, monkeypatch: pytest.Monk
         def score(self, image_HWC: object, prompt: object) -> Score:
             return Score(value, False, "")
 
-    monkeypatch.setattr(preflight, "build_scorer", lambda name, settings: Wild())
+    monkeypatch.setattr(preflight, "build_scorer", lambda settings: Wild())
     with pytest.raises(
         ConfigurationError, match=rf"reward\.scorer = 'ocr' fails.*score {value} is not in \[0"
     ):

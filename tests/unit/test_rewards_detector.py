@@ -13,6 +13,8 @@ from gpu_runtime.rewards.clip_colours import GREY, ClipColours, crop
 from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.mask2former import Mask2FormerDetector, instances
+from gpu_runtime.rewards.options import GenEvalOptions
+from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
 from storage.config.reward import RewardConfig
 from storage.errors import ModelError
@@ -28,13 +30,17 @@ ROW = {
 
 
 @pytest.fixture(scope="module")
-def judges(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
+def judges(tmp_path_factory: pytest.TempPathFactory) -> GenEvalOptions:
     folder = tmp_path_factory.mktemp("judges")
     detector, clip = save_detector(folder / "detector"), save_clip(folder / "clip")
-    return RewardConfig(scorer="geneval", detector=str(detector), clip=str(clip))
+    return GenEvalOptions(detector=str(detector), clip=str(clip))
 
 
-def test_the_detector_is_loaded_and_finds_the_same_again(judges: RewardConfig):
+def geneval(judges: GenEvalOptions, **changed: str) -> Scorer:
+    return build_scorer(RewardConfig(scorer="geneval", options=judges.model_dump() | changed))
+
+
+def test_the_detector_is_loaded_and_finds_the_same_again(judges: GenEvalOptions):
     detector = Mask2FormerDetector.load(judges.detector)
     assert detector.class_names == set(CLASSES)  # under GenEval's names, not COCO's
     found = detector.detect(PICTURE, 0.0)
@@ -49,15 +55,15 @@ def test_the_detector_is_loaded_and_finds_the_same_again(judges: RewardConfig):
     assert detector.detect(PICTURE, 0.99) == []
 
 
-def test_masks_of_a_padded_picture_lie_where_the_picture_is(judges: RewardConfig):
+def test_masks_of_a_padded_picture_lie_where_the_picture_is(judges: GenEvalOptions):
     detector = Mask2FormerDetector.load(judges.detector)
     whole = np.full((40, 80, 3), 128, np.uint8)  # 48x96 for the model, padded to 64x96
     for item in detector.detect(whole, 0.0):
         assert item.box[2] <= 80 and item.box[3] <= 40
 
 
-def test_geneval_with_the_real_classes(judges: RewardConfig):
-    scorer = build_scorer("geneval", judges)
+def test_geneval_with_the_real_classes(judges: GenEvalOptions):
+    scorer = geneval(judges)
     prompt = PromptRecord(0, ROW["prompt"], ROW)
     scorer.check(prompt)
     score = scorer.score(PICTURE, prompt)
@@ -88,8 +94,8 @@ def test_a_crop_shows_the_object_on_grey():
     assert crop(image_HWC, Detection("dog", "", (0.0, 0.0, 6.0, 4.0), 0.9)).min() == 200
 
 
-def test_the_colour_is_the_likest_of_ten_averaged_texts(judges: RewardConfig):
-    clip = Clip.load("reward.clip", judges.clip)
+def test_the_colour_is_the_likest_of_ten_averaged_texts(judges: GenEvalOptions):
+    clip = Clip.load("reward.options.clip", judges.clip)
     noisy = [np.random.default_rng(seed).integers(0, 256, (9, 7, 3), dtype=np.uint8) for seed in range(6)]
     picture = np.concatenate([np.pad(part, ((0, 0), (0, 1), (0, 0))) for part in noisy], axis=1)
     found = [Detection("cup", "", (8.0 * place, 0.0, 8.0 * place + 7, 9.0), 0.9) for place in range(6)]
@@ -109,25 +115,27 @@ def test_the_colour_is_the_likest_of_ten_averaged_texts(judges: RewardConfig):
     assert len(set(expected)) > 1
 
 
-def test_weights_that_are_not_there_are_refused(tmp_path: Path, judges: RewardConfig):
+def test_weights_that_are_not_there_are_refused(tmp_path: Path, judges: GenEvalOptions):
     for path, says in (
         (
             "nobody/has-this",
-            r"reward\.detector = 'nobody/has-this' is no folder here.*hf download nobody/has",
+            r"reward\.options\.detector = 'nobody/has-this' is no folder here.*hf download nobody/has",
         ),
         (str(tmp_path / "no folder"), "is no folder here"),
         (str(tmp_path), r"has no config\.json"),
     ):
         with pytest.raises(ModelError, match=says):
-            build_scorer("geneval", judges.model_copy(update={"detector": path}))
+            geneval(judges, detector=path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="has no weights"):
-        build_scorer("geneval", judges.model_copy(update={"clip": str(tmp_path)}))
+        geneval(judges, clip=str(tmp_path))
 
 
-def test_weights_of_another_model_are_refused(judges: RewardConfig):
-    with pytest.raises(ModelError, match=r"reward\.clip: .* type 'mask2former', not 'clip'.* CLIPModel"):
-        build_scorer("geneval", judges.model_copy(update={"clip": judges.detector}))
+def test_weights_of_another_model_are_refused(judges: GenEvalOptions):
+    with pytest.raises(
+        ModelError, match=r"reward\.options\.clip: .* type 'mask2former', not 'clip'.* CLIPModel"
+    ):
+        geneval(judges, clip=judges.detector)
 
 
 def test_a_detector_without_geneval_s_classes_is_refused(tmp_path: Path):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +9,11 @@ import pytest
 from gpu_runtime.rewards.guard import score_all, score_each
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.registry import SCORERS, build_scorer
-from storage.config.reward import SingleScorer
+from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 PROMPTS = [PromptRecord(index, str(index)) for index in range(3)]
 IMAGES = [np.zeros((8, 8, 3), np.uint8)] * 3
 
@@ -72,10 +73,17 @@ def test_lengths_must_agree() -> None:
 
 
 def test_registry() -> None:
-    assert build_scorer("shapes").name == "shapes"
-    with pytest.raises(ConfigurationError, match=r"'clip'; choose one of: .*geneval, .*ocr, .*shapes"):
-        build_scorer("clip")
+    assert build_scorer(RewardConfig(scorer="shapes")).name == "shapes"
+    with pytest.raises(
+        ConfigurationError, match=r"'clip': there is none .*choose one of .*ocr, .*shapes, .*geneval"
+    ):
+        build_scorer(RewardConfig(scorer="clip"))
 
 
-def test_every_scorer_that_can_be_named_is_registered() -> None:
-    assert set(SCORERS) == set(typing.get_args(SingleScorer)) | {"sum"}
+@pytest.mark.parametrize("name", SCORERS.names())
+def test_every_scorer_that_can_be_named_is_documented(name: str) -> None:
+    lines = (REPOSITORY / "docs" / "rewards.md").read_text(encoding="utf-8").splitlines()
+    [line] = [line for line in lines if line.startswith(f"| `{name}` |")]
+    for option in SCORERS.find(name).options.model_fields:
+        assert f"`{option}`" in line
+    assert f"`{name}`" in str(RewardConfig.model_fields["scorer"].description)

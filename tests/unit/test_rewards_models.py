@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from gpu_runtime.rewards.clip_model import Clip
 from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.ocr import ocr_reward
-from gpu_runtime.rewards.protocol import SupportsTo
+from gpu_runtime.rewards.protocol import Scorer, SupportsTo
 from gpu_runtime.rewards.quoted_text import normalise
-from gpu_runtime.rewards.registry import SCORERS, build_scorer
-from storage.config.reward import USES_GPU, RewardConfig
+from gpu_runtime.rewards.registry import SCORERS, build_scorer, chosen_scorer
+from storage.config.reward import RewardConfig
 from storage.errors import ModelError, PromptFileError
 from storage.prompts.files import PromptRecord
 from tests.tiny_judges import save_clip, save_detector, save_reader
@@ -27,32 +28,38 @@ FLAT = np.full((40, 56, 3), 90, np.uint8)
 SIGN = PromptRecord(0, 'a sign that says "Open"')
 
 
+Options = dict[str, dict[str, Any]]
+"""Of each scorer, by its name."""
+
+
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> RewardConfig:
+def options(tmp_path_factory: pytest.TempPathFactory) -> Options:
     folder = tmp_path_factory.mktemp("judges")
-    return RewardConfig(
-        clip=str(save_clip(folder / "clip")),
-        pick=str(save_clip(folder / "pick", seed=1)),
-        pick_processor=str(folder / "clip"),
-        reader=str(save_reader(folder / "reader")),
-        reader_tokens=5,
-    )
-
-
-def test_the_scorers_that_take_a_gpu_are_those_that_can_move(settings: RewardConfig, tmp_path: Path):
-    settings = settings.model_copy(update={"detector": str(save_detector(tmp_path / "detector"))})
-    can_move = {
-        name
-        for name in set(SCORERS) - {"sum", "remote"}
-        if isinstance(build_scorer(name, settings), SupportsTo)
+    clip = str(save_clip(folder / "clip"))
+    return {
+        "clip-score": {"clip": clip},
+        "pick-score": {"model": str(save_clip(folder / "pick", seed=1)), "processor": clip},
+        "deepseek-ocr": {"reader": str(save_reader(folder / "reader")), "tokens": 5},
     }
-    assert can_move == USES_GPU
+
+
+def built(name: str, options: dict[str, Any]) -> Scorer:
+    return build_scorer(RewardConfig(scorer=name, options=options))
+
+
+def test_the_scorers_that_take_a_gpu_are_those_that_can_move(options: Options, tmp_path: Path):
+    geneval = {"detector": str(save_detector(tmp_path / "detector"))} | options["clip-score"]
+    own = options | {"geneval": geneval}
+    names = set(SCORERS.names()) - {"sum", "remote"}
+    can_move = {name for name in names if isinstance(built(name, own.get(name, {})), SupportsTo)}
+    assert can_move == {name for name in names if SCORERS.find(name).uses_gpu}
+    assert can_move == {"geneval", "deepseek-ocr", "clip-score", "pick-score"}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
 @pytest.mark.parametrize("name", ["clip-score", "pick-score", "deepseek-ocr"])
-def test_a_gpu_judges_like_the_cpu(settings: RewardConfig, name: str):
-    scorer = build_scorer(name, settings)
+def test_a_gpu_judges_like_the_cpu(options: Options, name: str):
+    scorer = built(name, options[name])
     expected = scorer.score(NOISE, SIGN)
     assert isinstance(scorer, SupportsTo)
     scorer.move("cuda")
@@ -60,7 +67,7 @@ def test_a_gpu_judges_like_the_cpu(settings: RewardConfig, name: str):
 
 
 def test_jpeg_is_the_share_of_bytes_saved():
-    scorer = build_scorer("jpeg")
+    scorer = built("jpeg", {})
     scorer.check(SIGN)
     file = io.BytesIO()
     Image.fromarray(NOISE).save(file, "JPEG", quality=95)
@@ -71,9 +78,9 @@ def test_jpeg_is_the_share_of_bytes_saved():
     assert scorer.score(NOISE[:1, :1], SIGN).value == 0.0  # the header alone is longer than the pixels
 
 
-def test_clip_score_is_the_cosine_times_two_and_a_half(settings: RewardConfig):
-    scorer = build_scorer("clip-score", settings)
-    clip = Clip.load("reward.clip", settings.clip)
+def test_clip_score_is_the_cosine_times_two_and_a_half(options: Options):
+    scorer = built("clip-score", options["clip-score"])
+    clip = Clip.load("reward.options.clip", options["clip-score"]["clip"])
     seen: list[float] = []
     for prompt in (SIGN, PromptRecord(1, "zebra"), PromptRecord(2, "x" * 500)):
         scorer.check(prompt)
@@ -83,9 +90,9 @@ def test_clip_score_is_the_cosine_times_two_and_a_half(settings: RewardConfig):
     assert len(set(seen)) > 1
 
 
-def test_pick_score_is_the_scaled_cosine_over_26(settings: RewardConfig):
-    scorer = build_scorer("pick-score", settings)
-    clip = Clip.load("reward.pick", settings.pick)
+def test_pick_score_is_the_scaled_cosine_over_26(options: Options):
+    scorer = built("pick-score", options["pick-score"])
+    clip = Clip.load("reward.options.model", options["pick-score"]["model"])
     cosine = float(clip.of_pictures([FLAT])[0] @ clip.of_texts([SIGN.text])[0])
     score = scorer.score(FLAT, SIGN)
     scale = float(np.exp(2.6592))  # what a new CLIP begins with
@@ -93,14 +100,14 @@ def test_pick_score_is_the_scaled_cosine_over_26(settings: RewardConfig):
     assert score.detail.startswith("score ")
 
 
-def test_vectors_have_length_one(settings: RewardConfig):
-    clip = Clip.load("reward.clip", settings.clip)
+def test_vectors_have_length_one(options: Options):
+    clip = Clip.load("reward.options.clip", options["clip-score"]["clip"])
     assert clip.of_pictures([NOISE, FLAT]).norm(dim=-1).tolist() == pytest.approx([1, 1])
     assert clip.of_texts(["a", "b c"]).norm(dim=-1).tolist() == pytest.approx([1, 1])
 
 
-def test_deepseek_reads_the_same_twice_and_is_judged_as_ocr_is(settings: RewardConfig):
-    scorer = build_scorer("deepseek-ocr", settings)
+def test_deepseek_reads_the_same_twice_and_is_judged_as_ocr_is(options: Options):
+    scorer = built("deepseek-ocr", options["deepseek-ocr"])
     assert isinstance(scorer, DeepseekOcrScorer)
     scorer.check(SIGN)
     with pytest.raises(PromptFileError, match="no text in double quotes"):
@@ -108,13 +115,13 @@ def test_deepseek_reads_the_same_twice_and_is_judged_as_ocr_is(settings: RewardC
     score = scorer.score(NOISE, SIGN)
     assert score == scorer.score(NOISE, SIGN)
     assert score.value == ocr_reward("open", normalise(score.detail))
-    assert len(score.detail) <= settings.reader_tokens
+    assert len(score.detail) <= options["deepseek-ocr"]["tokens"]
 
 
 def test_lines_and_capitals_make_no_difference_to_the_target(
-    settings: RewardConfig, monkeypatch: pytest.MonkeyPatch
+    options: Options, monkeypatch: pytest.MonkeyPatch
 ):
-    scorer = DeepseekOcrScorer.load(settings.reader, 5)
+    scorer = DeepseekOcrScorer.load(options["deepseek-ocr"]["reader"], 5)
     monkeypatch.setattr(scorer, "read", lambda image: "op\nEN  now")
     assert scorer.score(NOISE, SIGN).exact
 
@@ -123,27 +130,31 @@ def test_lines_and_capitals_make_no_difference_to_the_target(
     ("scorer", "setting"),
     [
         ("clip-score", "clip"),
-        ("pick-score", "pick"),
-        ("pick-score", "pick_processor"),
+        ("pick-score", "model"),
+        ("pick-score", "processor"),
         ("deepseek-ocr", "reader"),
     ],
 )
-def test_missing_weights_are_refused_by_their_setting(settings: RewardConfig, scorer: str, setting: str):
-    missing = settings.model_copy(update={setting: "nobody/has-this"})
-    with pytest.raises(ModelError, match=rf"reward\.{setting} = 'nobody/has-this' is no folder here"):
-        build_scorer(scorer, missing)
+def test_missing_weights_are_refused_by_their_setting(options: Options, scorer: str, setting: str):
+    missing = options[scorer] | {setting: "nobody/has-this"}
+    chosen = chosen_scorer(RewardConfig(scorer=scorer, options=missing))
+    for refused in (chosen.build, chosen.check_files):
+        with pytest.raises(
+            ModelError, match=rf"reward\.options\.{setting} = 'nobody/has-this' is no folder here"
+        ):
+            refused()
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path, settings: RewardConfig):
+def test_weights_of_another_model_are_refused(tmp_path: Path, options: Options):
     detector = save_detector(tmp_path / "detector")
     with pytest.raises(ModelError, match=r"type 'mask2former', not 'deepseek_ocr2'"):
-        build_scorer("deepseek-ocr", settings.model_copy(update={"reader": str(detector)}))
+        built("deepseek-ocr", {"reader": str(detector)})
     (tmp_path / "config.json").write_text("[")
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelError, match=r"config\.json is no JSON object"):
-        build_scorer("deepseek-ocr", settings.model_copy(update={"reader": str(tmp_path)}))
-    with pytest.raises(ModelError, match=r"reward\.pick_processor: .* no tokenizer and picture size"):
-        build_scorer("pick-score", settings.model_copy(update={"pick_processor": str(detector)}))
+        built("deepseek-ocr", {"reader": str(tmp_path)})
+    with pytest.raises(ModelError, match=r"reward\.options\.processor: .* no tokenizer and picture size"):
+        built("pick-score", options["pick-score"] | {"processor": str(detector)})
 
 
 def test_half_a_file_of_weights_is_refused(tmp_path: Path):
@@ -159,10 +170,10 @@ def test_half_a_file_of_weights_is_refused(tmp_path: Path):
     with pytest.raises(
         ModelError, match=r"lacks 1 weights of a CLIPModel, such as visual_projection\.weight"
     ):
-        Clip.load("reward.clip", str(folder))
+        Clip.load("reward.options.clip", str(folder))
 
 
-def test_a_picture_scores_the_same_in_any_company(settings: RewardConfig):
-    scorer = build_scorer("clip-score", settings)
+def test_a_picture_scores_the_same_in_any_company(options: Options):
+    scorer = built("clip-score", options["clip-score"])
     alone = score_each(scorer, [NOISE], [SIGN])[0]
     assert score_each(scorer, [FLAT, NOISE], [SIGN, SIGN])[1] == alone

@@ -89,7 +89,7 @@ def photograph(*texts: tuple[str, tuple[int, int]]) -> np.ndarray:
 
 
 def test_a_page_is_read_wherever_its_text_stands() -> None:
-    scorer = build_scorer("ocr", RewardConfig(ocr_layout="page"))
+    scorer = build_scorer(RewardConfig(scorer="ocr", options={"layout": "page"}))
     prompt = PromptRecord(0, 'a shop with "OPEN LATE" over the door')
     score = scorer.score(photograph(("OPEN", (40, 60)), ("LATE", (230, 380))), prompt)
     assert (score.value, score.exact, score.detail) == (1.0, True, "OPENLATE")

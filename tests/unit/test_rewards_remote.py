@@ -19,9 +19,10 @@ import pytest
 from PIL import Image
 
 from gpu_runtime.rewards.guard import score_each
+from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.rewards.remote import RemoteScorer
-from storage.config.reward import RemoteConfig, RewardConfig
+from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
 
@@ -105,7 +106,7 @@ def judge() -> Iterator[Judge]:
 
 
 def scorer(judge: Judge, waits: list[float] | None = None, **settings: Any) -> RemoteScorer:
-    remote = RemoteConfig.model_validate({"url": judge.url, "timeout_s": 20.0} | settings)
+    remote = RemoteOptions.model_validate({"url": judge.url, "timeout_s": 20.0} | settings)
     return RemoteScorer(remote, wait=(waits if waits is not None else []).append)
 
 
@@ -165,7 +166,7 @@ def test_a_server_that_hangs_is_left_after_the_time_out(judge: Judge):
     judge.faults = [judge.hang]
     assert scorer(judge, timeout_s=0.3, attempts=20).score(IMAGES[2], PROMPTS[2]).value == pytest.approx(0.2)
     judge.faults = [judge.hang] * 2
-    with pytest.raises(RewardError, match=r"no whole answer within reward\.remote\.timeout_s = 0\.05"):
+    with pytest.raises(RewardError, match=r"no whole answer within reward\.options\.timeout_s = 0\.05"):
         scorer(judge, timeout_s=0.05, attempts=2).score(IMAGES[2], PROMPTS[2])
 
 
@@ -281,7 +282,7 @@ def drips(head: bytes, byte: bytes) -> Callable[[socket.socket, threading.Event]
 def test_a_server_that_sends_a_byte_now_and_then_is_left_after_the_time_out(play: Any):
     # No single read waits longer than the limit, so only a limit on the whole exchange ends this.
     with nasty(play) as server:
-        remote = RemoteScorer(RemoteConfig(url=server.url, timeout_s=0.3, attempts=2), wait=[].append)
+        remote = RemoteScorer(RemoteOptions(url=server.url, timeout_s=0.3, attempts=2), wait=[].append)
         with pytest.raises(RewardError, match=r"failed 2 times, .* no whole answer within"):
             remote.score(IMAGES[0], PROMPTS[0])
         assert server.requests == 2
@@ -297,7 +298,7 @@ def test_an_endless_answer_ends_at_the_limit():
             sent += connection.send(b" " * 65536)
 
     with nasty(endless) as server:
-        remote = RemoteScorer(RemoteConfig(url=server.url, timeout_s=60, attempts=1))
+        remote = RemoteScorer(RemoteOptions(url=server.url, timeout_s=60, attempts=1))
         with pytest.raises(RewardError, match="an answer of more than 16 MiB"):
             remote.score(IMAGES[0], PROMPTS[0])
     assert sent < 64 * 2**20  # the limit, and what the kernel's buffers hold
@@ -311,7 +312,7 @@ def test_a_compressed_answer_is_not_unpacked():
         connection.sendall(OK_HEAD + head + b"\r\n\r\n" + bomb)
 
     with nasty(play) as server:
-        remote = RemoteScorer(RemoteConfig(url=server.url, attempts=1))
+        remote = RemoteScorer(RemoteOptions(url=server.url, attempts=1))
         tracemalloc.start()
         with pytest.raises(RewardError, match="content-encoding 'gzip', though `identity` was asked for"):
             remote.score(IMAGES[0], PROMPTS[0])
@@ -325,7 +326,7 @@ def test_a_redirect_is_not_followed():
         connection.sendall(b"HTTP/1.1 307 Again\r\nlocation: /score\r\ncontent-length: 0\r\n\r\n")
 
     with nasty(play) as server:
-        remote = RemoteScorer(RemoteConfig(url=server.url, attempts=3))
+        remote = RemoteScorer(RemoteOptions(url=server.url, attempts=3))
         with pytest.raises(RewardError, match="refuses the request with status 307"):
             remote.score(IMAGES[0], PROMPTS[0])
         assert server.requests == 1
@@ -333,7 +334,7 @@ def test_a_redirect_is_not_followed():
 
 def test_an_endless_refusal_is_read_as_far_as_a_message_needs():
     with nasty(drips(b"HTTP/1.1 404 No\r\n\r\n", b"no such page " * 1000)) as server:
-        remote = RemoteScorer(RemoteConfig(url=server.url, timeout_s=60, attempts=3))
+        remote = RemoteScorer(RemoteOptions(url=server.url, timeout_s=60, attempts=3))
         with pytest.raises(RewardError, match="status 404: 'no such page "):
             remote.score(IMAGES[0], PROMPTS[0])
         assert server.requests == 1
@@ -341,6 +342,6 @@ def test_an_endless_refusal_is_read_as_far_as_a_message_needs():
 
 @pytest.mark.parametrize("url", ["judge:8000/score", "ftp://judge/score", "http://", "http://[::1"])
 def test_an_address_that_is_none_is_refused(url: str):
-    settings = RewardConfig(scorer="remote", remote=RemoteConfig(url=url))
-    with pytest.raises(ConfigurationError, match=r"reward\.remote\.url = .* is no address"):
-        build_scorer("remote", settings)
+    settings = RewardConfig(scorer="remote", options={"url": url})
+    with pytest.raises(ConfigurationError, match=r"reward\.options\.url = .* is no address"):
+        build_scorer(settings)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, part_means
-from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from gpu_runtime.rewards.weighted_sum import WeightedSum
 from storage.config.loading import differences, load_config
 from storage.config.reward import RewardConfig
@@ -35,7 +36,8 @@ class Fixed:
 
 
 def test_weights_are_divided_by_their_sum_and_parts_stay_apart():
-    scorer = WeightedSum({"ocr": (Fixed("ocr", 1.0, True), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)})
+    parts = {"ocr": (Fixed("ocr", 1.0, True), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)}
+    scorer = WeightedSum(parts, grading_only={"jpeg"})
     score = scorer.score(IMAGES[0], PROMPTS[0])
     assert score.value == pytest.approx((3 * 1.0 + 1 * 0.5) / 4)
     assert score.parts == {"ocr": 1.0, "jpeg": 0.5}
@@ -62,11 +64,15 @@ def test_a_sum_moves_the_parts_that_can():
     [
         ({"ocr": True, "shapes": True}, True),
         ({"ocr": True, "shapes": False}, False),
+        ({"jpeg": False, "shapes": True}, True),
         ({"jpeg": False, "clip-score": False}, False),
     ],
 )
 def test_exact_needs_every_part_that_gives_a_verdict(parts: dict[str, bool], exact: bool):
-    scorer = WeightedSum({name: (Fixed(name, 1.0, verdict), 1.0) for name, verdict in parts.items()})
+    scorer = WeightedSum(
+        {name: (Fixed(name, 1.0, verdict), 1.0) for name, verdict in parts.items()},
+        grading_only={"jpeg", "clip-score"},
+    )
     assert scorer.score(IMAGES[0], PROMPTS[0]).exact is exact
 
 
@@ -92,13 +98,13 @@ def test_every_part_is_asked_about_a_prompt():
 
 
 def test_the_registry_builds_what_the_settings_say():
-    settings = RewardConfig(scorer="sum", parts={"jpeg": 1.0, "shapes": 2.0})
-    scorer = build_scorer("sum", settings)
+    scorer = build_scorer(RewardConfig(scorer="sum", options={"parts": {"jpeg": 1.0, "shapes": 2.0}}))
     assert isinstance(scorer, BatchScorer)
     row = {"include": [{"class": "circle", "count": 1}]}
     score = scorer.score(IMAGES[0], PromptRecord(0, "a circle", row))
     assert set(score.parts) == {"jpeg", "shapes"}
     assert score.value == pytest.approx((score.parts["jpeg"] + 2 * score.parts["shapes"]) / 3)
+    assert not score.exact, "jpeg gives no verdict, and shapes finds no circle"
 
 
 class Batch:
@@ -133,22 +139,70 @@ def test_a_batch_is_guarded_like_single_images():
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ({"scorer": "sum"}, "reward.parts is empty"),
-        ({"parts": {"ocr": 1.0}}, "reward.parts has ocr, but reward.scorer is ocr"),
-        ({"scorer": "sum", "parts": {"ocr": 0.0}}, "reward.parts.ocr is 0; a weight must be above 0"),
-        ({"scorer": "sum", "parts": {"sum": 1.0}}, "Input should be 'ocr'"),
-        ({"scorer": "remote"}, "reward.remote.url is empty"),
-        ({"scorer": "sum", "parts": {"remote": 1.0}}, "reward.remote.url is empty"),
-        ({"scorer": "jpeg", "signal": "exact"}, "jpeg never calls an image exact"),
+        ({"scorer": "sum"}, r"^reward\.options\.parts has no value; set reward\.options\.parts=\.\.\."),
+        ({"scorer": "sum", "options": {"parts": {}}}, r"reward\.options\.parts = {}.*at least 1 item"),
+        ({"options": {"parts": {"ocr": 1.0}}}, r"reward\.options\.parts: no such setting; .* has layout\n"),
+        (
+            {"scorer": "sum", "options": {"parts": {"remote": 1.0}}},
+            r"reward\.options\.parts\.remote\.url has no",
+        ),
+        ({"scorer": "remote"}, r"^reward\.options\.url has no value"),
+        ({"scorer": "jpeg", "signal": "exact"}, "jpeg never calls an image exact; use reward.signal=graded"),
+        (
+            {"scorer": "sum", "signal": "exact", "options": {"parts": {"jpeg": 1.0, "clip-score": 1.0}}},
+            "jpeg, clip-score never calls an image exact",
+        ),
+        ({"scorer": "sum", "options": {"parts": {"sum": 1.0}}}, r"parts\.sum\.parts has no value"),
+        ({"scorer": "sum", "options": {"parts": {"orc": 1.0}}}, "'orc': .* did you mean ocr"),
     ],
 )
-def test_settings_that_contradict_each_other(reward: dict[str, object], says: str):
-    with pytest.raises(ValidationError, match=says):
-        RewardConfig.model_validate(reward)
+def test_settings_that_contradict_each_other(reward: dict[str, Any], says: str):
+    with pytest.raises(ConfigurationError, match=says):
+        chosen_scorer(RewardConfig.model_validate(reward))
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, -1.0, 1e9, float("nan"), float("inf"), True, "0.7", None, [1.0]])
+@pytest.mark.parametrize("in_a_table", [False, True])
+def test_a_weight_is_a_number_above_0(weight: object, in_a_table: bool):
+    part = {"weight": weight, "layout": "page"} if in_a_table else weight
+    with pytest.raises(ConfigurationError, match=r"^reward\.options\.parts\.ocr weighs .* a number above 0"):
+        chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"ocr": part}}))
+
+
+def test_a_table_of_a_part_needs_a_weight_too():
+    with pytest.raises(ConfigurationError, match=r"reward\.options\.parts\.ocr weighs None"):
+        chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"ocr": {"layout": "page"}}}))
+
+
+def test_a_sum_that_holds_one_scorer_with_a_verdict_may_be_learned_from_exactly():
+    parts = {"jpeg": 1.0, "shapes": 1.0}
+    chosen = chosen_scorer(RewardConfig(scorer="sum", signal="exact", options={"parts": parts}))
+    assert [judge.name for judge in chosen.judges] == ["jpeg", "shapes"]
+    assert not chosen.uses_gpu
+    assert chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"ocr": 1, "geneval": 1}})).uses_gpu
+
+
+def test_a_sum_asks_its_judges_about_a_prompt_before_they_are_loaded():
+    chosen = chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"jpeg": 1.0, "deepseek-ocr": 1.0}}))
+    chosen.check_prompt(PROMPTS[0])
+    with pytest.raises(PromptFileError, match="no text in double quotes"):
+        chosen.check_prompt(PromptRecord(0, "a sign"))
 
 
 def test_parts_come_from_the_command_line_and_travel():
-    config = load_config(None, ["reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3"], {})
-    assert config.reward.parts == {"ocr": 0.7, "jpeg": 0.3}
+    sets = ["reward.scorer=sum", "reward.options.parts.ocr=0.7", "reward.options.parts.jpeg=0.3"]
+    config = load_config(None, sets, {})
+    assert config.reward.options == {"parts": {"ocr": 0.7, "jpeg": 0.3}}
+    assert [(part.name, part.weight) for part in chosen_scorer(config.reward).judges] == [
+        ("ocr", 0.7),
+        ("jpeg", 0.3),
+    ]
     assert RunConfig.model_validate(differences(config)) == config
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+
+
+def test_a_part_of_another_package_is_written_as_one_table_on_the_command_line():
+    path = "gpu_runtime.rewards.registry:SCORERS"  # any name with dots; which one, is asked later
+    sets = ["reward.scorer=sum", f'reward.options.parts={{jpeg=1, "{path}"={{weight=2, a=3}}}}']
+    config = load_config(None, sets, {})
+    assert config.reward.options == {"parts": {"jpeg": 1, path: {"weight": 2, "a": 3}}}

@@ -231,7 +231,8 @@ def test_an_iteration_is_divided_over_its_updates_by_whole_groups() -> None:
 
 def test_later_updates_may_leave_ratio_one_and_are_clipped() -> None:
     settings = config(
-        algorithm={"updates_per_iteration": 3, "clip_range": 1e-5}, optimizer={"learning_rate": 1e-2}
+        algorithm={"updates_per_iteration": 3, "options": {"clip_range": 1e-5}},
+        optimizer={"learning_rate": 1e-2},
     )
     run = TinyRun(settings)
     report = run.trainer.train(run.rollout())

@@ -10,15 +10,13 @@ import pytest
 import torch
 
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.loading import load_model
+from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed
-from gpu_runtime.models.pipeline_outline import PipelineOutline
 from gpu_runtime.models.work_need import WorkNeed, adapter_numbers
 from tests.pipeline_reference import family_config
-from tests.tiny_pipelines import save_pipeline
+from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import tiny_config
 
-FAMILIES = ("qwen-image", "sd3.5", "flux", "z-image")
 TOKENS = 6
 ROW = 4 * TOKENS * 4
 """Bytes of one number of every token of a batch of four, in float32."""
@@ -93,12 +91,12 @@ def kept_bytes(model: Any) -> int:
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PIPELINES)
 def test_no_family_keeps_less_than_is_counted(family: str, mode: str, tmp_path: Path):
     once = {"model": {"guidance": 1.0}} if family != "flux" else {}  # a second pass would keep as much again
     folder = save_pipeline(family, tmp_path / "model")
     config = family_config(family, folder, adaptation={"mode": mode}, **once)
-    outline = PipelineOutline(config.model, torch.device("cpu"))
+    outline = outline_model(config.model)
     counted = outline.work_of(config)
     assert config.sampling.batch_size == 4 and counted.generating_bytes > 0
     model = load_model(config.model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.spot.notices.polling_thread import NoticeThread
-from gpu_runtime.spot.notices.providers import provider_named, watcher_for
+from gpu_runtime.spot.notices.registry import NOTICES, watcher_for
 
 
 class NoticeWatch:
@@ -14,7 +14,7 @@ class NoticeWatch:
     and a device that stopped for it would be paid for idling.
 
     Args:
-        provider: a key of `PROVIDERS`; `kubernetes` must be watched from the main thread.
+        provider: its name; `kubernetes` must be watched from the main thread.
         base_url: where the metadata service answers; empty for the provider's own address.
 
     Raises:
@@ -22,7 +22,7 @@ class NoticeWatch:
     """
 
     def __init__(self, provider: str, base_url: str = "") -> None:
-        known = provider_named(provider)
+        known = NOTICES.find(provider)
         self._notice: Notice | None = None
         self._watcher = watcher_for(provider, **({"base_url": base_url} if base_url else {}))
         self._thread = NoticeThread(

@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 def config():
     settings = [
         "iterations=3", "runtime.spot_workers=1", "evaluation.every=2",
-        "reward.scorer=sum", "reward.parts.ocr=0.7", "reward.parts.jpeg=0.3", "runtime.history=true",
+        "reward.scorer=sum", "reward.options.parts.ocr=0.7", "reward.options.parts.jpeg=0.3",
+        "runtime.history=true",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
 

@@ -1,4 +1,4 @@
-"""The providers by name: how each is watched, and how often."""
+"""The providers of preemption notices by name: how each is watched, and how often."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from gpu_runtime.spot.notices.azure import AzureNotices
 from gpu_runtime.spot.notices.gcp import GcpNotices
 from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
 from gpu_runtime.spot.notices.notice import NoticeWatcher
+from storage.config.plugins import Registry
 from storage.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
-class Provider:
-    """How a provider warns.
+class NoticePlugin:
+    """How a provider warns; one of these is what `runtime.notices` names.
 
     Attributes:
         watcher: makes its watcher.
@@ -34,39 +35,38 @@ class Provider:
     max_backoff_s: float
     settings: frozenset[str]
 
+    @property
+    def asks_url(self) -> bool:
+        """Whether its watcher asks a metadata service at an address."""
+        return "base_url" in self.settings
+
 
 _HTTP = frozenset({"base_url", "timeout_s"})
-PROVIDERS: dict[str, Provider] = {
-    "aws": Provider(AwsNotices, 120.0, 5.0, 30.0, _HTTP),
-    "gcp": Provider(GcpNotices, 30.0, 1.0, 8.0, _HTTP | {"grace_s"}),
-    "azure": Provider(AzureNotices, 30.0, 1.0, 8.0, _HTTP | {"vm_name"}),
-    "alibaba": Provider(AlibabaNotices, 300.0, 5.0, 60.0, _HTTP),
-    "kubernetes": Provider(KubernetesNotices, 30.0, 0.2, 1.0, frozenset({"grace_s", "clock"})),
-}
-
-
-def provider_named(name: str) -> Provider:
-    """The provider of that name.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    if name not in PROVIDERS:
-        raise ConfigurationError(f"no provider {name!r}; there are {', '.join(PROVIDERS)}")
-    return PROVIDERS[name]
+NOTICES = Registry(
+    "runtime.notices",
+    NoticePlugin,
+    "spotlight.notices",
+    {
+        "aws": NoticePlugin(AwsNotices, 120.0, 5.0, 30.0, _HTTP),
+        "gcp": NoticePlugin(GcpNotices, 30.0, 1.0, 8.0, _HTTP | {"grace_s"}),
+        "azure": NoticePlugin(AzureNotices, 30.0, 1.0, 8.0, _HTTP | {"vm_name"}),
+        "alibaba": NoticePlugin(AlibabaNotices, 300.0, 5.0, 60.0, _HTTP),
+        "kubernetes": NoticePlugin(KubernetesNotices, 30.0, 0.2, 1.0, frozenset({"grace_s", "clock"})),
+    },
+)
 
 
 def watcher_for(name: str, **settings: Any) -> NoticeWatcher:
     """A watcher of a provider's notices.
 
     Args:
-        name: a key of `PROVIDERS`.
+        name: of the provider.
         settings: what the provider's watcher takes, such as `base_url`; its own defaults otherwise.
 
     Raises:
         ConfigurationError: an unknown provider or setting, a base URL or a time-out that is none.
     """
-    provider = provider_named(name)
+    provider = NOTICES.find(name)
     unknown = sorted(set(settings) - provider.settings)
     if unknown:
         raise ConfigurationError(

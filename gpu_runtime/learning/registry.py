@@ -1,0 +1,107 @@
+"""The objectives by name. Each is imported, and torch with it, only when it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpu_runtime.learning.options import GrpoOptions, NftOptions
+from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.run_config import RunConfig
+from storage.config.section import Section
+from storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from gpu_runtime.diffusion.sampler import Sampler
+    from gpu_runtime.learning.objective import Objective
+    from gpu_runtime.learning.policy import Policy
+
+
+@dataclass(frozen=True)
+class ObjectivePlugin:
+    """How settings become an objective; one of these is what `algorithm.objective` names.
+
+    Attributes:
+        build: makes the objective of a policy, its sampler, the run's configuration and its own options.
+        options: what it reads of `[algorithm.options]`.
+        title: the method's name in texts; empty for the name in the settings.
+        check: refuses settings that it cannot work with, given its options; raises `ConfigurationError`.
+    """
+
+    build: Callable[[Policy, Sampler, RunConfig, Any], Objective]
+    options: type[Section] = NoOptions
+    title: str = ""
+    check: Callable[[RunConfig, Any], None] = lambda config, options: None
+
+
+def build_objective(policy: Policy, sampler: Sampler, config: RunConfig) -> Objective:
+    """The objective that the settings name.
+
+    Args:
+        policy: the weights to train.
+        sampler: gives conditioning and schedule, the same as in the rollout.
+        config: the run's configuration.
+
+    Raises:
+        ConfigurationError: there is none of that name, or an option of it is wrong.
+    """
+    plugin = OBJECTIVES.find(config.algorithm.objective)
+    return plugin.build(policy, sampler, config, _options(plugin, config))
+
+
+def read_objective_options(config: RunConfig) -> RunConfig:
+    """The settings with the objective's options as they are stored.
+
+    Raises:
+        ConfigurationError: there is no such objective, or a setting does not fit it.
+    """
+    plugin = OBJECTIVES.find(config.algorithm.objective)
+    options = _options(plugin, config)
+    plugin.check(config, options)
+    algorithm = config.algorithm.model_copy(update={"options": as_values(options)})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def _options(plugin: ObjectivePlugin, config: RunConfig) -> Section:
+    return read_options("algorithm.options", plugin.options, config.algorithm.options)
+
+
+def _grpo(policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> Objective:
+    from gpu_runtime.learning.grpo import GrpoObjective
+
+    return GrpoObjective(policy, sampler, config, options)
+
+
+def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
+    tolerance = config.algorithm.ratio_tolerance
+    if tolerance > options.clip_range:
+        raise ConfigurationError(
+            f"algorithm.ratio_tolerance is {tolerance}, above algorithm.options.clip_range="
+            f"{options.clip_range}: a ratio that is off by more would be clipped unseen; lower it"
+        )
+
+
+def _nft(policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> Objective:
+    from gpu_runtime.learning.nft import NftObjective
+
+    return NftObjective(policy, sampler, config, options)
+
+
+def _check_nft(config: RunConfig, options: NftOptions) -> None:
+    if config.exploration.baseline == "pool":
+        raise ConfigurationError(
+            "exploration.baseline is pool with algorithm.objective=nft: advantages that do not sum to zero "
+            "train the model on its own images, good and bad, and it degrades; set exploration.baseline=group"
+        )
+
+
+OBJECTIVES = Registry(
+    "algorithm.objective",
+    ObjectivePlugin,
+    "spotlight.objectives",
+    {
+        "grpo": ObjectivePlugin(_grpo, GrpoOptions, "Flow-GRPO", _check_grpo),
+        "nft": ObjectivePlugin(_nft, NftOptions, "DiffusionNFT", _check_nft),
+    },
+)

@@ -1,0 +1,210 @@
+"""The model families by name. Each is imported, and torch with it, only when a model of it is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_runtime.models import embedded_folder
+from gpu_runtime.models.hub_folder import find_folder
+from storage.config.model import ModelConfig
+from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.run_config import RunConfig
+from storage.config.section import Section
+from storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_runtime.models.pipeline_model import PipelineModel
+    from gpu_runtime.models.pipeline_outline import PipelineOutline
+    from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
+
+
+@dataclass(frozen=True)
+class FamilyPlugin:
+    """How settings become a model; one of these is what `model.family` names.
+
+    `pipeline_family` makes one of a family whose parts come from a diffusers pipeline.
+
+    Attributes:
+        load: loads a model onto a device.
+        outline: what can be known of a model before a run, for a kind of device.
+        files: those that a model is loaded from, in a fixed order.
+        find: refuses a path with no model; raises `ModelError`. Quick: without torch.
+        pipeline: diffusers' pipeline class in whose format adapters are exported.
+        adapter_usage: Python code that loads exported adapters onto the model of a path.
+        check: refuses settings that do not fit the family; raises `ConfigurationError`.
+        options: what it reads of `[model.options]`.
+    """
+
+    load: Callable[[ModelConfig, torch.device], DiffusionModel]
+    outline: Callable[[ModelConfig, torch.device], ModelOutline]
+    files: Callable[[ModelConfig], list[Path]]
+    find: Callable[[ModelConfig], object]
+    pipeline: Callable[[], Any]
+    adapter_usage: Callable[[str], str]
+    check: Callable[[ModelConfig], None] = lambda settings: None
+    options: type[Section] = NoOptions
+
+
+def pipeline_family(model_class: Callable[[], type[PipelineModel]]) -> FamilyPlugin:
+    """A family whose parts come from a diffusers pipeline.
+
+    Args:
+        model_class: imports the class of its models, and gives it.
+    """
+
+    def outline(settings: ModelConfig, device: torch.device) -> PipelineOutline:
+        from gpu_runtime.models.pipeline_outline import PipelineOutline
+
+        return PipelineOutline(model_class(), settings, device)
+
+    def load(settings: ModelConfig, device: torch.device) -> DiffusionModel:
+        known = outline(settings, device)
+        if device.type == "cuda":  # perhaps not the machine that the run was checked on
+            known.check_machine()
+        return model_class().load(settings, device)
+
+    def files(settings: ModelConfig) -> list[Path]:
+        return model_class().folder(settings).files()
+
+    def adapter_usage(path: str) -> str:
+        name = model_class().PIPELINE.__name__
+        return (
+            f"import torch\nfrom diffusers import {name}\n\n"
+            f"pipe = {name}.from_pretrained({path!r}, torch_dtype=torch.bfloat16)\n"
+            'pipe.load_lora_weights("FOLDER")'
+        )
+
+    return FamilyPlugin(
+        load,
+        outline,
+        files,
+        find=lambda settings: find_folder("model.path", settings.path),
+        pipeline=lambda: model_class().PIPELINE,
+        adapter_usage=adapter_usage,
+        check=_refuse_embedded_path,
+    )
+
+
+def family_of(settings: ModelConfig) -> FamilyPlugin:
+    """The family that the settings name.
+
+    Raises:
+        ConfigurationError: there is none of that name.
+    """
+    return FAMILIES.find(settings.family)
+
+
+def read_family_options(config: RunConfig) -> RunConfig:
+    """The settings with the family's options as they are stored.
+
+    Raises:
+        ConfigurationError: there is no such family, or a setting does not fit it.
+    """
+    family = family_of(config.model)
+    family.check(config.model)
+    options = read_options("model.options", family.options, config.model.options)
+    return config.model_copy(
+        update={"model": config.model.model_copy(update={"options": as_values(options)})}
+    )
+
+
+def _refuse_embedded_path(settings: ModelConfig) -> None:
+    if settings.path.startswith(embedded_folder.EMBEDDED_PREFIX):
+        raise ConfigurationError(
+            f"model.path is {settings.path!r} with model.family={settings.family}; name a folder or a model "
+            "in the hub's cache, as in model.path=Qwen/Qwen-Image"
+        )
+
+
+def _refuse_pipeline_settings(settings: ModelConfig) -> None:
+    """An embedded model is as it is."""
+    defaults = ModelConfig.model_fields
+    changed = [
+        f"model.{name}={getattr(settings, name)!r}"
+        for name in sorted(defaults.keys() - {"family", "path", "device"})
+        if getattr(settings, name) != defaults[name].default
+    ]
+    if changed:
+        raise ConfigurationError(
+            f"{', '.join(changed)} is set, but model.family is embedded, whose models have a size and a "
+            "precision of their own; leave it out, or set model.family"
+        )
+
+
+def _load_embedded(settings: ModelConfig, device: torch.device) -> DiffusionModel:
+    from gpu_runtime.models.embedded import EmbeddedModel
+
+    return EmbeddedModel.load(settings.path, device=device)
+
+
+def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutline:
+    from gpu_runtime.models.embedded import EmbeddedModel
+    from gpu_runtime.models.embedded_outline import EmbeddedOutline
+
+    # It is small, so it is loaded, on the CPU whatever the run's device is.
+    return EmbeddedOutline(EmbeddedModel.load(settings.path))
+
+
+def _embedded_files(settings: ModelConfig) -> list[Path]:
+    folder = embedded_folder.resolve_folder(settings.path)
+    return [folder / name for name in embedded_folder.FILES]
+
+
+def _embedded_adapter_usage(path: str) -> str:
+    return (
+        "from gpu_runtime.models.embedded import EmbeddedModel\n\n"
+        f"model = EmbeddedModel.load({path!r})\n"
+        'model.transformer.load_lora_adapter("FOLDER", use_safetensors=True)'
+    )
+
+
+def _qwen_image() -> type[PipelineModel]:
+    from gpu_runtime.models.qwen_image import QwenImageModel
+
+    return QwenImageModel
+
+
+def _stable_diffusion_3() -> type[PipelineModel]:
+    from gpu_runtime.models.stable_diffusion_3 import StableDiffusion3Model
+
+    return StableDiffusion3Model
+
+
+def _flux() -> type[PipelineModel]:
+    from gpu_runtime.models.flux import FluxModel
+
+    return FluxModel
+
+
+def _z_image() -> type[PipelineModel]:
+    from gpu_runtime.models.z_image import ZImageModel
+
+    return ZImageModel
+
+
+FAMILIES = Registry(
+    "model.family",
+    FamilyPlugin,
+    "spotlight.families",
+    {
+        "embedded": FamilyPlugin(
+            _load_embedded,
+            _outline_embedded,
+            _embedded_files,
+            find=lambda settings: embedded_folder.resolve_folder(settings.path),
+            # It has Qwen-Image's transformer, and so its adapters.
+            pipeline=lambda: _qwen_image().PIPELINE,
+            adapter_usage=_embedded_adapter_usage,
+            check=_refuse_pipeline_settings,
+        ),
+        "qwen-image": pipeline_family(_qwen_image),
+        "sd3.5": pipeline_family(_stable_diffusion_3),
+        "flux": pipeline_family(_flux),
+        "z-image": pipeline_family(_z_image),
+    },
+)

@@ -1,0 +1,156 @@
+"""What is added from outside: things that a setting names, and the options that each of them declares.
+
+A name in the settings is a short name of the project's own, the name of an entry point that an installed
+package declares, or `package.module:Name`. Nothing of these is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated, Any, Generic, TypeVar
+
+from pydantic import AfterValidator, ValidationError
+
+from storage.config.errors import explain
+from storage.config.section import Section
+from storage.errors import ConfigurationError, quoted
+from storage.text import one_line
+
+Kind = TypeVar("Kind")
+Options = TypeVar("Options", bound=Section)
+
+
+class NoOptions(Section):
+    """The options of what has none."""
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """Marks an option that names a model: a folder, or a name in the hub's cache of this machine.
+
+    Attributes:
+        weights: its weights are needed; False where tokenizer and picture size suffice.
+    """
+
+    weights: bool = True
+
+
+def _seen_from_here(name: str) -> str:
+    folder = os.path.expanduser(name)
+    return os.path.abspath(folder) if os.path.isdir(folder) else name
+
+
+ModelName = Annotated[str, AfterValidator(_seen_from_here), HubModel()]
+"""An option that names a model with its weights. A folder becomes absolute."""
+
+ProcessorName = Annotated[str, AfterValidator(_seen_from_here), HubModel(weights=False)]
+"""An option that names a model for its tokenizer and picture size."""
+
+
+class Registry(Generic[Kind]):
+    """Things of one kind by name.
+
+    Args:
+        setting: that names one of them, for messages.
+        kind: what all of them are instances of.
+        group: of the entry points by which installed packages add more.
+        own: those of the project, by short name.
+    """
+
+    def __init__(self, setting: str, kind: type[Kind], group: str, own: Mapping[str, Kind]) -> None:
+        self.setting = setting
+        self.group = group
+        self._kind = kind
+        self._own = dict(own)
+
+    def names(self) -> list[str]:
+        """All short names: the project's own, and those of installed packages."""
+        return [*self._own, *sorted({entry.name for entry in self._entries()} - self._own.keys())]
+
+    def find(self, name: str) -> Kind:
+        """The thing of that name.
+
+        Raises:
+            ConfigurationError: there is none, it cannot be imported, or it is of another kind.
+        """
+        if name in self._own:
+            return self._own[name]
+        if ":" in name:
+            return self._imported(name, name)
+        matches = [entry for entry in self._entries() if entry.name == name]
+        if len({entry.value for entry in matches}) > 1:
+            raise ConfigurationError(
+                f"{self.setting} = {quoted(name)}: several installed packages add one of that name "
+                f"({', '.join(sorted(entry.value for entry in matches))}); write which one"
+            )
+        if matches:
+            return self._imported(name, matches[0].value)
+        near = difflib.get_close_matches(name.lower(), self.names(), n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigurationError(
+            f"{self.setting} = {quoted(name)}: there is none of that name; {hint}choose one of "
+            f"{', '.join(self.names())}, or write package.module:Name"
+        )
+
+    def _entries(self) -> list[EntryPoint]:
+        return list(entry_points(group=self.group))
+
+    def _imported(self, name: str, path: str) -> Kind:
+        module, _, attribute = path.partition(":")
+        said = f"{self.setting} = {quoted(name)}: "
+        try:
+            found: Any = importlib.import_module(module)
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        # The module is somebody else's code: what it raises while it is imported is not known.
+        except (Exception, SystemExit) as error:  # a script without a guard ends itself
+            raise ConfigurationError(
+                f"{said}{quoted(path)} cannot be imported ({type(error).__name__}: {one_line(str(error))}); "
+                "check the name, and that its folder is installed or in PYTHONPATH"
+            ) from error
+        if not isinstance(found, self._kind):
+            raise ConfigurationError(
+                f"{said}{quoted(path)} is a {type(found).__name__}, not a {self._kind.__name__}; name one "
+                f"(see {self._kind.__module__})"
+            )
+        return found
+
+
+def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) -> Options:
+    """The options of a thing as it declares them.
+
+    Args:
+        setting: where they stand, as in `reward.options`.
+        model: what it declares.
+        values: what the settings say.
+
+    Raises:
+        ConfigurationError: one line for each problem.
+    """
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        lines = explain(error, {}, model, setting)
+        if any(problem["type"] == "extra_forbidden" for problem in error.errors()):
+            lines.append(f"{setting}={{}} drops all that a preset or an earlier run says there")
+        raise ConfigurationError("\n".join(lines)) from error
+
+
+def as_values(options: Section) -> dict[str, Any]:
+    """Options as they are stored: what was set, folders absolute."""
+    return options.model_dump(mode="json", exclude_unset=True)
+
+
+def hub_models(options: Section) -> dict[str, HubModel]:
+    """Which options name models, and what is needed of each."""
+    return {
+        name: mark
+        for name, field in type(options).model_fields.items()
+        for mark in field.metadata
+        if isinstance(mark, HubModel)
+    }

@@ -1,0 +1,123 @@
+"""A package outside the repository adds a scorer, a strategy, an objective and a family, by either name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from storage.home import HOME_VARIABLE, Home
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+FAMILY = """
+    import dataclasses
+
+    from gpu_runtime.learning.registry import OBJECTIVES
+    from gpu_runtime.models.registry import FAMILIES
+    from storage.config.section import Section
+
+
+    class Options(Section):
+        note: str = ""
+
+
+    FAMILY = dataclasses.replace(FAMILIES.find("embedded"), check=lambda settings: None, options=Options)
+    OBJECTIVE = dataclasses.replace(OBJECTIVES.find("grpo"))
+"""
+
+ENTRY_POINTS = """
+    [spotlight.scorers]
+    colourful = own_reward:COLOURFUL
+    [spotlight.strategies]
+    best-and-worst = own_strategy:BEST_AND_WORST
+    [spotlight.families]
+    theirs = their_family:FAMILY
+    [spotlight.objectives]
+    their-grpo = their_family:OBJECTIVE
+"""
+
+NAMES = {
+    "module:Name": (
+        "own_reward:COLOURFUL", "own_strategy:BEST_AND_WORST", "their_family:FAMILY",
+        "their_family:OBJECTIVE",
+    ),
+    "entry point": ("colourful", "best-and-worst", "theirs", "their-grpo"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A folder for the environment's path, as an installed distribution leaves it."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    for example in ("own_reward", "own_strategy"):
+        (folder / f"{example}.py").write_text((EXAMPLES / f"{example}.py").read_text())
+    (folder / "their_family.py").write_text(textwrap.dedent(FAMILY))
+    info = folder / "their_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(textwrap.dedent(ENTRY_POINTS))
+    return folder
+
+
+def spotlight(home: Home, package: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environ = os.environ | {HOME_VARIABLE: str(home.path), "PYTHONPATH": str(package)}
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli.command_line", *arguments],
+        env=environ, capture_output=True, text=True, timeout=240, check=False, cwd=package,
+    )  # fmt: skip
+
+
+def settings(names: tuple[str, str, str, str], **changes: str) -> list[str]:
+    scorer, strategy, family, objective = names
+    values = {
+        "reward.scorer": scorer, "reward.options.full_at": "60", "exploration.strategy": strategy,
+        "exploration.options.best": "0.25", "model.family": family, "model.options.note": "of theirs",
+        "algorithm.objective": objective, "runtime.cluster": "local", "runtime.spot_workers": "1",
+        "runtime.scorer_workers": "1", "iterations": "2", "evaluation.every": "0", "evaluation.prompts": "4",
+        "evaluation.gallery": "2", "algorithm.prompts_per_iteration": "4", "algorithm.group_size": "4",
+        "exploration.candidates": "8", "exploration.drafts": "24", "exploration.stop_with_training": "false",
+    } | changes  # fmt: skip
+    return [item for name, value in values.items() for item in ("--set", f"{name}={value}")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_run_of_what_another_package_adds(home: Home, package: Path, kind: str):
+    ran = spotlight(home, package, "train", "--preset", "glyphs", *settings(NAMES[kind]))
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    result = json.loads(ran.stdout.splitlines()[-1])
+    assert result["iterations"] == 2
+    assert result["drafts"] > 0
+    assert 0 < result["score_after"] < 1
+    assert result["exact_after"] == 0, "a scorer without a verdict calls no image exact"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"reward.options.full_at": "-1"}, "reward.options.full_at = -1: must be above 0"),
+        ({"exploration.options.bst": "1"}, "exploration.options.bst: no such setting; did you mean"),
+        ({"model.options.note": "3"}, "model.options.note = 3: must be text"),
+        ({"reward.scorer": "own_reward:COLORFUL"}, "cannot be imported (AttributeError"),
+    ],
+)
+def test_their_options_are_checked_before_anything_starts(
+    home: Home, package: Path, change: dict[str, str], says: str
+):
+    ran = spotlight(home, package, "train", "--preset", "glyphs", *settings(NAMES["entry point"], **change))
+    assert ran.returncode != 0
+    assert says in " ".join(ran.stderr.split())
+    assert not home.database.exists(), "nothing was started"

@@ -82,7 +82,7 @@ def test_advice_is_no_notice(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_what_cannot_be_watched_is_refused():
-    with pytest.raises(ConfigurationError, match="runtime.notices = 'oracle': there is none"):
+    with pytest.raises(ConfigurationError, match="'oracle': there is none of that name"):
         NoticeWatch("oracle")
     with pytest.raises(ConfigurationError, match=r"not of the form http://HOST:PORT"):
         NoticeWatch("gcp", "ftp://somewhere")

@@ -37,6 +37,8 @@ from storage.config.section import Section
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
+DROPPED = "a.options={} drops all that a preset or an earlier run says there"
+
 DOCUMENTED = Path(__file__).resolve().parents[2] / "docs" / "rewards.md"
 
 SCORER = """
@@ -45,7 +47,6 @@ from gpu_runtime.rewards.registry import ScorerPlugin
 from storage.config.plugins import ModelName
 from storage.config.section import Section
 
-DROPPED = "a.options={} drops all that a preset or an earlier run says there"
 
 
 class Options(Section):

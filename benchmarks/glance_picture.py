@@ -68,7 +68,7 @@ def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
     def at(iteration: float, share: float) -> tuple[float, float]:
         return LEFT + (RIGHT - LEFT) * iteration / last, BOTTOM - (BOTTOM - TOP) * share / high
 
-    parts = [_text(LEFT - 40, 34, "Texts that an OCR engine reads without a mistake", size=17, weight="bold")]
+    parts = [_text(LEFT - 40, 34, "Images whose text is read correctly", size=17, weight="bold")]
     for tenth in range(round(high / 0.1) + 1):
         _, y = at(0, tenth / 10)
         parts += [
@@ -84,8 +84,8 @@ def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in curves[name]))
         parts += [
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="3"/>',
-            f'<rect x="{LEFT + 136}" y="{TOP - 1 + 20 * place}" width="14" height="4" fill="{colour}"/>',
-            _text(LEFT + 156, TOP + 6 + 20 * place, label, size=13),
+            f'<rect x="{LEFT + 136}" y="{TOP + 159 + 18 * place}" width="14" height="4" fill="{colour}"/>',
+            _text(LEFT + 156, TOP + 166 + 18 * place, label, size=13),
         ]
     return parts
 

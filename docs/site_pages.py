@@ -1,7 +1,7 @@
 """A hook of mkdocs: the site's start page is the README, and its last pages the files beside it.
 
-The texts are read from the repository's root when the site is built, so there is no second copy of them. Links
-are rewritten, as the pages move from the root into the site.
+The texts are read from the repository's root when the site is built, so there is no second copy of them.
+Links are rewritten, as the pages move from the root into the site.
 """
 
 from __future__ import annotations

@@ -186,6 +186,7 @@ def test_measurements_and_the_readmes_results_are_those_of_the_kept_results():
     assert not out_of_date, f"run `{measurements.RENEW}` for {out_of_date}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
     environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

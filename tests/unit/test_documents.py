@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import runpy
@@ -171,10 +172,17 @@ def test_documents_name_benchmarks_that_exist():
     assert {name.removeprefix("benchmarks.") for name in named} <= set(BENCHMARKS)
 
 
-def test_the_python_of_the_readme_is_python():
-    (snippet,) = re.findall(r"^```python\n(.*?)^```$", text_of("README.md"), re.M | re.S)
-    compile(snippet, "README.md", "exec")
-    assert snippet.startswith("import spotlight\n")
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_python_of_documents_compiles_and_uses_names_of_the_module(document: Path):
+    door = ROOT / "spotlight.py"
+    offered = (
+        re.search(r"^__all__ = (\[.*?\])", door.read_text("utf-8"), re.M | re.S) if door.exists() else None
+    )
+    for snippet in re.findall(r"^```python\n(.*?)^```$", document.read_text("utf-8"), re.M | re.S):
+        compile(snippet, document.name, "exec")
+        if offered:
+            used = set(re.findall(r"\bspotlight\.(\w+)", snippet))
+            assert used <= set(ast.literal_eval(offered[1])), document.name
 
 
 def test_measurements_and_the_readmes_results_are_those_of_the_kept_results():

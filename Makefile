@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 TESTS_AT_ONCE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint ui clean
+.PHONY: help install demo test test-all lint ui docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
@@ -18,7 +18,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Spotlight needs Python >= 3.11, but $(PYTHON) is $$($(PYTHON) -V 2>&1); name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU
@@ -42,6 +42,9 @@ lint: install ## style, types and the borders between the rooms
 ui: install ## the dashboard
 	$(BIN)/spotlight ui
 
+docs: install ## the documents as a site, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 clean: ## remove caches; the environment and the runs stay
-	rm -rf .pytest_cache .hypothesis .ruff_cache .import_linter_cache *.egg-info
+	rm -rf site .pytest_cache .hypothesis .ruff_cache .import_linter_cache *.egg-info
 	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

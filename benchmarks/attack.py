@@ -1,4 +1,4 @@
-"""What can a web page do to a machine where Spotlight runs? It tries, against a real `up` and a real `train`.
+"""Requests that a web page can send to a real `up` and a real `train`, and which of them succeed.
 
 A browser on the same machine sends any page's requests to 127.0.0.1: with the page's `Origin`, or, where
 the page's own name resolves to 127.0.0.1 (DNS rebinding), with its name as `Host`. Every try is made in each

@@ -1,4 +1,4 @@
-"""Runs cancelled in the midst of each phase, as the Prefect UI does it: how long until they are over?
+"""Runs cancelled in each phase as the Prefect UI does it: the time until they have ended.
 
 Starts `spotlight up`, and in it a run of the embedded default that explores. In each phase in turn the run
 is cancelled by REST, and then resumed for the next one. Seconds count from the request: until the run's state

@@ -1,4 +1,4 @@
-"""What the score that Flow-GRPO ends at costs: with Spotlight, and with Flow-GRPO on three fleets.
+"""Dollars to Flow-GRPO's final score: with Spotlight, and with Flow-GRPO on three fleets.
 
     python -m benchmarks.cost_of_target [--keep]
 

@@ -74,8 +74,7 @@ PLAIN = (
     "optimizer.beta2=0.999",
     "optimizer.warmup_steps=0",
 )
-"""Flow-GRPO in the group shape and at the learning rate that were the best of those tried on shapes; see
-docs/measurements.md."""
+"""Flow-GRPO in the group shape and at the learning rate that were the best of those tried on shapes."""
 
 ARMS = {
     "plain": Arm(PLAIN, 48),

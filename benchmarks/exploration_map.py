@@ -1,4 +1,4 @@
-"""Where exploration pays: base success {1, 5, 15, 30, 60 %} x {exact, graded} reward.
+"""Gains by exploration at base success rates of 1, 5, 15, 30 and 60 %, with exact and graded rewards.
 
     python -m benchmarks.exploration_map [--keep] [--quick]
 

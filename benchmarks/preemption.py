@@ -1,4 +1,4 @@
-"""Seeded faults on live runs: is anything lost, twice or different, and what do they cost.
+"""Seeded faults on live runs: samples lost, duplicated or changed, and the cost in goodput.
 
 Each part is a run of `spotlight train` (preset `glyphs`, one reserved and three spot workers, real processes
 with the real model; one part in seven on Ray, the others without) under some fifty faults: workers are

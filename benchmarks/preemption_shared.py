@@ -1,4 +1,4 @@
-"""Seeded faults on live workers that share samples: is anything lost, twice or different, what do they cost.
+"""Seeded faults on live workers that share samples: samples lost, duplicated or changed, and the cost.
 
 The preset `glyphs` trains with one reserved and three spot workers, of which `--degree` share each sample.
 The first run is disturbed until all faults are done, the second one does as many iterations undisturbed. Bits

@@ -1,4 +1,4 @@
-"""How long a killed worker's place stays empty: with a standby, and with a process started for it.
+"""How long a killed worker's slot stays empty: with a standby, and with a newly started process.
 
 A run of `embedded:glyphs` on Ray (a reserved and two spot workers) rolls out while one spot worker after the
 other is killed with SIGKILL. The history, which every run can keep, gives the times from each kill to

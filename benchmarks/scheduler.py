@@ -1,4 +1,4 @@
-"""What the pull scheduler costs, at few and at many devices, and whether random schedules break it.
+"""The cost of the pull scheduler at few and at many devices, and random schedules that check it.
 
 The scheduler alone: no devices, no network, and a made-up clock. Every device holds a lease; in
 turn it commits half of its steps, delivers, and pulls again, from the same number of waiting

@@ -10,7 +10,7 @@ from storage.config.section import Section
 
 
 class PriceConfig(Section):
-    """What a device costs. The defaults are an H100's on GCP: see docs/measurements.md."""
+    """What a device costs. The defaults are an H100's on GCP: see docs/spot.md."""
 
     reserved_usd_per_hour: float = Field(default=10.98, ge=0, le=1e6)
     """Dollars an hour of a reserved device."""

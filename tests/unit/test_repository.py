@@ -1,21 +1,15 @@
-"""The repository itself: what it must not name, and what the README promises of it."""
+"""The repository itself: what it must not name, and what its folders say they are for."""
 
 from __future__ import annotations
 
 import ast
 import re
-import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARKS = sorted(
-    path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
-)
-
 # Put together here, so that this file does not name them.
 REGISTRIES = [
     "".join(parts)
@@ -69,68 +63,3 @@ def test_each_folder_of_the_runtime_says_what_it_is_for_and_nothing_lies_beside_
         purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
         assert purpose, f"{folder.name}/__init__.py does not say what the folder is for"
         assert f"| `{folder.name}/` | {purpose.splitlines()[0].rstrip('.')} |" in shown
-
-
-def test_the_readmes_links_lead_somewhere():
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
-        text = document.read_text(encoding="utf-8")
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-            if "://" not in target:
-                assert (document.parent / target).exists(), f"{document.name} links to {target}"
-
-
-def test_the_pictures_of_documents_are_small_and_shown_somewhere():
-    pictures = list((ROOT / "docs" / "images").iterdir())
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
-    assert [path.name for path in pictures if not any(f"images/{path.name})" in text for text in texts)] == []
-    assert [path.name for path in pictures if path.stat().st_size > 250_000] == []
-    assert sum(path.stat().st_size for path in pictures) < 1_500_000
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        "flow-grpo",
-        "models",
-        "forward-process",
-        "exploration",
-        "determinism",
-        "storage",
-        "dashboard",
-        "spot",
-        "rewards",
-        "evaluation",
-        "training-on-several-gpus",
-        "sequence-parallel",
-        "operating",
-    ],
-)
-def test_the_places_that_documents_name_exist(document: str):
-    """`file.py::name` in a document: the file has that name in it."""
-    text = (ROOT / "docs" / f"{document}.md").read_text(encoding="utf-8")
-    places = re.findall(r"`([\w/]+\.py)::(\w+)(?:\.(\w+))?`", text)
-    assert places
-    for file, name, method in places:
-        source = (ROOT / file).read_text(encoding="utf-8")
-        for wanted in filter(None, (name, method)):
-            assert re.search(rf"\b(def|class) {wanted}\b|^{wanted}\b", source, re.M), (
-                f"{file} has no {wanted}"
-            )
-
-
-@pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_explains_itself(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    if name == "announced_run":  # it changes the reporter of its process
-        command = [sys.executable, "-m", f"benchmarks.{name}", "--help"]
-        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-        code, out = answer.returncode, answer.stdout
-    else:
-        monkeypatch.setattr(sys, "argv", [name, "--help"])
-        monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_module(f"benchmarks.{name}", run_name="__main__")
-        code, out = int(ended.value.code or 0), capsys.readouterr().out
-    assert code == 0
-    assert "usage" in out.lower()

@@ -1,0 +1,121 @@
+"""The README's picture, drawn from kept results: idle time of a spot device, and learning curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WIDTH, HEIGHT = 900, 330
+INK, SOFT, GRID = "#1f2933", "#52606d", "#e4e7eb"
+IDLE, WORK = "#cbd2d9", "#2f6f9f"
+CURVES = (
+    ("stale", "#c2410c", "DiffusionNFT and stale exploration"),
+    ("stale_grpo", "#2f6f9f", "Flow-GRPO and stale exploration"),
+    ("plain", "#7b8794", "Flow-GRPO"),
+)
+LEFT, RIGHT, TOP, BOTTOM = 500, 880, 70, 280  # of the chart, in pixels
+
+
+def draw(exploration: Mapping[str, Any], overlap: Mapping[str, Any]) -> str:
+    """The picture as SVG.
+
+    Args:
+        exploration: figures of the benchmark `exploration`: arms with their curves, and the target.
+        overlap: figures of the benchmark `overlap`: idle shares of the spot device.
+    """
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            'font-family="Helvetica, Arial, sans-serif">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
+            *_idle_time(overlap),
+            *_learning_curves(exploration),
+            "</svg>\n",
+        ]
+    )
+
+
+def _idle_time(overlap: Mapping[str, Any]) -> list[str]:
+    parts = [_text(24, 34, "A spot device's time", size=17, weight="bold")]
+    rows = (
+        ("without exploration", "spot_idle_plain"),
+        ("with exploration by stale weights", "spot_idle_stale"),
+    )
+    for place, (label, key) in enumerate(rows):
+        top, idle = 74 + 90 * place, overlap[key]
+        working, bar = 410 * (1 - idle), f'y="{top + 10}" height="36"'
+        parts += [
+            _text(24, top, label),
+            f'<rect x="24" width="{working:.1f}" {bar} fill="{WORK}"/>',
+            f'<rect x="{24 + working:.1f}" width="{410 - working:.1f}" {bar} fill="{IDLE}"/>',
+            _text(34, top + 33, f"works {1 - idle:.0%}", colour="#ffffff"),
+            _text(424, top + 33, f"idle {idle:.0%}", anchor="end"),
+        ]
+    return [
+        *parts,
+        _text(24, 262, "While the reserved device trains, the spot device drafts", colour=SOFT, size=14),
+        _text(24, 282, "seeds for the next iteration. The critical path of an", colour=SOFT, size=14),
+        _text(24, 302, f"iteration grows by {overlap['added_share']:.1%}.", colour=SOFT, size=14),
+    ]
+
+
+def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
+    curves = {name: _mean_curve(exploration["arms"][name]["curves"]) for name, _, _ in CURVES}
+    last = max(iteration for curve in curves.values() for iteration, _ in curve)
+    high = 0.1 * -(-max(share for curve in curves.values() for _, share in curve) // 0.1)
+
+    def at(iteration: float, share: float) -> tuple[float, float]:
+        return LEFT + (RIGHT - LEFT) * iteration / last, BOTTOM - (BOTTOM - TOP) * share / high
+
+    parts = [_text(LEFT - 40, 34, "Images whose text is read correctly", size=17, weight="bold")]
+    for tenth in range(round(high / 0.1) + 1):
+        _, y = at(0, tenth / 10)
+        parts += [
+            f'<line x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}" stroke="{GRID}"/>',
+            _text(LEFT - 8, y + 5, f"{tenth / 10:.0%}", colour=SOFT, size=12, anchor="end"),
+        ]
+    for iteration in range(0, last + 1, 12):
+        parts.append(
+            _text(at(iteration, 0)[0], BOTTOM + 18, str(iteration), colour=SOFT, size=12, anchor="middle")
+        )
+    parts.append(_text((LEFT + RIGHT) / 2, BOTTOM + 38, "iterations", colour=SOFT, size=13, anchor="middle"))
+    for place, (name, colour, label) in enumerate(CURVES):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in curves[name]))
+        parts += [
+            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="3"/>',
+            f'<rect x="{LEFT + 136}" y="{TOP + 159 + 18 * place}" width="14" height="4" fill="{colour}"/>',
+            _text(LEFT + 156, TOP + 166 + 18 * place, label, size=13),
+        ]
+    return parts
+
+
+def _mean_curve(curves: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
+    """Mean share of exact images over the run seeds, at each evaluation that all have."""
+    shares = [dict(zip(curve["iterations"], curve["exact"], strict=True)) for curve in curves]
+    common = sorted(set(shares[0]).intersection(*shares))
+    return [(iteration, statistics.fmean(curve[iteration] for curve in shares)) for iteration in common]
+
+
+def _text(
+    x: float,
+    y: float,
+    words: str,
+    size: int = 15,
+    colour: str = INK,
+    anchor: str = "start",
+    weight: str = "normal",
+) -> str:
+    """One line of text.
+
+    Args:
+        x: place, in pixels from the left.
+        y: base line, in pixels from the top.
+        words: what it says; no markup in it.
+        size: of the letters, in pixels.
+        colour: of the letters.
+        anchor: which end stands at `x`.
+        weight: of the letters.
+    """
+    style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}" font-weight="{weight}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{words}</text>'

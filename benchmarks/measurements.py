@@ -1,0 +1,267 @@
+"""Write docs/measurements.md, the table of results in the README and its picture from the kept results.
+
+`benchmarks/results/NAME.json` holds a result, `benchmarks/results/judgements.toml` what is said about it:
+title, figures to show, tables and a judgement. A template names a figure by its path in the result, as in
+`{arms > stale > captured_variance:.2f}`, so no text repeats a figure by hand. Each judgement names the commit
+of the result that it was written for. A newer result is refused until the judgement has been read again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+import textwrap
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.glance_picture import draw
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+JUDGEMENTS = RESULTS / "judgements.toml"
+DOCUMENT = ROOT / "docs/measurements.md"
+README = ROOT / "README.md"
+PICTURE = ROOT / "docs/images/at-a-glance.svg"
+RENEW = "python -m benchmarks.measurements"
+
+_PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
+_BEGIN, _END = f"<!-- {RENEW}: begin -->\n", f"<!-- {RENEW}: end -->"
+_KEEPS = re.compile(r"^from benchmarks\.report import .*\badd_keep_option\b", re.M)
+_MISSING = "–"
+
+
+class JudgementError(ValueError):
+    """A judgement that does not fit the kept results."""
+
+
+def read_results(folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """The kept results by name: each with command, commit, device, date and figures."""
+    return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))}
+
+
+def figure(figures: Any, path: str) -> Any:
+    """The value at `path`, whose parts are joined by ` > `; a number picks an entry of a list.
+
+    Raises:
+        JudgementError: no such figure.
+    """
+    value = figures
+    for part in path.split(" > "):
+        try:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise JudgementError(f"no figure {path!r}: {part!r} is not in the result") from error
+    return value
+
+
+def as_text(value: Any, spec: str = "") -> str:
+    """A figure in words: numbers by their format, lists with commas, `–` where there is none."""
+    if value is None:
+        return _MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(as_text(item, spec) for item in value) or "none"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {as_text(item, spec)}" for name, item in value.items()) or "none"
+    return format(value, spec)
+
+
+def fill(template: str, figures: Any) -> str:
+    """The template with each `{path:format}` replaced by its figure."""
+    return _PLACEHOLDER.sub(lambda match: as_text(figure(figures, match[1]), match[2] or ""), template)
+
+
+def cell(template: str, figures: Any) -> str:
+    """As `fill`, but a table's cell: empty figures leave a dash alone, without their unit."""
+    found = _PLACEHOLDER.search(template)
+    missing = found is not None and figure(figures, found[1]) is None
+    return _MISSING if missing else fill(template, figures).replace("|", "\\|")
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Lines of a Markdown table."""
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)] + [""]
+
+
+def paragraph(text: str) -> str:
+    """The text in lines of one width."""
+    return textwrap.fill(" ".join(text.split()), 120, break_long_words=False, break_on_hyphens=False)
+
+
+def rows_of(figures: Any, path: str) -> list[dict[str, Any]]:
+    """The rows of a list or of a table by name, each with its `name`."""
+    found = figure(figures, path)
+    if isinstance(found, list):
+        return found
+    return [{"name": name, **row} for name, row in found.items()]
+
+
+def module_of(command: str) -> str:
+    """The benchmark that a command runs.
+
+    Raises:
+        JudgementError: it runs none.
+    """
+    found = re.search(r"benchmarks\.(\w+)", command)
+    if found is None or not (ROOT / f"benchmarks/{found[1]}.py").is_file():
+        raise JudgementError(f"{command!r} runs no benchmark of this repository; set `command`")
+    return found[1]
+
+
+def purpose_of(module: str) -> str:
+    """First line of a benchmark's docstring.
+
+    Raises:
+        JudgementError: it has none.
+    """
+    source = (ROOT / f"benchmarks/{module}.py").read_text(encoding="utf-8")
+    said = ast.get_docstring(ast.parse(source))
+    if not said:
+        raise JudgementError(f"benchmarks/{module}.py has no docstring")
+    return said.splitlines()[0]
+
+
+def check_judgements(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> None:
+    """Each result has a judgement that was written for it, and is in one section.
+
+    Raises:
+        JudgementError: which result or judgement is without the other, or out of date.
+    """
+    judged = judgements["result"]
+    if lacking := sorted(set(results) - set(judged)):
+        raise JudgementError(f"results without an entry in {JUDGEMENTS.name}: {', '.join(lacking)}")
+    if idle := sorted(set(judged) - set(results)):
+        raise JudgementError(f"entries of {JUDGEMENTS.name} without a kept result: {', '.join(idle)}")
+    placed = [name for section in judgements["section"] for name in section["results"]]
+    if sorted(placed) != sorted(judged):
+        odd = sorted({name for name in [*placed, *judged] if placed.count(name) != 1})
+        raise JudgementError(f"each result belongs to one section; look at {', '.join(odd)}")
+    for name, entry in judged.items():
+        if entry["commit"] != results[name]["commit"]:
+            raise JudgementError(
+                f"{name}.json is of commit {results[name]['commit']}, its judgement of {entry['commit']}: "
+                f"read the judgement again, then set `commit` in {JUDGEMENTS.name}"
+            )
+
+
+def result_lines(name: str, result: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+    """One result: what is measured, its figures and tables, its judgement, its origin.
+
+    Args:
+        name: of the result's file.
+        result: its contents.
+        entry: what is said about it.
+
+    Raises:
+        JudgementError: a figure is named that the result does not have.
+    """
+    figures = result["figures"]
+    command = entry.get("command", result["command"])
+    try:
+        measured = f"{purpose_of(module_of(command))} {fill(entry['kind'], figures)}"
+        lines = [f"### {entry['title']}", "", paragraph(measured), ""]
+        rows = [
+            [fill(label, figures), cell(template, figures)] for label, template in entry.get("figures", [])
+        ]
+        lines += table(["figure", "value"], rows) if rows else []
+        for shown in entry.get("tables", []):
+            head = [label for label, _ in shown["columns"]]
+            cells = [
+                [cell(text, row) for _, text in shown["columns"]] for row in rows_of(figures, shown["rows"])
+            ]
+            lines += [shown["caption"], ""] if "caption" in shown else []
+            lines += table(head, cells)
+        lines += [paragraph(fill(entry["judgement"], figures)), ""]
+    except JudgementError as error:
+        raise JudgementError(f"{name}: {error}") from error
+    origin = f"commit `{result['commit']}`, {result['device']}, {result['date']}"
+    return [*lines, f"`{command}`  ", f"`benchmarks/results/{name}.json`: {origin}", ""]
+
+
+def document(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
+    """The whole of docs/measurements.md."""
+    lines = ["# Measurements", "", f"<!-- Written by {RENEW}; edit {JUDGEMENTS.name} instead. -->", ""]
+    lines += [judgements["introduction"].strip(), ""]
+    for section in judgements["section"]:
+        lines += [f"## {section['title']}", "", *([section["text"].strip(), ""] if "text" in section else [])]
+        for name in section["results"]:
+            lines += result_lines(name, results[name], judgements["result"][name])
+    entries = judgements["result"].items()
+    kept = {module_of(entry.get("command", results[name]["command"])) for name, entry in entries}
+    rest = [[f"`python -m benchmarks.{name}`", purpose_of(name)] for name in benchmarks() if name not in kept]
+    lines += ["## Benchmarks without a kept result", "", judgements["unmeasured"].strip(), ""]
+    return "\n".join(lines + table(["command", "what it measures"], rest)).rstrip() + "\n"
+
+
+def benchmarks() -> list[str]:
+    """Benchmarks that can keep a result."""
+    files = sorted((ROOT / "benchmarks").glob("*.py"))
+    return [path.stem for path in files if _KEEPS.search(path.read_text("utf-8"))]
+
+
+def headlines(results: Mapping[str, Any], judgements: Mapping[str, Any]) -> str:
+    """The README's tables of results."""
+    figures = {name: result["figures"] for name, result in results.items()}
+    lines: list[str] = []
+    for shown in judgements["headline"]:
+        lines += table(shown["head"], [[cell(text, figures) for text in row] for row in shown["rows"]])
+    return "\n".join(lines)
+
+
+def with_headlines(readme: str, block: str) -> str:
+    """The README with `block` between its two marks.
+
+    Raises:
+        JudgementError: it has no marks.
+    """
+    before, begin, rest = readme.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (begin and end):
+        raise JudgementError(f"README.md has no block between {_BEGIN.strip()} and {_END}")
+    return f"{before}{_BEGIN}\n{block}{_END}{after}"
+
+
+def generated() -> dict[Path, str]:
+    """The text of each file that is made from the results.
+
+    Raises:
+        JudgementError: results and judgements do not fit each other.
+    """
+    results = read_results()
+    judgements = tomllib.loads(JUDGEMENTS.read_text(encoding="utf-8"))
+    check_judgements(results, judgements)
+    return {
+        DOCUMENT: document(results, judgements),
+        README: with_headlines(README.read_text(encoding="utf-8"), headlines(results, judgements)),
+        PICTURE: draw(results["exploration-ocr"]["figures"], results["overlap"]["figures"]),
+    }
+
+
+def main() -> int:
+    """Write the files, or say which are out of date."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if a file is out of date"
+    )
+    check = parser.parse_args().check
+    try:
+        files = generated()
+    except JudgementError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    old = [path for path, text in files.items() if not path.is_file() or path.read_text("utf-8") != text]
+    for path in old:
+        print(f"{'out of date' if check else 'written'}: {path.relative_to(ROOT)}")
+        if not check:
+            path.write_text(files[path], encoding="utf-8")
+    return 1 if check and old else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

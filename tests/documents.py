@@ -1,0 +1,96 @@
+"""The documents as tests read them: their links, anchors and commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+_SPAN = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\]\(([^)\s]*)\)")
+_COMMAND = re.compile(r"^(?:\.venv/bin/)?(spotlight|make|python -m benchmarks\.\w+)(?=\s|$)(.*)$")
+_PLACEHOLDER = re.compile(r"^[A-Z][A-Z_:-]*$")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that a document shows.
+
+    Attributes:
+        place: file and text, for messages.
+        program: `spotlight`, `make`, or the module of `python -m`.
+        words: what follows it, without comments and without what stands in brackets.
+    """
+
+    place: str
+    program: str
+    words: tuple[str, ...]
+
+    def options(self) -> set[str]:
+        """Its options, without their values."""
+        return {word.split("=")[0] for word in self.words if word.startswith("-")}
+
+    def values(self, option: str) -> list[str]:
+        """What it gives for an option."""
+        pairs = zip(self.words, self.words[1:], strict=False)
+        given = [value for word, value in pairs if word == option]
+        return [value for value in given if not _PLACEHOLDER.match(value.rpartition("=")[2])]
+
+
+def prose(text: str) -> str:
+    """The text without its fenced blocks."""
+    return _FENCE.sub("", text)
+
+
+def links(text: str) -> list[str]:
+    """Targets of the text's links and pictures."""
+    return _LINK.findall(prose(text))
+
+
+def spans(text: str) -> list[str]:
+    """What stands between backquotes."""
+    return _SPAN.findall(prose(text))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of the text's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(text), re.M)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def commands() -> Iterator[Command]:
+    """Every `spotlight`, `make` and `python -m benchmarks.` command of the documents."""
+    for path in DOCUMENTS:
+        for shown in _shown_lines(path.read_text(encoding="utf-8")):
+            found = _COMMAND.match(shown.strip())
+            if found is None:
+                continue
+            given = re.sub(r"\[[^\]]*\]|…", "", found[2])
+            program = found[1].removeprefix("python -m ")
+            yield Command(f"{path.name}: {shown.strip()}", program, tuple(shlex.split(given, comments=True)))
+
+
+def bracketed_options(program: str) -> set[str]:
+    """Options that documents show for a benchmark, those in brackets too."""
+    found: set[str] = set()
+    for path in DOCUMENTS:
+        for shown in _shown_lines(path.read_text(encoding="utf-8")):
+            if re.search(rf"\b{re.escape(program)}(?=\s|$)", shown):
+                found |= set(re.findall(r"(?<=[\s\[])--[a-z][a-z-]*", shown))
+    return found
+
+
+def _shown_lines(text: str) -> Iterator[str]:
+    """Code spans, and the lines of indented and fenced blocks, continued ones joined."""
+    yield from spans(text)
+    blocks = [body for _, language, body in _FENCE.findall(text) if language in ("", "sh", "bash", "shell")]
+    blocks += re.findall(r"(?:^ {4,}\S.*\n)+", prose(text) + "\n", re.M)
+    for block in blocks:
+        yield from re.sub(r"\\\n\s*", "", block).splitlines()

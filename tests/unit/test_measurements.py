@@ -1,0 +1,109 @@
+"""docs/measurements.md from kept results: figures by their path, and judgements that fit the results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.measurements import (
+    JudgementError,
+    as_text,
+    cell,
+    check_judgements,
+    document,
+    figure,
+    fill,
+    result_lines,
+    with_headlines,
+)
+
+FIGURES = {
+    "lost": 0,
+    "goodput": 0.14470,
+    "same": True,
+    "gap": None,
+    "by": {"kill/now": [1.25, 2.5]},
+    "none": [],
+}
+
+
+def kept(commit: str = "abc", **figures: Any) -> dict[str, Any]:
+    origin = {"command": "python -m benchmarks.overlap --keep", "device": "cpu", "date": "2026-11-23"}
+    return {**origin, "commit": commit, "figures": figures or dict(FIGURES)}
+
+
+def judged(**entry: Any) -> dict[str, Any]:
+    return {"title": "A title", "commit": "abc", "kind": "**Measured**.", "judgement": "Good.", **entry}
+
+
+def judgements(**results: dict[str, Any]) -> dict[str, Any]:
+    section = {"title": "All", "results": list(results)}
+    return {"introduction": "Intro.", "unmeasured": "Rest.", "section": [section], "result": results}
+
+
+def test_figures_are_found_by_their_path():
+    assert figure(FIGURES, "by > kill/now > 1") == 2.5
+    assert fill("{lost} of {goodput:.2f}; {by > kill/now:.1f}", FIGURES) == "0 of 0.14; 1.2, 2.5"
+    with pytest.raises(JudgementError, match="gone"):
+        fill("{by > gone}", FIGURES)
+
+
+def test_figures_that_are_no_numbers_are_words():
+    assert [as_text(value) for value in (True, None, [], {"kill": 2, "hang": 1})] == [
+        "yes", "–", "none", "kill 2, hang 1",
+    ]  # fmt: skip
+
+
+def test_a_cell_without_a_figure_has_no_unit():
+    assert cell("{gap:.2f} s", FIGURES) == "–"
+    assert cell("{goodput:.2f} s", FIGURES) == "0.14 s"
+
+
+def test_a_result_shows_figures_tables_judgement_and_origin():
+    tables = [{"rows": "by_kind", "columns": [["kind", "{name}"], ["number", "{count}"]]}]
+    entry = judged(figures=[["lost of {all}", "{lost}"]], tables=tables, judgement="{lost} lost.")
+    text = "\n".join(
+        result_lines("x", kept(**{"lost": 3, "all": 9, "by_kind": {"kill": {"count": 3}}}), entry)
+    )
+    assert "| lost of 9 | 3 |" in text
+    assert "| kill | 3 |" in text
+    assert "\n3 lost.\n" in text
+    assert "What stale exploration adds" in text  # the docstring of the benchmark that made it
+    assert "`python -m benchmarks.overlap --keep`" in text
+    assert "commit `abc`, cpu, 2026-11-23" in text
+
+
+def test_a_judgement_of_a_figure_that_is_gone_is_refused():
+    with pytest.raises(JudgementError, match="x: no figure 'gone'"):
+        result_lines("x", kept(), judged(judgement="{gone}"))
+
+
+def test_results_and_judgements_have_to_fit():
+    check_judgements({"x": kept()}, judgements(x=judged()))
+    with pytest.raises(JudgementError, match=r"without an entry.*y"):
+        check_judgements({"x": kept(), "y": kept()}, judgements(x=judged()))
+    with pytest.raises(JudgementError, match="without a kept result: x"):
+        check_judgements({}, judgements(x=judged()))
+    with pytest.raises(JudgementError, match="look at x"):
+        check_judgements({"x": kept()}, {**judgements(x=judged()), "section": []})
+
+
+def test_a_renewed_result_wants_its_judgement_read_again():
+    with pytest.raises(JudgementError, match="of commit def, its judgement of abc: read"):
+        check_judgements({"x": kept(commit="def")}, judgements(x=judged()))
+
+
+def test_benchmarks_without_a_result_are_listed_without_figures():
+    text = document({"x": kept()}, judgements(x=judged()))
+    rest = text.partition("## Benchmarks without a kept result")[2]
+    assert "benchmarks.gpu_profile" in rest
+    assert "benchmarks.overlap" not in rest
+
+
+def test_the_readme_keeps_what_stands_around_its_block():
+    begin = "<!-- python -m benchmarks.measurements: begin -->\n"
+    end = "<!-- python -m benchmarks.measurements: end -->"
+    assert with_headlines(f"a\n{begin}old\n{end}\nb", "new\n") == f"a\n{begin}\nnew\n{end}\nb"
+    with pytest.raises(JudgementError, match="no block"):
+        with_headlines("a\nb", "new")

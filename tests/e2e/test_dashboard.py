@@ -17,7 +17,7 @@ from tests.sample_run import evaluation_record, iteration_record, write_sample_r
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
-APP = UI / "app.py"
+APP = UI / "server" / "app.py"
 
 
 def opened(**query: str) -> AppTest:

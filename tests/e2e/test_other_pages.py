@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
-from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
+from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
 
@@ -20,7 +20,7 @@ PAGES = ("runs", "convergence", "seeds", "spot", "cost", "images", "health")
 
 
 def opened(name: str, **query: str) -> AppTest:
-    return opened_page(UI / "screens" / f"{name}.py", query)
+    return opened_page(page_file(name), query)
 
 
 def captions(page: AppTest) -> str:

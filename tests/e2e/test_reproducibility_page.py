@@ -6,9 +6,9 @@ import dataclasses
 
 from storage.database.run_store import RunStore
 from storage.evaluations.reproductions import Reproduction, write_reproduction
-from tests.dashboard_page import UI, opened_page
+from tests.dashboard_page import opened_page, page_file
 
-PAGE = UI / "screens" / "reproducibility.py"
+PAGE = page_file("reproducibility")
 
 
 def done(name: str, started_at: float, **changes: object) -> Reproduction:

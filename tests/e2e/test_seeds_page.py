@@ -14,15 +14,15 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
-from tests.dashboard_page import UI, figures, opened_page, pictures, ran, read_anew, sentences
+from tests.dashboard_page import figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
-from ui.seed_charts import draft_map
+from ui.pages.seeds.charts import draft_map
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
-PAGE = UI / "screens" / "seeds.py"
+PAGE = page_file("seeds")
 VERSION_1 = Path(__file__).resolve().parents[1] / "integration" / "schema_version_1.sql"
 
 

@@ -13,11 +13,12 @@ from storage.config.run_config import RunConfig
 from storage.database.run_store import RunRow
 from storage.ledger.device_starts import UnjoinedDevice
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
-from ui import device_health, learning_health
-from ui.device_health import DEVICE_RULES
-from ui.findings import Evidence, by_level
-from ui.learning_health import LEARNING_RULES
-from ui.run_view import Change, RunView
+from ui.data.run import Change, RunView
+from ui.pages.health import device_rules as device_health
+from ui.pages.health import learning_rules as learning_health
+from ui.pages.health.device_rules import DEVICE_RULES
+from ui.pages.health.findings import Evidence, by_level
+from ui.pages.health.learning_rules import LEARNING_RULES
 
 EMPTY = pd.DataFrame({"iteration": [], "ended_at": [], "elapsed_s": []})
 

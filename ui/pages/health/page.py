@@ -1,0 +1,80 @@
+"""The page of a run's health: rules that say plainly what is wrong, by how much, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from storage.errors import StorageError
+from ui.data.run import RunView
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import markdown_text, plain_markdown
+from ui.elements.run_page import show_page
+from ui.pages.health.device_rules import DEVICE_RULES
+from ui.pages.health.findings import Evidence, Finding, Level, by_level
+from ui.pages.health.learning_rules import LEARNING_RULES
+from ui.pages.spot.data import load_spot
+
+_BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
+    "act": (st.error, ":material/report:"),
+    "look": (st.warning, ":material/visibility:"),
+}
+_NAMES: dict[Level, str] = {
+    "act": "act now", "look": "worth a look", "fine": "fine", "unknown": "not measured",
+}  # fmt: skip
+
+
+def _show_health(home: Path, view: RunView) -> None:
+    if view.metrics.empty and view.scores.empty:
+        st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
+        return
+    try:
+        evidence = Evidence(view, load_spot(home, view).ledger)
+    except StorageError as error:
+        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+        return
+    findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
+    levels = by_level(findings)
+    _show_verdict(levels, len(findings))
+    for level, (box, icon) in _BOXES.items():
+        for finding in levels.get(level, []):
+            box(markdown_text(f"**{finding.title}.** {finding.text} {finding.advice}".strip()), icon=icon)
+    if "fine" in levels:
+        st.subheader("Fine")
+        _show_list(levels["fine"], ":material/check_circle:")
+    if "unknown" in levels:
+        st.subheader("Not measured")
+        _show_list(levels["unknown"], ":material/do_not_disturb_on:")
+    offer_downloads(view.row.run_id, {"findings": _as_frame(findings)})
+
+
+def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
+    wrong, doubtful = len(levels.get("act", [])), len(levels.get("look", []))
+    if not wrong and not doubtful:
+        st.success(f"**Nothing is wrong**, by {rules} rules.", icon=":material/check_circle:")
+        return
+    parts = []
+    if wrong:
+        parts.append(f"{wrong} to act on")
+    if doubtful:
+        parts.append(f"{doubtful} worth a look")
+    st.markdown(f"**{', '.join(parts)}**, of {rules} rules.")
+
+
+def _show_list(findings: list[Finding], icon: str) -> None:
+    lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in findings]
+    st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
+
+
+def _as_frame(findings: list[Finding]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [(_NAMES[f.level], f.title, f.text, f.advice) for f in findings],
+        columns=["level", "rule", "found", "advice"],
+    )
+
+
+show_page(_show_health)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
-from ui.data import run as run_view
-from ui.pages.runs import data as runs_view
+from ui.data import run
+from ui.pages.runs import data as runs
 
 UI = Path(__file__).resolve().parents[1] / "ui"
 
@@ -17,7 +17,7 @@ CACHE_S = 2.2
 
 def read_anew() -> None:
     """As after `CACHE_S`: pages read again what they keep for so long; what they keep longer, they keep."""
-    for kept in (run_view.load_overview, run_view.load_run, runs_view.load_table, runs_view.load_courses):
+    for kept in (run.load_overview, run.load_run, runs.load_table, runs.load_courses):
         kept.clear()
 
 

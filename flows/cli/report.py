@@ -33,7 +33,7 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
     file = writable_file(f"{name}.html" if out is None else out, "--out")
     return subprocess.run(
-        [sys.executable, "-m", "ui.report.report", "--out", str(file), "--", run_id],
+        [sys.executable, "-m", "ui.report", "--out", str(file), "--", run_id],
         cwd=_ROOT, stdin=subprocess.DEVNULL, check=False,
         # Without a server Streamlit would warn once for each thing that it cannot cache.
         env=os.environ | {HOME_VARIABLE: str(home.path), "STREAMLIT_LOGGER_LEVEL": "error"},

@@ -90,7 +90,7 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
     assert not page.exception
     assert "Better" in sentences(page)
     assert (
-        r"The run failed: out of memory; costs \$5 to \$6. Go on with `spotlight resume live`"
+        r"The run failed: out of memory; costs \$5 to \$6. Resume with `spotlight resume live`"
         in sentences(page)
     )
 

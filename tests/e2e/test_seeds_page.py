@@ -174,7 +174,7 @@ def test_the_spread_is_named_by_the_runs_criterion(store: RunStore):
     store.commit_iteration(explored(iteration_record("live", 1, 0.0)))
     page = opened()
     assert "the variance of random ones" in sentences(page)
-    assert "Variance of a group" in str(page.get("plotly_chart")[1].proto)
+    assert "Variance of a prompt group" in str(page.get("plotly_chart")[1].proto)
     mark_as_exploring(store, "live", criterion="deviation")
     read_anew()
     ran(page)

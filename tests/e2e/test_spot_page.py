@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-import ui.pages.spot.data
 from storage.config.run_config import RunConfig
 from storage.database.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.database.run_store import RunStore
@@ -19,6 +18,7 @@ from storage.home import Home
 from tests.dashboard_page import page_file, read_anew
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
+from ui.pages.spot import data as spot_data
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
 PAGE = page_file("spot")
@@ -234,7 +234,7 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
 
 
 def test_a_long_time_line_is_cut_and_says_so(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ui.pages.spot.data, "MOST_INTERVALS", 20)
+    monkeypatch.setattr(spot_data, "MOST_INTERVALS", 20)
     write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
     page = opened()
     assert "The latest 20 of 36 intervals" in captions(page)
@@ -242,7 +242,7 @@ def test_a_long_time_line_is_cut_and_says_so(store: RunStore, monkeypatch: pytes
 
 
 def test_many_iterations_share_a_bar(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ui.pages.spot.data, "_MOST_BARS", 2)
+    monkeypatch.setattr(spot_data, "_MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=9)
     assert "Each bar is 3 iterations" in captions(opened())
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from ui.pages.convergence.data import mean_over_seeds
-from ui.pages.runs.charts import shared_target, time_to_score
+from ui.pages.runs.data import shared_target, time_to_score
 
 
 def courses() -> pd.DataFrame:

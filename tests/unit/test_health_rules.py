@@ -14,8 +14,7 @@ from storage.database.run_store import RunRow
 from storage.ledger.device_starts import UnjoinedDevice
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
 from ui.data.run import Change, RunView
-from ui.pages.health import device_rules as device_health
-from ui.pages.health import learning_rules as learning_health
+from ui.pages.health import device_rules, learning_rules
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, by_level
 from ui.pages.health.learning_rules import LEARNING_RULES
@@ -66,7 +65,7 @@ def test_a_run_of_which_nothing_is_known_is_neither_sound_nor_ill():
 def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     book = ledger(("spot", "rollout", 40.0), ("spot", "explore", 20.0), ("spot", "idle", 41.0))
     run = view(exploration={"strategy": "stale", "candidates": 48})
-    finding = found(device_health.spot_idle, run, book)
+    finding = found(device_rules.spot_idle, run, book)
     assert finding.level == "look"
     assert (
         finding.text
@@ -75,48 +74,48 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     # 20 s of drafts and 41 s of nothing: 61 / 20 as many.
     assert finding.advice == "Raise `exploration.candidates` from 48 to 147."
     counted = view(exploration={"strategy": "stale", "drafts": 100})
-    assert found(device_health.spot_idle, counted, book).advice.endswith(
+    assert found(device_rules.spot_idle, counted, book).advice.endswith(
         "`exploration.drafts` from 100 to 305."
     )
-    plain = found(device_health.spot_idle, view(), book)
+    plain = found(device_rules.spot_idle, view(), book)
     assert plain.advice == "Let spot devices draft seeds meanwhile: `exploration.strategy=stale`."
 
 
 def test_spot_devices_that_idle_little_are_fine():
     book = ledger(("spot", "rollout", 80.0), ("spot", "idle", 20.0))
-    assert found(device_health.spot_idle, view(), book).level == "fine"
+    assert found(device_rules.spot_idle, view(), book).level == "fine"
 
 
 def test_idle_reserved_devices():
     busy = ledger(("reserved", "train", 80.0), ("reserved", "idle", 20.0))
-    assert found(device_health.reserved_idle, view(), busy).level == "fine"
+    assert found(device_rules.reserved_idle, view(), busy).level == "fine"
     idle = ledger(("reserved", "train", 79.0), ("reserved", "idle", 21.0))
-    finding = found(device_health.reserved_idle, view(), idle)
+    finding = found(device_rules.reserved_idle, view(), idle)
     assert (finding.level, "runtime.scorer_workers` (now 2)" in finding.advice) == ("look", True)
 
 
 @pytest.mark.parametrize(("wait_s", "level"), [(2.0, "fine"), (2.1, "look")])
 def test_waiting_for_seeds(wait_s: float, level: str):
     run = view({"explore_wait_s": [wait_s] * 3, "iteration_s": [20.0] * 3}, exploration={"strategy": "fresh"})
-    finding = found(device_health.exploration_wait, run)
+    finding = found(device_rules.exploration_wait, run)
     assert finding.level == level
     assert ("strategy=stale" in finding.advice) == (level == "look")
 
 
 def test_loading_and_work_done_again():
     book = ledger(("spot", "load", 16.0), ("spot", "lost", 6.0), ("spot", "rollout", 78.0))
-    assert found(device_health.loading, view(), book).level == "look"
-    again = found(device_health.work_done_again, view(checkpoint={"every": 5}), book)
+    assert found(device_rules.loading, view(), book).level == "look"
+    again = found(device_rules.work_done_again, view(checkpoint={"every": 5}), book)
     assert again.advice == "Save oftener: lower `checkpoint.every` (now 5) to 1."
-    assert "events" in found(device_health.work_done_again, view(), book).advice
+    assert "events" in found(device_rules.work_done_again, view(), book).advice
 
 
 def test_what_lost_devices_took_with_them():
     loss = Loss("spot-0", "spot", 1, 0.0, "rollout", 3.0, "gone")
     few = ledger(("spot", "rollout", 150.0), losses=(loss,))
-    assert found(device_health.losses, view(), few).level == "fine"
+    assert found(device_rules.losses, view(), few).level == "fine"
     many = ledger(("spot", "rollout", 149.0), losses=(loss,))
-    finding = found(device_health.losses, view(), many)
+    finding = found(device_rules.losses, view(), many)
     assert (finding.level, "`runtime.commit_steps` (now 4)" in finding.advice) == ("look", True)
 
 
@@ -124,30 +123,30 @@ def test_a_bill_that_does_not_add_up():
     entry = Entry("iteration", "spot", "rollout", Spent(10.0, 1.0))
     worker = WorkerAccount("spot-0", "spot", 10.1, 10.0, 0.0)
     book = Ledger((entry,), (worker,), (), (), has_device_events=True, samples=0, useful_samples=0)
-    assert found(device_health.accounts, view(), book).level == "act"
-    assert found(device_health.accounts, view(), ledger(("spot", "idle", 1.0))).level == "fine"
+    assert found(device_rules.accounts, view(), book).level == "act"
+    assert found(device_rules.accounts, view(), ledger(("spot", "idle", 1.0))).level == "fine"
 
 
 def test_devices_that_never_joined_and_those_that_came_late():
     def joined(**figures) -> Ledger:
         return dataclasses.replace(ledger(("spot", "idle", 1.0)), has_device_events=True, **figures)
 
-    assert found(device_health.starts, view(), joined()).level == "fine"
-    late = found(device_health.starts, view(), joined(failed_starts=3))
+    assert found(device_rules.starts, view(), joined()).level == "fine"
+    late = found(device_rules.starts, view(), joined(failed_starts=3))
     assert late.level == "look" and "3 workers ended while they loaded" in late.text
     absent = UnjoinedDevice("spot-0", 0, "no spot instance had room for it")
-    assert found(device_health.starts, view(), joined(unjoined=(absent,))).level == "look"
+    assert found(device_rules.starts, view(), joined(unjoined=(absent,))).level == "look"
     broken = UnjoinedDevice("spot-1", 4, "no model folder /x")
-    finding = found(device_health.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
+    finding = found(device_rules.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
     assert finding.level == "act"
     assert finding.text == "spot-0, spot-1 never joined. spot-1: no model folder /x."
 
 
 def test_jumps_of_the_clock():
     calm = ledger(("spot", "idle", 1.0))
-    assert found(device_health.clock, view(), calm).level == "fine"
+    assert found(device_rules.clock, view(), calm).level == "fine"
     finding = found(
-        device_health.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x"))
+        device_rules.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x"))
     )
     assert (finding.level, finding.text) == ("look", "2 jumps, the latest: moved by +60 s.")
 
@@ -168,7 +167,7 @@ CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = Change(0.3, 0.05, 96), Change(-0.2, 0.05, 96),
     ],
 )  # fmt: skip
 def test_the_course_of_the_score(scores: list[float], change: Change | None, level: str, words: str):
-    finding = found(learning_health.score_course, view(scores=scores, change=change))
+    finding = found(learning_rules.score_course, view(scores=scores, change=change))
     assert finding.level == level
     assert words in finding.text
 
@@ -176,7 +175,7 @@ def test_the_course_of_the_score(scores: list[float], change: Change | None, lev
 @pytest.mark.parametrize(("dropped", "level"), [(4.0, "fine"), (5.0, "look"), (9.0, "act")])
 def test_groups_without_variance(dropped: float, level: str):
     run = view({"groups": [16.0] * 3, "groups_dropped": [dropped] * 3, "reward_mean": [0.9] * 3})
-    finding = found(learning_health.zero_variance, run)
+    finding = found(learning_rules.zero_variance, run)
     assert finding.level == level
     if level != "fine":
         assert finding.advice.endswith("`exploration.strategy=stale`.")
@@ -184,34 +183,34 @@ def test_groups_without_variance(dropped: float, level: str):
             {"groups": [16.0], "groups_dropped": [dropped], "reward_mean": [0.9]},
             exploration={"strategy": "stale"},
         )
-        assert "too easy" in found(learning_health.zero_variance, explored).advice
+        assert "too easy" in found(learning_rules.zero_variance, explored).advice
 
 
 @pytest.mark.parametrize(("deviation", "level"), [(5e-6, "fine"), (6e-6, "look"), (2e-5, "act")])
 def test_the_ratio_against_its_limit(deviation: float, level: str):
     run = view({"ratio_deviation": [1e-7, deviation]})
-    assert found(learning_health.ratio, run).level == level
+    assert found(learning_rules.ratio, run).level == level
 
 
 def test_a_reward_that_is_gamed():
     course = {"kl": [0.01 * (i + 1) for i in range(30)]}
     gamed = view(course, [0.4, 0.8, 0.6, 0.5], CLEAR_GAIN, algorithm={"kl_weight": 0.01})
-    finding = found(learning_health.reward_gaming, gamed)
+    finding = found(learning_rules.reward_gaming, gamed)
     assert (finding.level, "`algorithm.kl_weight` (now 0.01)" in finding.advice) == ("act", True)
     rising = view(course, [0.4, 0.6, 0.7, 0.8], CLEAR_GAIN)
-    assert found(learning_health.reward_gaming, rising).level == "fine"
-    assert found(learning_health.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
+    assert found(learning_rules.reward_gaming, rising).level == "fine"
+    assert found(learning_rules.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
 
 
 @pytest.mark.parametrize(("share", "level"), [(0.5, "fine"), (0.6, "act")])
 def test_clipping(share: float, level: str):
-    finding = found(learning_health.clipping, view({"clip_share": [share] * 2}))
+    finding = found(learning_rules.clipping, view({"clip_share": [share] * 2}))
     assert finding.level == level
     assert finding.advice == (
         "" if level == "fine" else "Lower `optimizer.learning_rate` from 0.0001 to 5e-05."
     )
     nft = view({"clip_share": [share]}, algorithm={"objective": "nft"})
-    assert found(learning_health.clipping, nft).level == "unknown"
+    assert found(learning_rules.clipping, nft).level == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -219,20 +218,20 @@ def test_clipping(share: float, level: str):
     [([0.2, 0.3, 0.2], "fine"), ([0.2, 0.2, 2.1], "look"), ([0.2, float("inf"), 0.2], "look")],
 )
 def test_gradients(norms: list[float], level: str):
-    assert found(learning_health.gradients, view({"gradient_norm": norms})).level == level
+    assert found(learning_rules.gradients, view({"gradient_norm": norms})).level == level
 
 
 @pytest.mark.parametrize(("errors", "level"), [(0.0, "fine"), (5.0, "look"), (6.0, "act")])
 def test_the_scorer(errors: float, level: str):
     metrics = {"scorer_errors": [errors, 0.0], "groups_failed": [2.0, 0.0], "groups": [8.0, 8.0]}
-    finding = found(learning_health.scorer, view(metrics), ledger(samples=100))
+    finding = found(learning_rules.scorer, view(metrics), ledger(samples=100))
     assert finding.level == level
     assert ("2 of 16 prompt groups were not trained on" in finding.text) is (level != "fine")
 
 
 @pytest.mark.parametrize(("spearman", "level"), [(0.5, "fine"), (0.49, "act")])
 def test_stale_ranks(spearman: float, level: str):
-    assert found(learning_health.stale_ranks, view({"spearman": [spearman]})).level == level
+    assert found(learning_rules.stale_ranks, view({"spearman": [spearman]})).level == level
 
 
 def test_no_rule_fails_where_the_settings_are_of_another_version():

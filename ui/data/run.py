@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -40,6 +40,18 @@ class Change:
         return self.images > 1 and abs(self.mean) > self.margin
 
 
+class Newest(NamedTuple):
+    """When the latest rows of a run were recorded, in Unix seconds; 0 where there is none.
+
+    What a page reads beside the `RunView` is cached under these times, so that it is read again when
+    something was recorded.
+    """
+
+    iteration_at: float
+    evaluation_at: float
+    event_at: float
+
+
 @dataclass(frozen=True)
 class RunView:
     """One run's frames; see storage/database/queries/runs.py for their columns.
@@ -60,8 +72,25 @@ class RunView:
 
     @property
     def is_live(self) -> bool:
-        """Whether more is to come."""
+        """Whether more will be recorded."""
         return self.row.status == "running" and self.alive
+
+    @property
+    def status(self) -> str:
+        """The recorded status; `interrupted` where the process of a running one is gone."""
+        return self.row.status if self.is_live or self.row.status != "running" else "interrupted"
+
+    @property
+    def planned_iterations(self) -> int | None:
+        """How many iterations the run is to do; None where its settings are of another version."""
+        planned = self.setting("", "iterations")
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def newest(self) -> Newest:
+        """When its latest iteration, evaluation and event were recorded."""
+        columns = (self.metrics["ended_at"], self.scores["ended_at"], self.events["happened_at"])
+        return Newest(*(max([0.0, *column.tolist()]) for column in columns))
 
     @property
     def elapsed_s(self) -> float:
@@ -79,14 +108,38 @@ class RunView:
             return np.full(len(self.metrics), np.nan)
         return self.metrics[name].to_numpy(dtype=float)
 
+    def learning_courses(self) -> dict[str, np.ndarray]:
+        """Four figures over the iterations that show early when training goes wrong; NaN where not measured.
+
+        Returns:
+            zero_variance (share of the prompt groups), ratio_deviation, kl (nats), clip_share (of the
+            trained denoising steps).
+        """
+        kl = self.metric("kl")
+        if not np.nan_to_num(kl).any():
+            kl = np.full(len(kl), np.nan)  # the trainer writes 0 where it does not measure it
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = self.metric("groups_dropped") / self.metric("groups")
+        return {
+            "zero_variance": share,
+            "ratio_deviation": self.metric("ratio_deviation"),
+            "kl": kl,
+            "clip_share": self.metric("clip_share"),
+        }
+
     def usd_at(self, iterations: np.ndarray) -> np.ndarray:
         """Dollars paid up to the end of each of these iterations, evaluations included."""
         paid = (self.cost["reserved_usd"] + self.cost["spot_usd"]).to_numpy(dtype=float)
-        place = np.searchsorted(self.cost["iteration"].to_numpy(), iterations, side="right")
-        return np.concatenate(([0.0], paid))[place]
+        index = np.searchsorted(self.cost["iteration"].to_numpy(), iterations, side="right")
+        return np.concatenate(([0.0], paid))[index]
 
     def setting(self, section: str, name: str) -> Any:
-        """A setting as the run stored it; None where it has none of that name (another version's)."""
+        """A setting as the run stored it; None where it has none of that name (another version's).
+
+        Args:
+            section: such as `exploration`; empty for a setting of the top level.
+            name: of the setting.
+        """
         stored = json.loads(self.row.config_json)
         part = stored.get(section) if section else stored
         return part.get(name) if isinstance(part, dict) else None
@@ -115,7 +168,7 @@ def load_run(home: Path, run_id: str) -> RunView:
 
 
 def read_run(store: RunStore, run_id: str) -> RunView:
-    """The same, read now: for what is no page.
+    """The same, read now: for the report, which keeps no cache.
 
     Raises:
         RunNotFoundError: there is none of that identifier.
@@ -133,13 +186,6 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             events=queries.events(connection, run_id),
             change=_change(queries.paired_scores(connection, run_id)),
         )
-
-
-@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
-def load_images(home: Path, run_id: str, evaluation: int) -> pd.DataFrame:
-    """The gallery; `evaluation` (the latest one's iteration) is there to be part of the cache's key."""
-    with Database(Home(home).database).reading() as connection:
-        return queries.images_before_after(connection, run_id)
 
 
 def _change(pairs: pd.DataFrame) -> Change | None:

@@ -1,4 +1,4 @@
-"""Images beside each other and what was read in them: before and after, best and worst, over iterations."""
+"""Images side by side and what was read in them: before and after, best and worst, over iterations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STYLE = """
 """
 
 
-def show_images(images: pd.DataFrame) -> None:
+def show_before_and_after(images: pd.DataFrame) -> None:
     """Show the gallery as a grid of pairs.
 
     Args:

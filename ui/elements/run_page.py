@@ -1,4 +1,4 @@
-"""What every page begins with: the choice of a run, its title, and the refreshing while it is live."""
+"""The frame of every page: the choice of a run, its title, the errors, the refreshing while it is live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
 from ui.data.run import RunView, load_overview, load_run
 from ui.elements.formatting import moment, plain_markdown
-from ui.pages.convergence.verdict import show_state
 from ui.server.login import fragment
 
 _REFRESH = "2s"
@@ -22,7 +21,7 @@ _COLOURS = {
 }  # fmt: skip
 
 RunPage = Callable[[Path, RunView], None]
-"""Draws what a page has to say of a run, below its title; gets the home's folder and the run."""
+"""Draws a page below the title of the run, from the home's folder and the run."""
 
 
 def show_page(draw: RunPage) -> None:
@@ -41,16 +40,16 @@ def show_home_page(draw: Callable[[Path], None]) -> None:
     if overview is None:
         return
     live = bool((overview["status"] == "running").any())
-    fragment(draw, run_every=_REFRESH if live else None)(home)
+    fragment(_show_home, run_every=_REFRESH if live else None)(home, draw)
 
 
 def _opened() -> tuple[Path, pd.DataFrame | None]:
-    """The home and its runs; None where what there is to say has been said."""
+    """The home and its runs; None where the page already says that there is none, or why."""
     home = Home.from_environment().path
     try:
         overview = load_overview(home)
     except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+        show_error(error)
         return home, None
     if overview.empty:
         fragment(_show_nothing, run_every=_REFRESH)(home)
@@ -68,8 +67,8 @@ def _show_nothing(home: Path) -> None:
     st.title("No runs yet")
     if left := Home(home).run_folders():
         st.warning(
-            f"The database knows no run, but checkpoints are here: {plain_markdown(', '.join(left[:5]))}. "
-            "`spotlight rebuild` makes the rows again.",
+            f"The database has no run, but checkpoints are here: {plain_markdown(', '.join(left[:5]))}. "
+            "`spotlight rebuild` restores the rows from them.",
             icon=":material/database_off:",
         )
     st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
@@ -103,12 +102,45 @@ def _label(row: dict) -> str:
 def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
     try:
         view = load_run(home, run_id)
+        if live and view.row.status != "running":
+            st.rerun()  # it has ended: the whole page again, without the refreshing
+        badge = f":{_COLOURS[view.status]}-badge[{view.status}]"
+        st.header(f"{plain_markdown(view.row.run_id)} {badge}", anchor=False)
+        _show_trouble(view)
+        draw(home, view)
     except (StorageError, RunNotFoundError) as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
-        return
-    if live and view.row.status != "running":
-        st.rerun()  # it has ended: the whole page again, without the refreshing
-    status = view.row.status if view.is_live or view.row.status != "running" else "interrupted"
-    st.header(f"{plain_markdown(view.row.run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
-    show_state(view)
-    draw(home, view)
+        show_error(error)
+
+
+def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
+    try:
+        draw(home)
+    except StorageError as error:
+        show_error(error)
+
+
+def _show_trouble(view: RunView) -> None:
+    """Say how to resume a run that did not end well."""
+    run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
+    if view.row.status == "running" and not view.alive:
+        st.warning(
+            f"The run's process {view.row.pid} is gone. Resume from its last checkpoint with "
+            f"`spotlight resume {run_id}`",
+            icon=":material/link_off:",
+        )
+    elif view.row.status in ("failed", "interrupted", "cancelled"):
+        happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
+        reason = f": {plain_markdown(view.row.error.rstrip('.'))}" if view.row.error else ""
+        st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
+
+
+def _advice(run_id: str, error: str | None) -> str:
+    """How to resume; empty where that would fail again, or where the error says it."""
+    command = f"`spotlight resume {run_id}`"
+    text = error or ""
+    return "" if text.startswith("ConfigurationError") or command in text else f". Resume with {command}"
+
+
+def show_error(error: Exception) -> None:
+    """Show why the database cannot be read, in place of what was to be shown."""
+    st.error(plain_markdown(str(error)), icon=":material/database_off:")

@@ -79,7 +79,7 @@ class Report:
         self._body.append(f"<pre>{html.escape(text)}</pre>")
 
     def gallery(self, markup: str) -> None:
-        """Pictures, as `ui.images` makes them: that has escaped what is in them."""
+        """Pictures, as `ui.elements.image_grid` makes them: it escapes the texts in them."""
         self._body.append(markup)
 
     def page(self) -> str:

@@ -1,14 +1,9 @@
-"""The report of a run: the dashboard's charts in one HTML file that needs neither server nor network.
-
-python -m ui.report.report RUN --out FILE; `spotlight report` starts it, because only this room draws.
-"""
+"""The sections of a report, from the same figures, charts and rules as the pages."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 from pathlib import Path
 
 import duckdb
@@ -17,22 +12,23 @@ import pandas as pd
 from storage.config.loading import differences
 from storage.database.queries import runs as queries
 from storage.database.run_store import RunStore
-from storage.errors import ConfigurationError, SpotlightError
-from storage.home import Home
-from ui.charts.layout import cost_chart, on_demand_chart, phase_chart, score_chart, state_chart
+from storage.errors import ConfigurationError
+from ui.charts.cost import cost_chart, state_chart
+from ui.data.ledger import bill_entries
+from ui.data.methods import least_spearman
 from ui.data.run import RunView, read_run
 from ui.elements.formatting import duration, moment, percent, usd
 from ui.elements.image_grid import gallery_html
-from ui.pages.convergence.charts import learning_charts
-from ui.pages.convergence.data import interval_chart
+from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
+from ui.pages.convergence.data import read_seed_courses
 from ui.pages.convergence.verdict import verdict
-from ui.pages.cost.data import ASSUMPTION, bill_by_phase, bill_entries, on_demand_cost
+from ui.pages.cost.charts import on_demand_chart, phase_chart
+from ui.pages.cost.data import ASSUMPTION, bill_by_phase, on_demand_cost
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, by_level
 from ui.pages.health.learning_rules import LEARNING_RULES
-from ui.pages.runs.data import read_seed_courses
 from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, spread_chart, success_chart
-from ui.pages.seeds.data import least_spearman, read_seeds
+from ui.pages.seeds.data import read_seeds
 from ui.pages.spot.charts import gantt_chart, utilisation_chart
 from ui.pages.spot.data import SpotView, read_course, read_spot
 from ui.report.html_page import Report
@@ -40,22 +36,13 @@ from ui.report.html_page import Report
 _DRAWN_ITERATIONS = 3  # of the time line of all devices: the latest
 
 
-def main() -> None:
-    """Write the report and print its path; an error of ours is one line and exit code 2."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run")
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    try:
-        write_report(RunStore(Home.from_environment()), arguments.run, arguments.out)
-    except SpotlightError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print(arguments.out)
-
-
 def write_report(store: RunStore, run_id: str, out: Path) -> None:
-    """Write a run's report; what was there under that name is replaced, in one step.
+    """Write a run's report; a file of that name is replaced, in one step.
+
+    Args:
+        store: where the run is.
+        run_id: the run.
+        out: the HTML file.
 
     Raises:
         ConfigurationError: `out` is a folder, or its folder is missing.
@@ -77,7 +64,12 @@ def write_report(store: RunStore, run_id: str, out: Path) -> None:
 
 
 def report_page(store: RunStore, run_id: str) -> str:
-    """The report as HTML; errors as above."""
+    """The report as HTML.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        StorageError: the database stayed locked, or is of another version.
+    """
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
     with store.database.reading() as connection:
@@ -95,9 +87,8 @@ def report_page(store: RunStore, run_id: str) -> str:
 
 def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     row = view.row
-    status = row.status if view.is_live or row.status != "running" else "interrupted"
     ended = "" if row.ended_at is None else f", ended {moment(row.ended_at)}"
-    report.sentence(f"{status}; started {moment(row.created_at)}{ended}.", "note")
+    report.sentence(f"{view.status}; started {moment(row.created_at)}{ended}.", "note")
     if row.error:
         report.preformatted(row.error)
     report.sentence(verdict(view).text)
@@ -199,7 +190,3 @@ def _particulars(report: Report, view: RunView) -> None:
     report.preformatted(json.dumps(view.row.environment, indent=2))
     if not view.events.empty:
         report.table(view.events.assign(happened_at=view.events["happened_at"].map(moment)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,15 +1,62 @@
-"""How sure a curve is: runs that differ in the seed alone, their mean and its interval."""
+"""What the page Convergence reads: images before and after, and how sure a curve is over run seeds."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import duckdb
 import numpy as np
 import pandas as pd
-import plotly.graph_objects as go
+import streamlit as st
 from scipy.special import stdtrit
 
-from ui.charts.layout import BASELINE_COLOUR, SCORE_COLOUR, TRAINING_COLOUR, Measure, laid_out
+from storage.database.database import Database
+from storage.database.queries import comparisons
+from storage.database.queries import runs as queries
+from storage.home import Home
+from ui.charts.layout import Measure
+from ui.data.run import RunView
 
-_BAND_COLOUR = "rgba(47,128,237,0.18)"
+
+def load_images(home: Path, view: RunView) -> pd.DataFrame:
+    """The gallery, read again after each evaluation; see `storage.database.queries.runs.images_before_after`.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_images(home, view.row.run_id, view.newest.evaluation_at)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_images(home: Path, run_id: str, evaluation_at: float) -> pd.DataFrame:
+    """`evaluation_at` is part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return queries.images_before_after(connection, run_id)
+
+
+def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.DataFrame]:
+    """The runs that differ from one in the seed alone, by seed, and their scores.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_seed_courses(home, view.row.run_id, view.newest.evaluation_at)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_seed_courses(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
+    """`evaluation_at` is part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return read_seed_courses(connection, run_id)
+
+
+def read_seed_courses(
+    connection: duckdb.DuckDBPyConnection, run_id: str
+) -> tuple[dict[int, str], pd.DataFrame]:
+    """The same from an open connection; no scores where the run is alone."""
+    seeds = comparisons.runs_of_other_seeds(connection, run_id)
+    others = list(seeds.values()) if len(seeds) > 1 else []
+    return seeds, comparisons.score_courses(connection, others)
 
 
 def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
@@ -34,37 +81,3 @@ def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
         mean = float(values.mean())
         rows.append((iteration, mean, max(0.0, mean - margin), min(1.0, mean + margin), runs))
     return pd.DataFrame(rows, columns=["iteration", "mean", "low", "high", "seeds"])
-
-
-def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measure) -> go.Figure:
-    """Every seed's curve (thin), their mean (bold) and the interval of the mean (shaded).
-
-    Args:
-        courses: as above.
-        seeds: the runs by seed.
-        measure: which figure.
-    """
-    figure = go.Figure()
-    mean = mean_over_seeds(courses, measure)
-    if not mean.empty:
-        figure.add_scatter(
-            x=[*mean["iteration"], *mean["iteration"][::-1]], y=[*mean["high"], *mean["low"][::-1]],
-            fill="toself", fillcolor=_BAND_COLOUR, line={"width": 0}, name="95 % interval of the mean",
-            hoverinfo="skip", mode="lines",
-        )  # fmt: skip
-    for seed, run_id in seeds.items():
-        own = courses.loc[courses["run_id"] == run_id]
-        figure.add_scatter(
-            x=own["iteration"], y=own[measure], name=f"seed {seed}", mode="lines",
-            line={"color": TRAINING_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
-        )  # fmt: skip
-    if not mean.empty:
-        figure.add_scatter(
-            x=mean["iteration"], y=mean["mean"], name="mean", mode="lines+markers",
-            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.3f}",
-        )  # fmt: skip
-        figure.add_hline(
-            y=float(mean["mean"].iloc[0]), line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"}
-        )
-    title = "Score (0 to 1)" if measure == "score" else "Exact matches (share)"
-    return laid_out(figure, f"Over {len(seeds)} run seeds", "Iteration", title)

@@ -8,18 +8,17 @@ import pandas as pd
 import streamlit as st
 
 from storage.config.loading import differences
-from storage.errors import ConfigurationError, StorageError
-from ui.charts.layout import PLOT_SETTINGS, Axis, Measure, cost_chart, score_chart, state_chart
-from ui.data.run import RunView, load_images
+from storage.errors import ConfigurationError
+from ui.charts.cost import cost_chart, state_chart
+from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
+from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import moment, plain_markdown
-from ui.elements.image_grid import show_images
+from ui.elements.image_grid import show_before_and_after
 from ui.elements.run_page import show_page
-from ui.pages.convergence.charts import learning_charts
-from ui.pages.convergence.data import interval_chart
-from ui.pages.convergence.health import show_health
-from ui.pages.convergence.verdict import show_figures, show_verdict
-from ui.pages.runs.data import load_seed_courses
+from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
+from ui.pages.convergence.data import load_images, load_seed_courses
+from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
 
 def _show_convergence(home: Path, view: RunView) -> None:
@@ -28,8 +27,7 @@ def _show_convergence(home: Path, view: RunView) -> None:
     measure = _show_scores(view)
     courses = _show_seeds_of_runs(home, view, measure)
     st.subheader("Images before and after")
-    evaluation = -1 if view.scores.empty else int(view.scores["iteration"].iloc[-1])
-    show_images(load_images(home, view.row.run_id, evaluation))
+    show_before_and_after(load_images(home, view))
     _show_costs(view)
     st.subheader("Is training healthy?")
     show_health(view)
@@ -49,19 +47,14 @@ def _show_scores(view: RunView) -> Measure:
     )
     measure = measures[chosen or "Graded score"]  # a second click on the chosen one unchooses it
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
-    for place, over in zip(st.columns(3), axes, strict=True):
-        place.plotly_chart(score_chart(view, measure, over), key=f"score_by_{over}", config=PLOT_SETTINGS)
+    for column, over in zip(st.columns(3), axes, strict=True):
+        column.plotly_chart(score_chart(view, measure, over), key=f"score_by_{over}", config=PLOT_SETTINGS)
     return measure
 
 
 def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
     """The interval over run seeds, where several runs differ in nothing else; their scores."""
-    newest = max([0.0, *view.scores["ended_at"].tolist()])
-    try:
-        seeds, courses = load_seed_courses(home, view.row.run_id, newest)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
-        return pd.DataFrame()
+    seeds, courses = load_seed_courses(home, view)
     if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
             "One run seed: how much is luck? Start the same run with another `--set seed=`; the interval "
@@ -86,9 +79,9 @@ def _show_costs(view: RunView) -> None:
 
 def _show_learning(view: RunView) -> None:
     figures = learning_charts(view)
-    places = [place for _ in figures[::2] for place in st.columns(2)]
-    for number, (place, figure) in enumerate(zip(places, figures, strict=False)):
-        place.plotly_chart(figure, key=f"learning-{number}", config=PLOT_SETTINGS)
+    columns = [column for _ in figures[::2] for column in st.columns(2)]
+    for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
+        column.plotly_chart(figure, key=f"learning-{number}", config=PLOT_SETTINGS)
 
 
 def _show_particulars(view: RunView) -> None:

@@ -1,46 +1,16 @@
-"""The ten-second answer: is the run getting better, and what does it cost."""
+"""The short answers: is the run getting better, what does it cost, and is its training healthy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from ui.data.run import RunView
-from ui.elements.formatting import duration, markdown_text, percent, plain_markdown, short_duration, usd
-
-TILE_PX = 189
-"""Width of a tile: six in a row of a window 1,400 wide."""
-
-
-def planned_iterations(view: RunView) -> int | None:
-    """How many iterations the run is to do; None where its settings are of another version."""
-    planned = view.setting("", "iterations")
-    return planned if isinstance(planned, int) else None
-
-
-def show_state(view: RunView) -> None:
-    """Say what a person should do about a run that did not end well."""
-    run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
-    if view.row.status == "running" and not view.alive:
-        st.warning(
-            f"The run's process {view.row.pid} is gone. Go on from its last checkpoint with "
-            f"`spotlight resume {run_id}`",
-            icon=":material/link_off:",
-        )
-    elif view.row.status in ("failed", "interrupted", "cancelled"):
-        happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
-        reason = f": {plain_markdown(view.row.error.rstrip('.'))}" if view.row.error else ""
-        st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
-
-
-def _advice(run_id: str, error: str | None) -> str:
-    """What goes on with the run; nothing where that would fail again, or where the error says it."""
-    command = f"`spotlight resume {run_id}`"
-    text = error or ""
-    return "" if text.startswith("ConfigurationError") or command in text else f". Go on with {command}"
+from ui.elements.formatting import duration, figure, markdown_text, percent, short_duration, usd
+from ui.elements.tiles import TILE_PX, show_tile
 
 
 @dataclass(frozen=True)
@@ -97,7 +67,7 @@ def show_verdict(view: RunView) -> None:
 def show_figures(view: RunView) -> None:
     """Six big figures in a row."""
     done = len(view.metrics)
-    planned = planned_iterations(view)
+    planned = view.planned_iterations
     total_usd = view.paid_usd
     spot_s, reserved_s = view.paid("spot_device_s"), view.paid("reserved_device_s")
     # Fixed widths in a row that wraps: in columns, a narrow window would cut the figures off.
@@ -125,24 +95,6 @@ def show_figures(view: RunView) -> None:
     )  # fmt: skip
 
 
-def show_tile(
-    row: DeltaGenerator, title: str, value: str, below: str | None, meaning: str | None = None
-) -> None:
-    """A figure of a row of tiles that are all as wide and as high as each other.
-
-    Args:
-        row: where to; a horizontal container.
-        title: what it is.
-        value: the figure as text; `-` where there is none.
-        below: a second figure in small; None where there is none.
-        meaning: what the question mark beside the title says; None leaves it out.
-    """
-    row.metric(
-        title, value, below, delta_color="off", delta_arrow="off", border=True, width=TILE_PX,
-        height="stretch", help=meaning,
-    )  # fmt: skip
-
-
 def _show_measure(view: RunView, name: str, title: str) -> None:
     values = view.scores[name]
     if values.empty:
@@ -158,3 +110,62 @@ def _show_measure(view: RunView, name: str, title: str) -> None:
         delta_arrow="auto" if now != before else "off", border=True, width=TILE_PX, height="stretch",
         help="Mean over the held-out prompts, with the moving average of the weights.",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Sign:
+    """One figure; `course` is its name in `RunView.learning_courses`."""
+
+    title: str
+    course: str
+    is_share: bool
+    meaning: str
+
+
+_SIGNS = (
+    _Sign(
+        "Ratio deviation", "ratio_deviation", False,
+        "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should "
+        "be 0: what is left is numerical difference between generating and training.",
+    ),
+    _Sign(
+        "KL to the reference", "kl", False,
+        "How far the policy has moved from the model before training, in nats, as the mean of a denoising "
+        "step. A steep rise with a falling score means that the reward is being gamed. Measured only where "
+        "algorithm.kl_weight is above 0.",
+    ),
+    _Sign(
+        "Clip share", "clip_share", True,
+        "Share of the trained denoising steps whose gradient the clip range cuts off. Near 0 the steps are "
+        "small; above half, most of the samples teach nothing: lower optimizer.learning_rate.",
+    ),
+    _Sign(
+        "Groups without variance", "zero_variance", True,
+        "Share of prompts whose samples all scored the same. They teach nothing, but were paid for.",
+    ),
+)  # fmt: skip
+
+
+def show_health(view: RunView) -> None:
+    """Show in a row the figures by which unhealthy training shows early; `learning_charts` draws them."""
+    if view.metrics.empty:
+        st.caption("These figures appear with the first iteration.")
+        return
+    courses = view.learning_courses()
+    for column, sign in zip(st.columns(len(_SIGNS)), _SIGNS, strict=True):
+        course = courses[sign.course]
+        course = course[np.isfinite(course)]
+        if not course.size:
+            column.metric(sign.title, "-", help=sign.meaning, border=True)
+            continue
+        latest = float(course[-1])
+        column.metric(
+            sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True
+        )
+    errors = np.nansum(view.metric("scorer_errors"))
+    if errors > 0:
+        st.warning(
+            f"The scorer failed on {errors:.0f} images so far. Their prompt groups are not trained on. "
+            "The errors are in the table `samples`.",
+            icon=":material/visibility_off:",
+        )

@@ -67,11 +67,3 @@ def bill_by_phase(ledger: Ledger) -> pd.DataFrame:
         [(*key, part.device_s, part.usd) for key, part in spent.items()],
         columns=["phase", "market", "device_s", "usd"],
     )
-
-
-def bill_entries(ledger: Ledger) -> pd.DataFrame:
-    """The bill as finely as it is kept: columns phase, market, state, device_s, usd."""
-    return pd.DataFrame(
-        [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
-        columns=["phase", "market", "state", "device_s", "usd"],
-    )

@@ -6,24 +6,21 @@ from pathlib import Path
 
 import streamlit as st
 
-from storage.errors import StorageError
 from storage.ledger.ledger import Ledger
-from ui.charts.layout import PLOT_SETTINGS, cost_chart, on_demand_chart, phase_chart, state_chart
+from ui.charts.cost import cost_chart, state_chart
+from ui.charts.layout import PLOT_SETTINGS
+from ui.data.ledger import bill_entries, load_ledger
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import markdown_text, percent, plain_markdown, short_duration, usd
+from ui.elements.formatting import markdown_text, percent, short_duration, usd
 from ui.elements.run_page import show_page
-from ui.pages.convergence.verdict import show_tile
-from ui.pages.cost.data import ASSUMPTION, OnDemandCost, bill_by_phase, bill_entries, on_demand_cost
-from ui.pages.spot.data import load_spot
+from ui.elements.tiles import show_tile
+from ui.pages.cost.charts import on_demand_chart, phase_chart
+from ui.pages.cost.data import ASSUMPTION, OnDemandCost, bill_by_phase, on_demand_cost
 
 
 def _show_cost(home: Path, view: RunView) -> None:
-    try:
-        ledger = load_spot(home, view).ledger
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
-        return
+    ledger = load_ledger(home, view)
     if not ledger.entries:
         st.info("Costs appear with the first evaluation or iteration.", icon=":material/hourglass:")
         return
@@ -84,7 +81,7 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) ->
     evaluations = ledger.spent(phase="evaluation")
     share = f"{percent(evaluations.usd / whole.usd)} of the bill" if whole.usd else None
     show_tile(row, "Evaluations", usd(evaluations.usd), share)
-    show_tile(row, "Thrown away", usd(ledger.lost.usd), short_duration(ledger.lost.device_s))
+    show_tile(row, "Discarded work", usd(ledger.lost.usd), short_duration(ledger.lost.device_s))
     show_tile(
         row, "On demand only", "-" if compared is None else usd(compared.on_demand_usd),
         None if compared is None else f"{usd(compared.saved_usd)} more",

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from storage.ledger.ledger import MOST_UNACCOUNTED
+from ui.data.methods import drafts_before_rollout, drafts_while_training
 from ui.elements.formatting import percent, short_duration, usd
 from ui.pages.health.findings import Evidence, Finding, Rule
 
@@ -29,8 +30,7 @@ def spot_idle(evidence: Evidence) -> Finding:
     text = f"Spot idle {percent(idle)} of its paid time: {short_duration(spent.device_s)}, {usd(spent.usd)}"
     if idle <= _IDLE:
         return Finding("fine", title, f"{text}.")
-    strategy = evidence.view.setting("exploration", "strategy")
-    if strategy != "stale":
+    if not drafts_while_training(evidence.view):
         return Finding(
             "look", title, f"{text}. Nothing is drafted while the reserved device trains.",
             "Let spot devices draft seeds meanwhile: `exploration.strategy=stale`.",
@@ -84,7 +84,7 @@ def exploration_wait(evidence: Evidence) -> Finding:
     text = f"The rollout waits {short_duration(wait_s)} for its seeds, {percent(share)} of an iteration."
     if share <= _WAIT:
         return Finding("fine", title, text)
-    if evidence.view.setting("exploration", "strategy") == "fresh":
+    if drafts_before_rollout(evidence.view):
         advice = "Fresh drafts are on the critical path; `exploration.strategy=stale` takes them off it."
     elif evidence.view.setting("exploration", "stop_with_training") is False:
         advice = "Lower `exploration.drafts`, or set `exploration.stop_with_training=true`."

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ui.data.methods import clips_ratio, explores, least_spearman
 from ui.elements.formatting import figure, percent, usd
-from ui.pages.convergence.charts import learning_courses
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
-from ui.pages.seeds.data import least_spearman
 
 _FLAT_EVALUATIONS = 4
 _FLAT = 0.01  # of score; less over so many evaluations is no rise
@@ -52,7 +51,7 @@ def score_course(evidence: Evidence) -> Finding:
 def zero_variance(evidence: Evidence) -> Finding:
     """Groups whose samples all score the same teach nothing."""
     title = "Groups without variance"
-    shares = learning_courses(evidence.view)["zero_variance"]
+    shares = evidence.view.learning_courses()["zero_variance"]
     shares = shares[np.isfinite(shares)][-RECENT:]
     if not shares.size:
         return Finding("unknown", title, "No iteration is done yet.")
@@ -62,7 +61,7 @@ def zero_variance(evidence: Evidence) -> Finding:
         return Finding("fine", title, text)
     rewards = evidence.recent("reward_mean")
     mean = float(rewards.mean()) if rewards.size else 0.5
-    if evidence.view.setting("exploration", "strategy") == "plain":
+    if explores(evidence.view) is False:
         advice = "Exploration chooses seeds whose scores differ: `exploration.strategy=stale`."
     elif mean > 0.8:
         advice = f"The mean reward is {mean:.2f}: the prompts have become too easy; add harder ones."
@@ -95,7 +94,7 @@ def ratio(evidence: Evidence) -> Finding:
 def reward_gaming(evidence: Evidence) -> Finding:
     """A policy that moves away while the score falls games its reward."""
     title, view = "KL to the reference", evidence.view
-    course = learning_courses(view)["kl"]
+    course = view.learning_courses()["kl"]
     there = course[np.isfinite(course)]
     if not there.size:
         return Finding("unknown", title, "Not measured: `algorithm.kl_weight` is 0.")
@@ -119,7 +118,7 @@ def reward_gaming(evidence: Evidence) -> Finding:
 def clipping(evidence: Evidence) -> Finding:
     """Clipped steps teach nothing."""
     title = "Clipped steps"
-    if evidence.view.setting("algorithm", "objective") == "nft":
+    if not clips_ratio(evidence.view):
         return Finding("unknown", title, "DiffusionNFT clips nothing.")
     values = evidence.recent("clip_share")
     if not values.size:

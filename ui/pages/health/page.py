@@ -9,15 +9,14 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from storage.errors import StorageError
+from ui.data.ledger import load_ledger
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import markdown_text, plain_markdown
+from ui.elements.formatting import markdown_text
 from ui.elements.run_page import show_page
 from ui.pages.health.device_rules import DEVICE_RULES
 from ui.pages.health.findings import Evidence, Finding, Level, by_level
 from ui.pages.health.learning_rules import LEARNING_RULES
-from ui.pages.spot.data import load_spot
 
 _BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
     "act": (st.error, ":material/report:"),
@@ -32,11 +31,7 @@ def _show_health(home: Path, view: RunView) -> None:
     if view.metrics.empty and view.scores.empty:
         st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    try:
-        evidence = Evidence(view, load_spot(home, view).ledger)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
-        return
+    evidence = Evidence(view, load_ledger(home, view))
     findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
     levels = by_level(findings)
     _show_verdict(levels, len(findings))

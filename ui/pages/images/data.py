@@ -1,4 +1,4 @@
-"""What the page of the images reads, cached: which images there are, and the pictures that it shows."""
+"""What the page Images reads, cached: which images there are, and the pictures that it shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import streamlit as st
 from storage.database.database import Database
 from storage.database.queries import images as image_queries
 from storage.home import Home
+
+ORDERS = ("as in the file", "most gained", "most lost")
+"""Orders of the grid."""
 
 Image = tuple[int, int]
 """A held-out image: prompt_id and seed_index."""
@@ -31,8 +34,13 @@ class Pictured:
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
-def load_pictured(home: Path, run_id: str, newest: float) -> Pictured:
-    """What there is to see of a run; `newest` (its latest evaluation) is part of the cache's key.
+def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
+    """Which images and evaluations of a run have pictures.
+
+    Args:
+        home: where the database lies.
+        run_id: the run.
+        evaluation_at: when its latest evaluation ended; part of the cache's key.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
@@ -46,9 +54,16 @@ def load_pictured(home: Path, run_id: str, newest: float) -> Pictured:
 
 @st.cache_data(ttl=60, max_entries=32, show_spinner=False)
 def load_pictures(
-    home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], newest: float
+    home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], evaluation_at: float
 ) -> pd.DataFrame:
     """The pictures of some images at some evaluations; see `storage.database.queries.images.pictures`.
+
+    Args:
+        home: where the database lies.
+        run_id: the run.
+        images: which.
+        iterations: the evaluations.
+        evaluation_at: when the latest evaluation ended; part of the cache's key.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
@@ -61,19 +76,21 @@ def spread(values: Sequence[int], most: int) -> tuple[int, ...]:
     """At most `most` of the values, evenly spread, the first and the last among them."""
     if len(values) <= most:
         return tuple(values)
-    places = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
-    return tuple(values[place] for place in dict.fromkeys(places))
+    indices = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
+    return tuple(values[index] for index in dict.fromkeys(indices))
 
 
 def ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
-    """The images whose prompt contains the words, in an order of `ORDERS`."""
+    """The images whose prompt contains the words, in an order.
+
+    Args:
+        images: as in `Pictured`.
+        order: one of `ORDERS`.
+        words: to search for; empty for all.
+    """
     text = words.strip().casefold()
     kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
     gain = kept["score_latest"] - kept["score_first"]
     if order == ORDERS[0]:
         return kept
     return kept.assign(gain=gain).sort_values("gain", ascending=order == ORDERS[2], kind="stable")
-
-
-ORDERS = ("as in the file", "most gained", "most lost")
-"""Orders of the grid."""

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from storage.errors import StorageError
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import plain_markdown
 from ui.elements.image_grid import course_html, large_html
 from ui.elements.run_page import show_page
 from ui.pages.images.data import ORDERS, Pictured, load_pictured, load_pictures, ordered, spread
@@ -20,17 +18,12 @@ _LARGE = 12  # evaluations of an enlarged prompt
 
 
 def _show_images(home: Path, view: RunView) -> None:
-    newest = max([0.0, *view.scores["ended_at"].tolist()])
-    try:
-        pictured = load_pictured(home, view.row.run_id, newest)
-        if pictured.images.empty:
-            _show_nothing(view)
-            return
-        _show_grid(home, view, pictured, newest)
-        _show_large(home, view, pictured, newest)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+    pictured = load_pictured(home, view.row.run_id, view.newest.evaluation_at)
+    if pictured.images.empty:
+        _show_nothing(view)
         return
+    _show_grid(home, view, pictured)
+    _show_large(home, view, pictured)
     offer_downloads(view.row.run_id, {"scores of the pictured images": pictured.images})
 
 
@@ -47,7 +40,7 @@ def _show_nothing(view: RunView) -> None:
     )
 
 
-def _show_grid(home: Path, view: RunView, pictured: Pictured, newest: float) -> None:
+def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
     run_id = view.row.run_id
     left, middle, right = st.columns([2, 1, 1])
     words = left.text_input("Prompts that contain", key=f"words-{run_id}", placeholder="all")
@@ -63,14 +56,14 @@ def _show_grid(home: Path, view: RunView, pictured: Pictured, newest: float) -> 
     rows = images.iloc[(page - 1) * _ROWS : page * _ROWS]
     shown = spread(pictured.evaluations, _COLUMNS)
     keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
-    st.html(course_html(load_pictures(home, run_id, keys, shown, newest)))
+    st.html(course_html(load_pictures(home, run_id, keys, shown, view.newest.evaluation_at)))
     note = "Click an image to enlarge it."
     if len(shown) < len(pictured.evaluations):
         note += f" {len(shown)} of {len(pictured.evaluations)} evaluations, evenly spread."
     st.caption(note)
 
 
-def _show_large(home: Path, view: RunView, pictured: Pictured, newest: float) -> None:
+def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:
     st.subheader("One prompt, enlarged")
     images = pictured.images
     labels = {
@@ -85,7 +78,7 @@ def _show_large(home: Path, view: RunView, pictured: Pictured, newest: float) ->
     )
     assert chosen is not None, "a select box with options and an index has a choice"
     shown = spread(pictured.evaluations, _LARGE)
-    st.html(large_html(load_pictures(home, view.row.run_id, (chosen,), shown, newest)))
+    st.html(large_html(load_pictures(home, view.row.run_id, (chosen,), shown, view.newest.evaluation_at)))
 
 
 show_page(_show_images)

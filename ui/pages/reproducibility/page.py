@@ -12,6 +12,7 @@ from storage.errors import StorageError
 from storage.evaluations.reproductions import reproductions
 from storage.home import Home
 from ui.elements.formatting import duration, markdown_text, moment
+from ui.elements.run_page import show_error
 
 _WORDS = {
     "recorded": "reference recorded", "identical": "identical to the bit", "within": "within the interval",
@@ -33,7 +34,7 @@ def _show() -> None:
     try:
         rows = _load(str(home))
     except StorageError as error:
-        st.error(str(error), icon=":material/database_off:")
+        show_error(error)
         return
     if rows.empty:
         st.info("No run has been done again yet.", icon=":material/replay:")

@@ -1,16 +1,17 @@
-"""What the page of all runs reads, cached; and runs that differ in the seed alone."""
+"""What the page Runs reads, cached, and when each run reached a score."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
-import duckdb
 import pandas as pd
 import streamlit as st
 
 from storage.database.database import Database
-from storage.database.queries import comparisons as comparison_queries
+from storage.database.queries import comparisons
 from storage.home import Home
+from ui.charts.layout import Measure
 from ui.data.run import CACHE_S
 
 MOST_RUNS = 200
@@ -25,7 +26,7 @@ def load_table(home: Path) -> pd.DataFrame:
         StorageError: the database stayed locked, or is of another version.
     """
     with Database(Home(home).database).reading() as connection:
-        return comparison_queries.run_table(connection, MOST_RUNS)
+        return comparisons.run_table(connection, MOST_RUNS)
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
@@ -36,29 +37,41 @@ def load_courses(home: Path, run_ids: tuple[str, ...]) -> pd.DataFrame:
         StorageError: the database stayed locked, or is of another version.
     """
     with Database(Home(home).database).reading() as connection:
-        return comparison_queries.score_courses(connection, run_ids)
+        return comparisons.score_courses(connection, run_ids)
 
 
-@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
-def load_seed_courses(home: Path, run_id: str, newest: float) -> tuple[dict[int, str], pd.DataFrame]:
-    """The runs that differ from one in the seed alone, by seed, and their scores.
+def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
+    """A score that every run has reached, so that all can be compared: the lowest of their best ones.
+
+    Rounded down to hundredths, so that rounding does not put it out of reach.
+    """
+    best: dict[str, float] = {}
+    for run_id, value in zip(courses["run_id"].tolist(), courses[measure].tolist(), strict=True):
+        best[run_id] = max(value, best.get(run_id, 0.0))
+    return math.floor(100 * min(best.values()) + 1e-9) / 100 if best else 0.0
+
+
+def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, target: float) -> pd.DataFrame:
+    """When each run's held-out figure first reached a target.
 
     Args:
-        home: where the database lies.
-        run_id: the run.
-        newest: when its latest evaluation ended; there to be part of the cache's key.
+        courses: as `load_courses` gives them.
+        run_ids: the runs.
+        measure: which figure.
+        target: the value to reach.
 
-    Raises:
-        StorageError: the database stayed locked, or is of another version.
+    Returns:
+        Columns run_id, reached (whether), iteration, elapsed_s, usd (NaN where not), best.
     """
-    with Database(Home(home).database).reading() as connection:
-        return read_seed_courses(connection, run_id)
-
-
-def read_seed_courses(
-    connection: duckdb.DuckDBPyConnection, run_id: str
-) -> tuple[dict[int, str], pd.DataFrame]:
-    """The same from an open connection; no scores where the run is alone."""
-    seeds = comparison_queries.runs_of_other_seeds(connection, run_id)
-    others = list(seeds.values()) if len(seeds) > 1 else []
-    return seeds, comparison_queries.score_courses(connection, others)
+    rows = []
+    for run_id in run_ids:
+        own = courses.loc[courses["run_id"] == run_id]
+        best = float(own[measure].max()) if len(own) else math.nan
+        there = own.loc[own[measure] >= target - 1e-9]
+        if there.empty:
+            rows.append((run_id, False, math.nan, math.nan, math.nan, best))
+            continue
+        first = there.iloc[0]
+        row = (run_id, True, float(first["iteration"]), float(first["elapsed_s"]), float(first["usd"]), best)
+        rows.append(row)
+    return pd.DataFrame(rows, columns=["run_id", "reached", "iteration", "elapsed_s", "usd", "best"])

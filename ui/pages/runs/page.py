@@ -7,26 +7,22 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
-from storage.errors import StorageError
 from ui.charts.layout import PLOT_SETTINGS, Measure
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import duration, moment, plain_markdown, usd
+from ui.elements.formatting import duration, moment, usd
 from ui.elements.run_page import show_home_page
-from ui.pages.runs.charts import RUN_COLOURS, comparison_chart, paid_chart, shared_target, time_to_score
-from ui.pages.runs.data import load_courses, load_table
+from ui.pages.runs.charts import RUN_COLOURS, comparison_chart, paid_chart
+from ui.pages.runs.data import load_courses, load_table, shared_target, time_to_score
 
-_AT_FIRST = 3  # runs that are compared until somebody chooses
+_AT_FIRST = 3  # runs that are compared before a choice
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
 
 
 def _show_runs(home: Path) -> None:
-    try:
-        table = load_table(home)
-        st.header("Runs", anchor=False)
-        _show_table(table)
-        _show_comparison(home, table)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+    table = load_table(home)
+    st.header("Runs", anchor=False)
+    _show_table(table)
+    _show_comparison(home, table)
 
 
 def _show_table(table: pd.DataFrame) -> None:
@@ -80,12 +76,12 @@ def _show_comparison(home: Path, table: pd.DataFrame) -> None:
     )  # fmt: skip
     measure = _MEASURES[picked or "Graded score"]
     courses = load_courses(home, tuple(chosen))
-    places = [*st.columns(2), *st.columns(2)]
-    for place, over in zip(places, ("iteration", "time", "usd"), strict=False):
+    columns = [*st.columns(2), *st.columns(2)]
+    for column, over in zip(columns, ("iteration", "time", "usd"), strict=False):
         figure = comparison_chart(courses, chosen, measure, over)
-        place.plotly_chart(figure, key=f"compare-{over}", config=PLOT_SETTINGS)
+        column.plotly_chart(figure, key=f"compare-{over}", config=PLOT_SETTINGS)
     paid = table.set_index("run_id").loc[chosen].reset_index()
-    places[3].plotly_chart(paid_chart(paid), key="compare-paid", config=PLOT_SETTINGS)
+    columns[3].plotly_chart(paid_chart(paid), key="compare-paid", config=PLOT_SETTINGS)
     reached = _show_time_to_score(courses, chosen, measure)
     offer_downloads(
         "runs",
@@ -113,8 +109,8 @@ def _show_time_to_score(courses: pd.DataFrame, chosen: list[str], measure: Measu
         pd.DataFrame(rows, columns=["run", "after iterations", "at work", "paid until then"]), hide_index=True
     )
     st.caption(
-        "By the first held-out evaluation at or above it, so to the interval between two evaluations; paid "
-        "time at the set prices."
+        "The first held-out evaluation at or above it. Resolution: one evaluation interval. Dollars are paid "
+        "time at the prices of the settings."
     )
     return found
 

@@ -1,4 +1,4 @@
-"""The plots of the seeds: stale against fresh scores, ranks, where the drafts went, spread."""
+"""Charts of the page Seeds: stale against fresh scores, ranks, where the drafts went, spread."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from ui.charts.layout import (
     OVERLAP_COLOUR,
     SCORE_COLOUR,
     TRAINING_COLOUR,
+    add_level,
     laid_out,
 )
+from ui.data.methods import spread_measure
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text
-from ui.pages.seeds.data import spread_measure
 
 MAP_PROMPTS = 24
 """Rows of the map of drafts: the most drafted prompts."""
@@ -78,7 +79,7 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
 
     Args:
         view: the run.
-        least: the Spearman correlation below which the run gives the alarm, if it has one.
+        least: the Spearman correlation below which the run raises its alarm, if it has one.
     """
     figure = go.Figure()
     for name, title, line in (
@@ -88,11 +89,7 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
     ):
         _add_course(figure, view, name, title, line)
     if least is not None:
-        figure.add_hline(
-            y=least, line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"},
-            annotation={"text": f"alarm below {least:g}", "font": {"color": BASELINE_COLOUR}},
-            annotation_position="bottom right",
-        )  # fmt: skip
+        add_level(figure, least, f"alarm below {least:g}")
     figure = laid_out(figure, "Do stale ranks hold?", "Iteration", "Rank correlation, share")
     values = np.concatenate([view.metric(name) for name in ("spearman", "kendall", "kept_overlap")])
     lowest = min([0.0, *values[np.isfinite(values)]])
@@ -100,7 +97,7 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
 
 
 def spread_chart(view: RunView) -> go.Figure:
-    """Spread of a group's scores by the run's criterion: at random, as chosen by drafts, as rolled out."""
+    """Spread of a prompt group's scores by the run's criterion: random, chosen by drafts, rolled out."""
     figure = go.Figure()
     for name, title, line in (
         ("spread_random", "random", {"color": TRAINING_COLOUR, "width": 2}),

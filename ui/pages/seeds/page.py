@@ -6,27 +6,28 @@ from pathlib import Path
 
 import streamlit as st
 
-from storage.errors import StorageError
 from ui.charts.layout import PLOT_SETTINGS
+from ui.data.methods import explores, least_spearman
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import plain_markdown
 from ui.elements.image_grid import show_best_and_worst
 from ui.elements.run_page import show_page
-from ui.pages.convergence.verdict import planned_iterations
-from ui.pages.seeds.charts import MAP_PROMPTS, draft_map, pair_chart, rank_chart, spread_chart, success_chart
-from ui.pages.seeds.data import SeedsView, least_spearman, load_pairs, load_pictures, load_seeds, strategy
+from ui.pages.seeds.charts import (
+    MAP_PROMPTS,
+    draft_map,
+    pair_chart,
+    rank_chart,
+    spread_chart,
+    success_chart,
+)
+from ui.pages.seeds.data import SeedsView, load_pairs, load_pictures, load_seeds
 from ui.pages.seeds.verdict import show_alerts, show_plain, show_seed_figures, show_seed_verdict
 
 
 def _show_seeds(home: Path, view: RunView) -> None:
-    try:
-        seeds = load_seeds(home, view)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
-        return
+    seeds = load_seeds(home, view)
     has_drafts = bool((seeds.drafts["drafts"] > 0).any())
-    if strategy(view) == "plain" and not has_drafts:
+    if not explores(view) and not has_drafts:
         show_plain()
         return
     show_alerts(seeds.alerts)
@@ -38,10 +39,7 @@ def _show_seeds(home: Path, view: RunView) -> None:
         return
     show_seed_verdict(view)
     show_seed_figures(view)
-    try:
-        _show_staleness(home, view, seeds)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+    _show_staleness(home, view, seeds)
     _show_spread_and_budget(view, seeds, has_drafts)
     st.subheader("Best and worst seeds of a prompt")
     _show_pictures(home, view, seeds)
@@ -62,18 +60,18 @@ def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
     if seeds.pairs.counts.empty:
         st.caption("Pairs appear with the first iteration whose drafts are older than its rollout's weights.")
         return
-    place = st.empty()
+    above = st.empty()
     # Up to the planned end, not the present one: a slider that grows forgets what was chosen.
-    last = max(planned_iterations(view) or 0, *view.metrics["iteration"].tolist())
+    last = max(view.planned_iterations or 0, *view.metrics["iteration"].tolist())
     first, until = 1, last
     if last > 1:
         first, until = st.slider("Iterations", 1, last, (1, last), key="pair_iterations")
     chosen_all = (first, until) == (1, last)
     pairs = seeds.pairs if chosen_all else load_pairs(home, view, first, until)
     if pairs.counts.empty:
-        place.caption("No seed of these iterations has both a stale and a fresh score.")
+        above.caption("No seed of these iterations has both a stale and a fresh score.")
         return
-    place.plotly_chart(pair_chart(pairs.counts), key="pairs", config=PLOT_SETTINGS)
+    above.plotly_chart(pair_chart(pairs.counts), key="pairs", config=PLOT_SETTINGS)
     there = int(view.metrics["iteration"].between(first, until).sum())
     if there > len(pairs.iterations):
         st.caption(f"Seeds of {len(pairs.iterations)} of these {there:,} iterations, evenly spread.")

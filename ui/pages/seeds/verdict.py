@@ -1,4 +1,4 @@
-"""The ten-second answer about the seeds: do stale ranks hold, and is choosing by them worth it."""
+"""The short answer of the page Seeds: do stale ranks hold, and does choosing by them pay."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from ui.data.methods import least_spearman, spread_measure
 from ui.data.run import RunView
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import moment, percent, plain_markdown, short_duration
-from ui.pages.convergence.verdict import show_tile
-from ui.pages.seeds.data import least_spearman, recent, spread_measure
+from ui.elements.tiles import show_tile
 
 DEFAULT_LEAST = 0.5
 """Ranks below this count as not holding, where the run's settings do not say."""
@@ -49,7 +49,7 @@ def show_alerts(alerts: pd.DataFrame) -> None:
 def show_seed_verdict(view: RunView) -> None:
     """One or two sentences: whether stale ranks hold, and what the choice does to the spread."""
     gain = _gain(view)
-    ranks = recent(view.metric("spearman"), _RECENT)
+    ranks = _recent(view.metric("spearman"), _RECENT)
     if not ranks.size:
         st.info(
             "**Not to tell yet whether stale ranks hold**: no iteration has compared stale drafts with fresh "
@@ -112,13 +112,18 @@ def show_seed_figures(view: RunView) -> None:
     )  # fmt: skip
 
 
+def _recent(values: np.ndarray, count: int) -> np.ndarray:
+    """The last `count` values that are there."""
+    return values[np.isfinite(values)][-count:]
+
+
 def _latest(view: RunView, name: str, as_text) -> str:
-    values = recent(view.metric(name), 1)
+    values = _recent(view.metric(name), 1)
     return as_text(float(values[0])) if values.size else "-"
 
 
 def _median(view: RunView, name: str, as_text) -> str | None:
-    values = recent(view.metric(name), len(view.metrics))
+    values = _recent(view.metric(name), len(view.metrics))
     return f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
 
 

@@ -1,9 +1,10 @@
-"""The plots of the devices: the time line by state, and what a market's time went into."""
+"""Charts of the page Spot: the time line of the devices, their groups, and what their time went into."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -11,7 +12,6 @@ from ui.charts.layout import BASELINE_COLOUR, laid_out
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text, time_unit, usd
 from ui.pages.spot.data import DeviceCourse
-from ui.pages.spot.work_clock import WorkClock
 
 # Told apart on a light and on a dark page; in the order of the legend.
 STATE_COLOURS = {
@@ -31,10 +31,46 @@ _EVENT_MARKS = {  # kind of event -> symbol, colour
     "left": ("square", "#9aa5b1"),
     "lost": ("x", "#d64550"),
 }
+# From a device that works alone to many that share; told apart on a light and on a dark page.
+_DEGREE_COLOURS = ("#9aa5b1", "#2f80ed", "#27ae7a", "#7c6fd9", "#e0793a")
+_BREAK_S = 30.0  # without any device at work; shorter ones stay visible
 _UNKNOWN_COLOUR = "#6b7785"
 _MOST_BORDERS = 14  # ends of iterations with a line and its number, which has to fit; of more, some
 _ROW_PX = 26
 _LABEL_PX = 20  # the numbers stand between the plot and its legend
+
+
+class WorkClock:
+    """A time axis without the breaks: a run killed at night and resumed in the morning shows no night.
+
+    Seconds since the first of some intervals began, long breaks between them left out.
+
+    Args:
+        started_at: begins of at least one interval, Unix seconds.
+        ended_at: their ends.
+    """
+
+    def __init__(self, started_at: np.ndarray, ended_at: np.ndarray) -> None:
+        order = np.argsort(started_at)
+        starts, reach = started_at[order], np.maximum.accumulate(ended_at[order])
+        is_new = np.concatenate(([True], starts[1:] - reach[:-1] > _BREAK_S))
+        self._begins = starts[is_new]
+        self._ends = reach[np.concatenate((is_new[1:], [True]))]
+
+    def elapsed_s(self, moments: np.ndarray) -> np.ndarray:
+        """Each moment (Unix seconds) on this axis; one in a break is at the break."""
+        worked = np.minimum(np.asarray(moments, dtype=float)[:, None], self._ends) - self._begins
+        return np.clip(worked, 0.0, None).sum(axis=1)
+
+    @property
+    def total_s(self) -> float:
+        """How long the axis is."""
+        return float((self._ends - self._begins).sum())
+
+    @property
+    def breaks_s(self) -> np.ndarray:
+        """Where on the axis time was left out."""
+        return np.cumsum(self._ends - self._begins)[:-1]
 
 
 def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
@@ -53,7 +89,7 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
     )
     unit_s, unit = time_unit(clock.total_s)
     placed = intervals.assign(
-        row=intervals["worker"].map(device_row),
+        row=intervals["worker"].map(_device_row),
         begin=clock.elapsed_s(intervals["started_at"].to_numpy()) / unit_s,
         length=(intervals["ended_at"] - intervals["started_at"]) / unit_s,
     )
@@ -70,8 +106,8 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
             hovertemplate=f"%{{customdata[0]}}: {state} for %{{customdata[1]}} (%{{customdata[2]}}), "
             "%{customdata[3]}<extra></extra>",
         )  # fmt: skip
-    rows = in_order_of_rows(intervals)
-    events = course.events.loc[course.events["worker"].map(device_row).isin(rows)]
+    rows = _in_order_of_rows(intervals)
+    events = course.events.loc[course.events["worker"].map(_device_row).isin(rows)]
     _add_events(figure, events, clock, unit_s)
     figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
     _add_borders(figure, intervals, view, clock, unit_s)
@@ -112,12 +148,60 @@ def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
     return figure.update_yaxes(range=[0, 1], tickformat=".0%")
 
 
+def groups_chart(course: DeviceCourse) -> go.Figure:
+    """Every device's groups over time, coloured by how many devices were in them.
+
+    Args:
+        course: the iterations to draw, with at least one group.
+    """
+    groups, intervals = course.groups, course.intervals
+    clock = WorkClock(
+        intervals["started_at"].to_numpy(dtype=float), intervals["ended_at"].to_numpy(dtype=float)
+    )
+    unit_s, unit = time_unit(clock.total_s)
+    placed = groups.assign(
+        row=groups["worker"].map(_device_row),
+        begin=clock.elapsed_s(groups["started_at"].to_numpy(dtype=float)) / unit_s,
+        length=(groups["ended_at"] - groups["started_at"]) / unit_s,
+    )
+    figure = go.Figure()
+    for place, degree in enumerate(sorted(set(placed["degree"].tolist()))):
+        part = placed.loc[placed["degree"] == degree]
+        figure.add_bar(
+            y=part["row"], x=part["length"], base=part["begin"], orientation="h",
+            name=f"{degree} together" if degree > 1 else "alone",
+            marker={
+                "color": _DEGREE_COLOURS[place % len(_DEGREE_COLOURS)],
+                "line": {"width": 1, "color": "white"},
+            },
+            customdata=[
+                (
+                    row["members"].replace("+", ", "),
+                    row["epoch"],
+                    f"{row['ended_at'] - row['started_at']:.2f} s",
+                )
+                for row in part.to_dict("records")
+            ],
+            hovertemplate="%{customdata[0]}<br>epoch %{customdata[1]}, %{customdata[2]}<extra></extra>",
+        )  # fmt: skip
+    rows = _in_order_of_rows(intervals)
+    figure = laid_out(figure, "Which devices shared images", f"Time at work ({unit})", "")
+    figure.update_layout(
+        barmode="overlay", bargap=0.25, hovermode="closest", height=150 + _ROW_PX * max(4, len(rows))
+    )
+    figure.update_xaxes(showgrid=False, range=[0, clock.total_s / unit_s])
+    return figure.update_yaxes(
+        type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
+        tickmode="array", tickvals=rows,
+    )  # fmt: skip
+
+
 def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:
     for kind in dict.fromkeys(events["kind"]):
         part = events.loc[events["kind"] == kind]
         symbol, colour = _EVENT_MARKS.get(kind, ("circle", _UNKNOWN_COLOUR))
         figure.add_scatter(
-            x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(device_row),
+            x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(_device_row),
             name=f"device {kind}", mode="markers", cliponaxis=False,
             marker={
                 "symbol": symbol, "color": colour, "size": 12, "line": {"width": 1, "color": "white"},
@@ -155,13 +239,13 @@ def _add_borders(
     )  # fmt: skip
 
 
-def in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
+def _in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
     """The rows of the devices: reserved before spot, by number."""
-    rows = intervals["worker"].map(device_row)
+    rows = intervals["worker"].map(_device_row)
     return sorted(set(rows), key=_place(dict(zip(rows, intervals["market"], strict=True))))
 
 
-def device_row(worker: str) -> str:
+def _device_row(worker: str) -> str:
     """The row of a worker: `spot-0.1` replaces `spot-0`."""
     return worker.split(".")[0]
 

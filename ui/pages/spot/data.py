@@ -1,4 +1,4 @@
-"""What the page of the spot devices shows beyond the run's own view, read once an iteration."""
+"""What the page Spot reads beside the run's own figures: its ledger, and what every device did."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.database.database import Database
 from storage.database.queries import devices as device_queries
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
-from ui.data.run import RunView
+from ui.data.run import Newest, RunView
 
 MOST_INTERVALS = 3000
 """Intervals that the time line draws at most; more would make the browser slow."""
@@ -52,21 +52,27 @@ def load_spot(home: Path, view: RunView) -> SpotView:
     Raises:
         StorageError: the database stayed locked, or is of another version.
     """
-    return _load_spot(home, view.row.run_id, _newest(view))
+    return _load_spot(home, view.row.run_id, view.newest)
 
 
 def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCourse:
-    """The time line of iterations `first` to `last`.
+    """What the devices did in iterations `first` to `last`.
+
+    Args:
+        home: where the database lies.
+        view: the run.
+        first: an iteration; 0 is the evaluation before training.
+        last: an iteration.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
     """
-    return _load_course(home, view.row.run_id, first, last, _newest(view))
+    return _load_course(home, view.row.run_id, first, last, view.newest)
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
-def _load_spot(home: Path, run_id: str, newest: tuple[float, ...]) -> SpotView:
-    """`newest` is there to be part of the cache's key; likewise below."""
+def _load_spot(home: Path, run_id: str, newest: Newest) -> SpotView:
+    """`newest` is part of the cache's key; likewise below."""
     with Database(Home(home).database).reading() as connection:
         return read_spot(connection, run_id)
 
@@ -82,22 +88,23 @@ def read_spot(connection: duckdb.DuckDBPyConnection, run_id: str) -> SpotView:
 
 
 @st.cache_data(ttl=60, max_entries=16, show_spinner=False)
-def _load_course(home: Path, run_id: str, first: int, last: int, newest: tuple[float, ...]) -> DeviceCourse:
+def _load_course(home: Path, run_id: str, first: int, last: int, newest: Newest) -> DeviceCourse:
     with Database(Home(home).database).reading() as connection:
         return read_course(connection, run_id, first, last)
 
 
 def read_course(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> DeviceCourse:
-    """The time line of iterations `first` to `last`, from an open connection."""
+    """What the devices did in some iterations, from an open connection.
+
+    Args:
+        connection: to the database.
+        run_id: the run.
+        first: the first iteration; 0 is the evaluation before training.
+        last: the last one.
+    """
     return DeviceCourse(
         intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
         events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
         groups=device_queries.sequence_groups(connection, run_id, first, last, _MOST_GROUPS),
         degrees=device_queries.degree_times(connection, run_id, first, last),
     )
-
-
-def _newest(view: RunView) -> tuple[float, ...]:
-    """When the latest iteration, evaluation and event came."""
-    columns = (view.metrics["ended_at"], view.scores["ended_at"], view.events["happened_at"])
-    return tuple(max([0.0, *column.tolist()]) for column in columns)

@@ -4,55 +4,43 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import streamlit as st
 
-from storage.errors import StorageError
-from ui.charts.layout import PLOT_SETTINGS, cost_chart, state_chart
+from storage.ledger.ledger import Ledger
+from ui.charts.cost import cost_chart, state_chart
+from ui.charts.layout import PLOT_SETTINGS
+from ui.data.ledger import bill_entries
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import plain_markdown
+from ui.elements.formatting import markdown_text, moment, percent
 from ui.elements.run_page import show_page
-from ui.pages.convergence.verdict import planned_iterations
-from ui.pages.cost.data import bill_entries
-from ui.pages.spot.charts import gantt_chart, utilisation_chart
+from ui.pages.spot.charts import gantt_chart, groups_chart, utilisation_chart
 from ui.pages.spot.data import SpotView, load_course, load_spot
-from ui.pages.spot.degrees_table import show_degrees
-from ui.pages.spot.group_chart import groups_chart
-from ui.pages.spot.verdict import (
-    show_accounts,
-    show_imbalance,
-    show_losses,
-    show_spot_figures,
-    show_spot_verdict,
-)
+from ui.pages.spot.verdict import show_imbalance, show_spot_figures, show_spot_verdict
 
 _LATEST = {"Latest": 1, "Latest 3": 3, "Latest 10": 10}
 _RANGE = "A range"
+_SHOWN_LOSSES = 200
 
 
 def _show_spot(home: Path, view: RunView) -> None:
-    try:
-        spot = load_spot(home, view)
-        if not spot.iterations:
-            st.info(
-                "The first figures come with the first evaluation or iteration.", icon=":material/hourglass:"
-            )
-            return
-        show_imbalance(spot.ledger)
-        show_spot_verdict(spot.ledger)
-        show_spot_figures(spot.ledger)
-        _show_course(home, view, spot)
-    except StorageError as error:
-        st.error(plain_markdown(str(error)), icon=":material/database_off:")
+    spot = load_spot(home, view)
+    if not spot.iterations:
+        st.info("The first figures come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
+    show_imbalance(spot.ledger)
+    show_spot_verdict(spot.ledger)
+    show_spot_figures(spot.ledger)
+    _show_course(home, view, spot)
     _show_use(spot)
     st.subheader("Cost")
     left, right = st.columns(2)
     left.plotly_chart(cost_chart(view), key="spot_cost_by_market", config=PLOT_SETTINGS)
     right.plotly_chart(state_chart(view), key="spot_cost_by_state", config=PLOT_SETTINGS)
     st.subheader("Lost devices")
-    show_losses(spot.ledger)
-    show_accounts(spot.ledger)
+    _show_losses(spot.ledger)
+    _show_accounts(spot.ledger)
     offer_downloads(
         view.row.run_id,
         {"use of the devices": spot.utilisation, "bill by phase and state": bill_entries(spot.ledger)},
@@ -74,12 +62,43 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
             "images differ by rounding from those of one device."
         )
     if not course.degrees.empty:
-        show_degrees(course.degrees)
+        _show_degrees(course.degrees)
     shown, there = len(course.intervals), max(course.intervals["of"].tolist())
     if shown < there:
         st.caption(
             f"The latest {shown:,} of {there:,} intervals; choose fewer iterations to see the earlier ones."
         )
+
+
+def _show_degrees(degrees: pd.DataFrame) -> None:
+    """The degree that devices worked at longest, and what a denoising step took at each.
+
+    Args:
+        degrees: of a run, with at least one row; see storage/database/queries/devices.py for the columns.
+    """
+    most = degrees.loc[degrees["share"].idxmax()]
+    count, share = int(most["degree"]), float(most["share"])
+    together = f"{count} devices share an image" if count > 1 else "each device works alone"
+    if share > 0:
+        text = f"**Chosen by measured times: {together}**, {percent(share)} of the time of these iterations."
+        st.markdown(markdown_text(text))
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "images": degrees["request_class"],
+                "devices that share one": degrees["degree"],
+                "a denoising step (s)": degrees["step_s"].round(4),
+                "steps a device-second": (1 / (degrees["step_s"] * degrees["degree"])).round(2),
+                "chunks timed": degrees["chunks"],
+                "share of the time": [percent(share) for share in degrees["share"]],
+            }
+        ),
+        hide_index=True,
+    )
+    st.caption(
+        "With many images left, the most steps a device-second count; with fewer than devices, the shortest "
+        "step. A degree that is missing was not worth a trial, or there was no time for one yet."
+    )
 
 
 def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
@@ -90,7 +109,7 @@ def _chosen_iterations(view: RunView, recorded: list[int]) -> tuple[int, int]:
         label_visibility="collapsed",
     )  # fmt: skip
     # Up to the planned end, not the present one: a slider that grows forgets what was chosen.
-    end = max(planned_iterations(view) or 0, *recorded)
+    end = max(view.planned_iterations or 0, *recorded)
     if chosen == _RANGE and end > 0:
         return st.slider("Iterations", 0, end, (recorded[-3:][0], recorded[-1]), key=f"range-{run_id}")
     latest = recorded[-_LATEST.get(chosen or "", 3) :]
@@ -104,13 +123,86 @@ def _show_use(spot: SpotView) -> None:
         return
     used = set(spot.utilisation["market"].tolist())
     markets = [market for market in ("spot", "reserved") if market in used]
-    for place, market in zip(st.columns(2), markets, strict=False):
-        place.plotly_chart(
+    for column, market in zip(st.columns(2), markets, strict=False):
+        column.plotly_chart(
             utilisation_chart(spot.utilisation, market), key=f"use-{market}", config=PLOT_SETTINGS
         )
     together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
     st.caption(f"Without evaluations and work done again.{note}")
+
+
+def _show_losses(ledger: Ledger) -> None:
+    """The devices that died, the latest first."""
+    if not ledger.has_device_events:
+        st.caption(
+            "This run is from before losses were recorded here; the events of the page Convergence name them."
+        )
+        return
+    if not ledger.losses:
+        st.caption("No device was lost.")
+        return
+    latest = ledger.losses[::-1][:_SHOWN_LOSSES]
+    st.dataframe(
+        pd.DataFrame(
+            {
+                "device": [loss.worker for loss in latest],
+                "market": [loss.market for loss in latest],
+                "when": [moment(loss.at) for loss in latest],
+                "iteration": [loss.iteration for loss in latest],
+                "cut": [loss.cut_state or "loading" for loss in latest],
+                "for (s)": [round(loss.cut_s, 2) for loss in latest],
+                "detail": [loss.detail for loss in latest],
+            }
+        ),
+        hide_index=True,
+    )
+    if len(ledger.losses) > len(latest):
+        st.caption(f"The latest {len(latest)} of {len(ledger.losses):,}.")
+
+
+def _show_accounts(ledger: Ledger) -> None:
+    """The bill by phase, market and state, and every worker's paid time against its states."""
+    with st.expander("The accounts"):
+        st.caption("What was paid for, by phase, market and state")
+        st.dataframe(
+            pd.DataFrame(
+                [
+                    (e.phase, e.market, e.state, round(e.spent.device_s, 2), e.spent.usd)
+                    for e in ledger.entries
+                ],
+                columns=["phase", "market", "state", "device-seconds", "US dollars"],
+            ),
+            hide_index=True,
+        )
+        st.caption("Workers, in seconds: paid = in a state + unaccounted - in two states")
+        st.dataframe(
+            pd.DataFrame(
+                [
+                    (w.worker, w.market, w.paid_s, w.booked_s, w.unaccounted_s, w.double_s)
+                    for w in ledger.workers
+                ],
+                columns=["worker", "market", "paid", "in a state", "unaccounted", "in two states"],
+            ),
+            hide_index=True,
+        )
+        if ledger.standbys:
+            _show_standbys(ledger)
+
+
+def _show_standbys(ledger: Ledger) -> None:
+    """What processes that wait for a place have used of their hosts."""
+    st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
+    st.dataframe(
+        pd.DataFrame(
+            [
+                (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
+                for s in ledger.standbys
+            ],
+            columns=["standby", "waited (s)", "processor (s)", "memory (MiB)", "places taken", "died"],
+        ),
+        hide_index=True,
+    )
 
 
 show_page(_show_spot)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import streamlit as st
 
 from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
 from ui.elements.formatting import figure as as_figure
-from ui.elements.formatting import markdown_text, moment, percent, short_duration, usd
-from ui.pages.convergence.verdict import show_tile
-
-_SHOWN_LOSSES = 200
+from ui.elements.formatting import markdown_text, percent, short_duration, usd
+from ui.elements.tiles import show_tile
 
 
 def show_spot_verdict(ledger: Ledger) -> None:
@@ -105,76 +102,3 @@ def show_spot_figures(ledger: Ledger) -> None:
         "By how much the states differ from the paid time, which is measured apart from them; at most "
         f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash where the run was recorded before it was measured.",
     )  # fmt: skip
-
-
-def show_losses(ledger: Ledger) -> None:
-    """The devices that died, the latest first."""
-    if not ledger.has_device_events:
-        st.caption(
-            "This run is from before losses were recorded here; the events of the page Convergence name them."
-        )
-        return
-    if not ledger.losses:
-        st.caption("No device was lost.")
-        return
-    latest = ledger.losses[::-1][:_SHOWN_LOSSES]
-    st.dataframe(
-        pd.DataFrame(
-            {
-                "device": [loss.worker for loss in latest],
-                "market": [loss.market for loss in latest],
-                "when": [moment(loss.at) for loss in latest],
-                "iteration": [loss.iteration for loss in latest],
-                "cut": [loss.cut_state or "loading" for loss in latest],
-                "for (s)": [round(loss.cut_s, 2) for loss in latest],
-                "detail": [loss.detail for loss in latest],
-            }
-        ),
-        hide_index=True,
-    )
-    if len(ledger.losses) > len(latest):
-        st.caption(f"The latest {len(latest)} of {len(ledger.losses):,}.")
-
-
-def show_accounts(ledger: Ledger) -> None:
-    """The bill by phase, market and state, and every worker's paid time against its states."""
-    with st.expander("The accounts"):
-        st.caption("What was paid for, by phase, market and state")
-        st.dataframe(
-            pd.DataFrame(
-                [
-                    (e.phase, e.market, e.state, round(e.spent.device_s, 2), e.spent.usd)
-                    for e in ledger.entries
-                ],
-                columns=["phase", "market", "state", "device-seconds", "US dollars"],
-            ),
-            hide_index=True,
-        )
-        st.caption("Workers, in seconds: paid = in a state + unaccounted - in two states")
-        st.dataframe(
-            pd.DataFrame(
-                [
-                    (w.worker, w.market, w.paid_s, w.booked_s, w.unaccounted_s, w.double_s)
-                    for w in ledger.workers
-                ],
-                columns=["worker", "market", "paid", "in a state", "unaccounted", "in two states"],
-            ),
-            hide_index=True,
-        )
-        if ledger.standbys:
-            _show_standbys(ledger)
-
-
-def _show_standbys(ledger: Ledger) -> None:
-    """What processes that wait for a place have used of their hosts."""
-    st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
-    st.dataframe(
-        pd.DataFrame(
-            [
-                (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
-                for s in ledger.standbys
-            ],
-            columns=["standby", "waited (s)", "processor (s)", "memory (MiB)", "places taken", "died"],
-        ),
-        hide_index=True,
-    )

@@ -45,9 +45,9 @@ def test_a_finished_run(recorded: None):
     assert shown["Cost so far"] == f"${(40 * 18 + 5 * 9) * (10.98 + 2 * 2.51) / 3600:.2f}"
     assert shown["Spot share"] == "67 %"
     assert shown["Ratio deviation"].endswith("e-07")
-    assert shown["Groups without variance"].endswith("%")
+    assert shown["Prompts without signal"].endswith("%")
     assert len(page.get("plotly_chart")) == 3 + 2 + 4, "scores, costs, learning"
-    assert "One run seed: how much is luck?" in "".join(caption.value for caption in page.caption)
+    assert "One run seed." in "".join(caption.value for caption in page.caption)
     gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24
     assert gallery.count("after 40 iterations</div>") == 12

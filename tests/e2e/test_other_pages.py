@@ -176,8 +176,8 @@ def test_the_health_of_a_run(store: RunStore):
     write_spot_run(store, "r", iterations=6, start=1e9, lost_in=5)
     page = opened("health")
     text = "\n".join(part.value for part in page.markdown)
-    assert "Spot devices at work" in text, "10 % idle is fine"
-    assert "Nothing is wrong" in sentences(page) or "worth a look" in text
+    assert "Idle spot devices" in text, "10 % idle is fine"
+    assert "No problems" in sentences(page) or "other checks." in text
     record = iteration_record("r", 7, 1e9 + 108)
     record.metrics["clip_share"] = 17.0
     store.commit_iteration(record)

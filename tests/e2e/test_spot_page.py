@@ -107,7 +107,7 @@ def test_a_finished_run_that_explored(store: RunStore):
     assert shown["Paid device time"] == "5.4 min"
     assert shown["Devices lost"] == "1"
     assert below(page, "Devices lost") == "cut at most 5.0 s"
-    assert shown["Work done again"] == "0.0 s"
+    assert shown["Repeated work"] == "0.0 s"
     assert shown["Goodput"] == "0.596/s"
     assert shown["Unaccounted"] == "0 %"
     assert list(charts(page)) == [
@@ -177,7 +177,7 @@ def test_a_run_that_does_not_explore(store: RunStore):
     assert f"Spot devices idle {100 * (4 * 8 + 1) / (4 * 18 + 9):.0f} %" in sentences(page)
     assert "exploration.strategy=stale" in sentences(page)
     assert figures(page)["Devices lost"] == "-", "the sample run records no devices"
-    assert "from before losses were recorded" in captions(page)
+    assert "did not record losses here" in captions(page)
 
 
 def test_a_live_run_moves_on(store: RunStore):
@@ -226,9 +226,9 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
     store.discard_after("r", 1)
     store.commit_iteration(with_joined(exploring(iteration_record("r", 2, START + 9000))))
     page = opened()
-    assert figures(page)["Work done again"] == "54.0 s"
+    assert figures(page)["Repeated work"] == "54.0 s"
     assert not page.error, "a break is not paid for"
-    assert "thrown away" in gantt(page)
+    assert "discarded" in gantt(page)
     assert "dash" in gantt(page)
     assert "Time at work (s)" in gantt(page), "54 s a device, not hours"
 
@@ -305,7 +305,7 @@ def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStor
         file.execute("INSERT INTO costs VALUES ('old', 'iteration', 1, 'idle', 'spot', 10, 0.01)")
     page = opened()
     assert "Spot devices idle 100 %" in sentences(page)
-    assert "from before losses were recorded" in captions(page)
+    assert "did not record losses here" in captions(page)
     with duckdb.connect(str(store.home.database), read_only=True) as file:
         assert file.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
 

@@ -67,7 +67,13 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
 
 
 def add_level(figure: go.Figure, level: float, text: str = "") -> None:
-    """Add a dashed line at a level, with its meaning: a limit, or where training began."""
+    """Add a dashed line at a level: a limit, or where training began.
+
+    Args:
+        figure: where to.
+        level: on the left axis.
+        text: what the level is; empty for no text.
+    """
     note = {"text": text, "font": {"color": BASELINE_COLOUR}} if text else None
     figure.add_hline(
         y=level, line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"}, annotation=note,

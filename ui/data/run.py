@@ -57,7 +57,7 @@ class RunView:
     """One run's frames; see storage/database/queries/runs.py for their columns.
 
     Attributes:
-        alive: whether its process is still there.
+        alive: whether its process still runs.
         change: None before there are two evaluations.
     """
 

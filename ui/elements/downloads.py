@@ -28,18 +28,18 @@ _FORMATS = {"CSV": ("text/csv", as_csv), "Parquet": ("application/vnd.apache.par
 def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
     """Offer what a page shows as files; one that is empty is not offered.
 
-    The files are made when somebody clicks: making them each time the page is drawn would slow it.
+    The files are made at a click: making them each time the page is drawn would slow it.
 
     Args:
         run_id: begins the files' names, or another word that does.
         frames: what each holds -> its rows.
     """
-    there = {name: frame for name, frame in frames.items() if not frame.empty}
-    if not there:
+    offered = {name: frame for name, frame in frames.items() if not frame.empty}
+    if not offered:
         return
     with st.expander("Download the figures"):
         st.caption("The rows behind the charts. For a chart as PNG: the camera at its upper right corner.")
-        for name, frame in there.items():
+        for name, frame in offered.items():
             row = st.container(horizontal=True, vertical_alignment="center")
             row.markdown(f"{name} ({len(frame):,} rows)")
             for form, (mime, made) in _FORMATS.items():

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and texts as they were written: nothing in them is markup."""
+"""Numbers with units, and texts of others made safe for Markdown and charts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def duration(seconds: float) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Seconds in one unit, for narrow places: `42.0 s`, `12.8 min`, `3.3 h`."""
+    """Seconds in one unit, for narrow spaces: `42.0 s`, `12.8 min`, `3.3 h`."""
     unit_s, unit = time_unit(seconds)
     return f"{seconds / unit_s:.1f} {unit}"
 

@@ -48,20 +48,20 @@ def show_before_and_after(images: pd.DataFrame) -> None:
 
 
 def show_best_and_worst(images: pd.DataFrame) -> None:
-    """Show a prompt's best and worst sample side by side, a card an iteration.
+    """Show a prompt's best and worst sample side by side, a card for each iteration.
 
     Args:
         images: as `storage.database.queries.seeds.best_and_worst` gives it, of one prompt.
     """
     cards = []
     for iteration, part in images.groupby("iteration", sort=False):
-        sides = "".join(_side(row, "", _place(row)) for row in _rows(part))
+        sides = "".join(_side(row, "", _seed_label(row)) for row in _rows(part))
         cards.append(_framed(f"Iteration {iteration}", "", sides))
     st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
 
 
 def course_html(images: pd.DataFrame) -> str:
-    """A card a prompt, in it its pictures over the iterations; a click enlarges one, another shrinks it.
+    """A card a prompt, with its pictures over the iterations; a click enlarges one, another shrinks it.
 
     Args:
         images: as `storage.database.queries.images.pictures` gives it.
@@ -82,7 +82,7 @@ def large_html(images: pd.DataFrame) -> str:
     """One prompt's pictures, large.
 
     Args:
-        images: as above, of one image.
+        images: as `course_html` takes them, of one prompt and seed.
     """
     sides = "".join(_side(row, "", _when(row["iteration"])) for row in _rows(images))
     return f'{_STYLE}<div class="sl-large">{sides}</div>'
@@ -106,7 +106,7 @@ def _zoomed(row: dict) -> str:
     return f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
 
 
-def _place(row: dict) -> str:
+def _seed_label(row: dict) -> str:
     draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
     return f"{row['place']}: seed {row['seed_index']}{draft}"
 

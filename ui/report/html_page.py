@@ -34,7 +34,7 @@ td, th {border-bottom: 1px solid var(--line); padding: 3px 10px 3px 0; text-alig
   overflow-wrap: anywhere;}
 pre {overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 10px;}
 code {font-size: .92em;} .note {opacity: .7; font-size: .88rem;}
-.act {color: #d64545;} .look {color: #c9752b;} .fine {color: #1f9d61;} .unknown {opacity: .65;}
+.problem {color: #d64545;} .warning {color: #c9752b;} .passed {color: #1f9d61;} .unknown {opacity: .65;}
 """
 
 

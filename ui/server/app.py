@@ -1,4 +1,4 @@
-"""The list of pages, which `ui/server/server.py` serves: the login where there is one, then the pages.
+"""The main script of the dashboard, served by `ui/server/server.py`: the login, then the list of pages.
 
 It only reads the database, so it may run beside a training run and be closed at any time.
 """

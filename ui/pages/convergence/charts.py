@@ -22,7 +22,7 @@ from ui.pages.convergence.data import mean_over_seeds
 
 _BAND_COLOUR = "rgba(47,128,237,0.18)"
 _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), format of its numbers
-    ("zero_variance", "Groups without variance", "Share of the prompts", ".0%"),
+    ("zero_variance", "Prompts without signal", "Share of the prompts", ".0%"),
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
     ("kl", "KL to the reference policy", "KL (nats)", ".2~g"),
     ("clip_share", "Clipped denoising steps", "Share of those trained", ".0%"),

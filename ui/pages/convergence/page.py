@@ -1,4 +1,4 @@
-"""The first page: does the run get better, how fast, and at what price. Live while a run goes on."""
+"""The page Convergence: does the run get better, how fast, at what price. Live while the run is."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _show_scores(view: RunView) -> Measure:
     chosen = st.segmented_control(
         "Measure", list(measures), default="Graded score", key="measure", label_visibility="collapsed"
     )
-    measure = measures[chosen or "Graded score"]  # a second click on the chosen one unchooses it
+    measure = measures[chosen or "Graded score"]  # a second click on the chosen one deselects it
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
     for column, over in zip(st.columns(3), axes, strict=True):
         column.plotly_chart(score_chart(view, measure, over), key=f"score_by_{over}", config=PLOT_SETTINGS)
@@ -57,13 +57,13 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
     seeds, courses = load_seed_courses(home, view)
     if len(set(courses["run_id"].tolist())) < 2:
         st.caption(
-            "One run seed: how much is luck? Start the same run with another `--set seed=`; the interval "
-            "over seeds then appears here."
+            "One run seed. To see how much the curve depends on it, start the same run with another "
+            "`--set seed=`; the interval over seeds then appears here."
         )
         return pd.DataFrame()
     st.plotly_chart(interval_chart(courses, seeds, measure), key="score_by_seed", config=PLOT_SETTINGS)
     names = ", ".join(f"{plain_markdown(run_id)} (seed {seed})" for seed, run_id in seeds.items())
-    st.caption(f"Runs that differ in the seed alone: {names}. The mean is over iterations that all have.")
+    st.caption(f"Runs that differ in the seed alone: {names}. The mean is over shared evaluations.")
     return courses
 
 

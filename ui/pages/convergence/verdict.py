@@ -27,7 +27,7 @@ class Verdict:
 
 
 def verdict(view: RunView) -> Verdict:
-    """Better, worse or not to tell yet, by how much, after how long, for how much."""
+    """Better, worse or not clear yet, by how much, after how long, at what cost."""
     if view.scores.empty:
         return Verdict(
             "waiting", "The model is scored before training begins; its first figures appear here."
@@ -126,22 +126,22 @@ _SIGNS = (
     _Sign(
         "Ratio deviation", "ratio_deviation", False,
         "Largest |ratio - 1| at an iteration's first update. The policy has not changed yet, so this should "
-        "be 0: what is left is numerical difference between generating and training.",
+        "be 0: what is left is a numerical difference between rollout and training.",
     ),
     _Sign(
         "KL to the reference", "kl", False,
         "How far the policy has moved from the model before training, in nats, as the mean of a denoising "
-        "step. A steep rise with a falling score means that the reward is being gamed. Measured only where "
+        "step. A steep rise with a falling score is a sign of reward hacking. Measured only where "
         "algorithm.kl_weight is above 0.",
     ),
     _Sign(
         "Clip share", "clip_share", True,
         "Share of the trained denoising steps whose gradient the clip range cuts off. Near 0 the steps are "
-        "small; above half, most of the samples teach nothing: lower optimizer.learning_rate.",
+        "small; above half, most of the samples give no gradient: lower optimizer.learning_rate.",
     ),
     _Sign(
-        "Groups without variance", "zero_variance", True,
-        "Share of prompts whose samples all scored the same. They teach nothing, but were paid for.",
+        "Prompts without signal", "zero_variance", True,
+        "Share of prompts whose samples all scored the same. They give no gradient, but were paid for.",
     ),
 )  # fmt: skip
 

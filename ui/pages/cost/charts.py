@@ -35,7 +35,7 @@ def on_demand_chart(cost: OnDemandCost) -> go.Figure:
     colours = {**MARKET_COLOURS, "spot, at the reserved price": BASELINE_COLOUR}
     for name, amounts in bars.items():
         figure.add_bar(
-            y=["as it was", "on demand only"], x=amounts, name=name, orientation="h",
+            y=["this run", "on demand only"], x=amounts, name=name, orientation="h",
             marker={"color": colours[name]}, hovertemplate="$%{x:.4g}",
         )  # fmt: skip
     figure = laid_out(figure, "The bill, and on demand only", "US dollars", "")

@@ -1,4 +1,4 @@
-"""The page of the bill: by phase, market and state, and what it would be on demand only. Live."""
+"""The page Cost: the bill by phase, market and state, and what it would be on demand only."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _show_cost(home: Path, view: RunView) -> None:
         right.plotly_chart(on_demand_chart(compared), key="cost_on_demand", config=PLOT_SETTINGS)
         st.caption(ASSUMPTION)
     st.caption(
-        "At the prices of the run's settings (`price.*`). Where processes of one machine play the devices, "
-        "the dollars are modelled, not paid."
+        "At the prices of the run's settings (`price.*`). Where processes of one machine simulate the "
+        "devices, the dollars are modelled, not paid."
     )
     offer_downloads(
         view.row.run_id,

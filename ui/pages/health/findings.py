@@ -1,4 +1,4 @@
-"""What a rule of the page Health finds in a run: how serious, with its figures, and what to do."""
+"""What a rule of the page Health finds in a run: how serious it is, with figures and advice."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from storage.ledger.ledger import Ledger
 from ui.data.run import RunView
 
-Level = Literal["act", "look", "fine", "unknown"]
-"""Something is wrong; something may be; nothing is; the run does not measure it (yet)."""
+Level = Literal["problem", "warning", "passed", "unknown"]
+"""Wrong; possibly wrong; not wrong; not measured by the run (yet)."""
 
-LEVELS: tuple[Level, ...] = ("act", "look", "fine", "unknown")
+LEVELS: tuple[Level, ...] = ("problem", "warning", "passed", "unknown")
 """The most serious first."""
 
 RECENT = 20
@@ -23,12 +23,13 @@ RECENT = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule says.
+    """The result of one rule.
 
     Attributes:
-        title: what the rule is about.
+        level: how serious it is.
+        title: what the rule checks.
         text: what was found, with figures.
-        advice: what to do; empty where there is nothing to do.
+        advice: what to change; empty for a check that passed.
     """
 
     level: Level
@@ -39,7 +40,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the rules look at.
+    """What the rules judge.
 
     Attributes:
         view: the run's figures and settings.

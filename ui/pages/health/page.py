@@ -1,4 +1,4 @@
-"""The page of a run's health: rules that say plainly what is wrong, by how much, and what to do."""
+"""The page Health: rules that say what is wrong, by how much, and which setting fixes it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,9 @@ from ui.pages.health.findings import Evidence, Finding, Level, by_level
 from ui.pages.health.learning_rules import LEARNING_RULES
 
 _BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
-    "act": (st.error, ":material/report:"),
-    "look": (st.warning, ":material/visibility:"),
+    "problem": (st.error, ":material/report:"),
+    "warning": (st.warning, ":material/visibility:"),
 }
-_NAMES: dict[Level, str] = {
-    "act": "act now", "look": "worth a look", "fine": "fine", "unknown": "not measured",
-}  # fmt: skip
 
 
 def _show_health(home: Path, view: RunView) -> None:
@@ -38,9 +35,9 @@ def _show_health(home: Path, view: RunView) -> None:
     for level, (box, icon) in _BOXES.items():
         for finding in levels.get(level, []):
             box(markdown_text(f"**{finding.title}.** {finding.text} {finding.advice}".strip()), icon=icon)
-    if "fine" in levels:
-        st.subheader("Fine")
-        _show_list(levels["fine"], ":material/check_circle:")
+    if "passed" in levels:
+        st.subheader("Passed")
+        _show_list(levels["passed"], ":material/check_circle:")
     if "unknown" in levels:
         st.subheader("Not measured")
         _show_list(levels["unknown"], ":material/do_not_disturb_on:")
@@ -48,16 +45,13 @@ def _show_health(home: Path, view: RunView) -> None:
 
 
 def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
-    wrong, doubtful = len(levels.get("act", [])), len(levels.get("look", []))
-    if not wrong and not doubtful:
-        st.success(f"**Nothing is wrong**, by {rules} rules.", icon=":material/check_circle:")
+    counts = {"problem": len(levels.get("problem", [])), "warning": len(levels.get("warning", []))}
+    others = rules - sum(counts.values())
+    if others == rules:
+        st.success(f"**No problems**, by {rules} checks.", icon=":material/check_circle:")
         return
-    parts = []
-    if wrong:
-        parts.append(f"{wrong} to act on")
-    if doubtful:
-        parts.append(f"{doubtful} worth a look")
-    st.markdown(f"**{', '.join(parts)}**, of {rules} rules.")
+    parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+    st.markdown(f"**{', '.join(parts)}**, {others} other checks.")
 
 
 def _show_list(findings: list[Finding], icon: str) -> None:
@@ -67,7 +61,7 @@ def _show_list(findings: list[Finding], icon: str) -> None:
 
 def _as_frame(findings: list[Finding]) -> pd.DataFrame:
     return pd.DataFrame(
-        [(_NAMES[f.level], f.title, f.text, f.advice) for f in findings],
+        [(f.level, f.title, f.text, f.advice) for f in findings],
         columns=["level", "rule", "found", "advice"],
     )
 

@@ -1,4 +1,4 @@
-"""The page of the images: held-out prompts over the iterations, with the same seeds. Live."""
+"""The page Images: held-out prompts over the iterations, with the same seeds."""
 
 from __future__ import annotations
 

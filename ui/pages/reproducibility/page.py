@@ -1,8 +1,9 @@
-"""The page of the runs that were done again: do recorded results still come out, and if not, why."""
+"""The page Reproducibility: did reproductions of recorded runs come to the same result."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import streamlit as st
@@ -11,34 +12,34 @@ from storage.database.database import Database
 from storage.errors import StorageError
 from storage.evaluations.reproductions import reproductions
 from storage.home import Home
+from ui.data.run import CACHE_S
 from ui.elements.formatting import duration, markdown_text, moment
 from ui.elements.run_page import show_error
 
 _WORDS = {
-    "recorded": "reference recorded", "identical": "identical to the bit", "within": "within the interval",
+    "recorded": "reference recorded", "identical": "bit-identical", "within": "within the interval",
     "drifted": "drifted", "failed": "failed",
 }  # fmt: skip
 _SIGNS = {"recorded": "○", "identical": "✓", "within": "✓", "drifted": "✗", "failed": "✗"}
 _BAD = ("drifted", "failed")
 
 
-@st.cache_data(ttl=2)
-def _load(home: str) -> pd.DataFrame:
-    with Database(Home.from_environment({"SPOTLIGHT_HOME": home}).database).reading() as connection:
+@st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
+def _load(home: Path) -> pd.DataFrame:
+    with Database(Home(home).database).reading() as connection:
         return reproductions(connection)
 
 
 def _show() -> None:
     st.header("Reproducibility", anchor=False)
-    home = Home.from_environment().path
     try:
-        rows = _load(str(home))
+        rows = _load(Home.from_environment().path)
     except StorageError as error:
         show_error(error)
         return
     if rows.empty:
-        st.info("No run has been done again yet.", icon=":material/replay:")
-        st.markdown("Do a finished run again, or let it be done every night:")
+        st.info("No reproductions yet.", icon=":material/replay:")
+        st.markdown("Reproduce a finished run, or schedule it every night:")
         st.code("spotlight reproduce RUN\nspotlight up --schedule", language="bash")
         return
     newest = rows.drop_duplicates("series")
@@ -49,7 +50,7 @@ def _show() -> None:
 
 
 def _show_verdict(row: dict) -> None:
-    """One box for the newest of a series; red where it came to something else."""
+    """One box for the newest of a series; red where the result differs."""
     box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
     box(
         f"**{markdown_text(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "
@@ -58,7 +59,7 @@ def _show_verdict(row: dict) -> None:
 
 
 def _show_history(rows: pd.DataFrame) -> None:
-    st.subheader("All of them, newest first", anchor=False)
+    st.subheader("All reproductions, newest first", anchor=False)
     shown = pd.DataFrame(
         {
             "": rows["verdict"].map(_SIGNS.__getitem__),

@@ -9,7 +9,7 @@ from ui.charts.layout import Axis, Measure, axis_titles, laid_out, measure_title
 from ui.elements.formatting import chart_text, time_unit
 
 RUN_COLOURS = ("#2f80ed", "#e0793a", "#27ae7a", "#7c6fd9", "#d64550", "#2bb3c0", "#b8860b", "#9aa5b1")
-"""Told apart on a light and on a dark page; as many as can be compared."""
+"""Distinct on a light and on a dark page; as many runs can be compared."""
 
 
 def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure, over: Axis) -> go.Figure:
@@ -17,7 +17,7 @@ def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure
 
     Args:
         courses: as `storage.database.queries.comparisons.score_courses` gives them.
-        run_ids: in the order of the legend; at most as many as there are colours.
+        run_ids: in the order of the legend; at most as many as colours.
         measure: which figure.
         over: what runs along the bottom.
     """

@@ -67,11 +67,11 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
     for run_id in run_ids:
         own = courses.loc[courses["run_id"] == run_id]
         best = float(own[measure].max()) if len(own) else math.nan
-        there = own.loc[own[measure] >= target - 1e-9]
-        if there.empty:
+        reached = own.loc[own[measure] >= target - 1e-9]
+        if reached.empty:
             rows.append((run_id, False, math.nan, math.nan, math.nan, best))
             continue
-        first = there.iloc[0]
+        first = reached.iloc[0]
         row = (run_id, True, float(first["iteration"]), float(first["elapsed_s"]), float(first["usd"]), best)
         rows.append(row)
     return pd.DataFrame(rows, columns=["run_id", "reached", "iteration", "elapsed_s", "usd", "best"])

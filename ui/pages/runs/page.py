@@ -1,4 +1,4 @@
-"""The page of all runs: a table, and some of them beside each other. Live while one is."""
+"""The page Runs: all runs in a table, and some of them side by side. Live while one is."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def _show_table(table: pd.DataFrame) -> None:
             "US dollars": st.column_config.NumberColumn(format="$%.4f"),
         },
     )  # fmt: skip
-    there = int(table["of"].iloc[0])
-    if there > len(table):
-        st.caption(f"The latest {len(table)} of {there:,} runs; `spotlight runs` lists all.")
+    recorded = int(table["of"].iloc[0])
+    if recorded > len(table):
+        st.caption(f"The latest {len(table)} of {recorded:,} runs; `spotlight runs` lists all.")
     st.caption("To look into a run, choose it at the top of any other page.")
 
 

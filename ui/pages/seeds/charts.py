@@ -34,7 +34,7 @@ _MAP_COLOURS = [[0.0, "rgba(47,128,237,0.12)"], [1.0, SCORE_COLOUR]]
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:
-    """Every seed's score by the stale draft against its fresh one; circles grow with how many there are.
+    """Every seed's score by the stale draft against its fresh one; a circle grows with the number of seeds.
 
     Args:
         pairs: as `storage.database.queries.seeds.pair_counts` gives it; at least one.
@@ -136,7 +136,7 @@ def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
 
     figure = go.Figure(
         go.Heatmap(
-            # Rows are told apart by the prompt's number: two shortened prompts may read the same.
+            # Rows are identified by the prompt's number: two shortened prompts may read the same.
             x=iterations, y=[str(row) for row in rows], z=table("drafts"), xgap=1, ygap=1,
             colorscale=_MAP_COLOURS, colorbar={"title": "drafts", "thickness": 12}, hoverongaps=False,
             customdata=table("success_share"),
@@ -184,11 +184,11 @@ def success_chart(drafts: pd.DataFrame) -> go.Figure:
 def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: dict) -> None:
     """A metric's line, if any iteration has it; a marker where a line has but one point."""
     values = view.metric(name)
-    there = np.isfinite(values).sum()
-    if there:
+    measured = np.isfinite(values).sum()
+    if measured:
         figure.add_scatter(
             x=view.metrics["iteration"], y=values, name=title, line=line, hovertemplate="%{y:.3f}",
-            mode="lines" if there > 1 else "markers", connectgaps=True,
+            mode="lines" if measured > 1 else "markers", connectgaps=True,
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The page of the seeds: are drafts by stale weights right, and where do they go. Live while a run is."""
+"""The page Seeds: do drafts by stale weights rank the seeds correctly, and where do they go."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def _show_pairs(home: Path, view: RunView, seeds: SeedsView) -> None:
         above.caption("No seed of these iterations has both a stale and a fresh score.")
         return
     above.plotly_chart(pair_chart(pairs.counts), key="pairs", config=PLOT_SETTINGS)
-    there = int(view.metrics["iteration"].between(first, until).sum())
-    if there > len(pairs.iterations):
-        st.caption(f"Seeds of {len(pairs.iterations)} of these {there:,} iterations, evenly spread.")
+    recorded = int(view.metrics["iteration"].between(first, until).sum())
+    if recorded > len(pairs.iterations):
+        st.caption(f"Seeds of {len(pairs.iterations)} of these {recorded:,} iterations, evenly spread.")
 
 
 def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -> None:
-    st.subheader("Where the drafts went, and what for")
+    st.subheader("Where the drafts went, and their effect")
     left, right = st.columns(2)
     if any(name in view.metrics for name in ("spread_random", "spread_kept", "spread_rollout")):
         left.plotly_chart(spread_chart(view), key="spread", config=PLOT_SETTINGS)
@@ -91,9 +91,7 @@ def _show_spread_and_budget(view: RunView, seeds: SeedsView, has_drafts: bool) -
     prompts = seeds.drafts.loc[seeds.drafts["drafts"] > 0, "prompt_id"].nunique()
     drawn = draft_map(seeds.drafts)
     if drawn is None:
-        st.caption(
-            f"{prompts} prompts were drafted, hardly one of them in several iterations: no map of them."
-        )
+        st.caption(f"{prompts} prompts were drafted, most of them in one iteration only: no map of them.")
     else:
         st.plotly_chart(drawn, key="drafts", config=PLOT_SETTINGS)
     if drawn is not None and prompts > MAP_PROMPTS:

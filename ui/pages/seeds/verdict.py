@@ -20,23 +20,23 @@ _SHOWN_ALERTS = 3
 
 
 def show_plain() -> None:
-    """Say that this run explores nothing, what exploring would do and how to switch it on."""
+    """Say that the run does not explore, what exploration does and how to switch it on."""
     st.info(
-        "**This run takes the first seeds of each prompt; it explores none.** So there is nothing to compare "
-        "here.",
+        "**This run does not explore**: it takes the first seeds of each prompt, so there is nothing to "
+        "compare here.",
         icon=":material/grain:",
     )
     st.markdown(
         "With exploration, spot devices draft many seeds of the next iteration's prompts while the reserved "
-        "device trains, and the seeds whose scores differ most are rolled out: equal scores teach nothing. "
-        "The drafts come from weights that are one iteration old; this page shows whether they are still "
-        "right about the seeds. To start such a run:"
+        "device trains, and the seeds whose scores differ most are rolled out: equal scores give no "
+        "gradient. The drafts come from weights that are one iteration old; this page shows whether they "
+        "still rank the seeds correctly. To start such a run:"
     )
     st.code("spotlight train --preset glyphs --set exploration.strategy=stale", language="bash")
 
 
 def show_alerts(alerts: pd.DataFrame) -> None:
-    """Show what the run itself found wrong with its exploration, newest first."""
+    """Show the alarms that the run raised about its exploration, newest first."""
     rows = alerts.head(_SHOWN_ALERTS).to_dict("records")
     if not rows:
         return
@@ -52,7 +52,7 @@ def show_seed_verdict(view: RunView) -> None:
     ranks = _recent(view.metric("spearman"), _RECENT)
     if not ranks.size:
         st.info(
-            "**Not to tell yet whether stale ranks hold**: no iteration has compared stale drafts with fresh "
+            "**Not known yet whether stale ranks hold**: no iteration has compared stale drafts with fresh "
             f"scores. {gain}",
             icon=":material/hourglass:",
         )
@@ -85,7 +85,7 @@ def show_seed_figures(view: RunView) -> None:
     show_tile(
         row, "Drafts", "-" if np.isnan(drafts).all() else f"{np.nansum(drafts):,.0f}",
         None if np.isnan(drafts).all() else f"{np.nanmean(drafts):.0f} an iteration",
-        "Images drawn to choose seeds by; the rollout's own are not among them.",
+        "Images generated to choose seeds; those of the rollout do not count.",
     )  # fmt: skip
     show_tile(
         row, "Kept overlap", _latest(view, "kept_overlap", percent), _median(view, "kept_overlap", percent),
@@ -97,23 +97,23 @@ def show_seed_figures(view: RunView) -> None:
     )  # fmt: skip
     value, how = _spread_ratio(view) or (None, None)
     show_tile(
-        row, "Spread gain", "-" if value is None else f"{value:.2f}×", how,
+        row, f"{spread_measure(view).word.capitalize()} gain", "-" if value is None else f"{value:.2f}×", how,
         f"{spread_measure(view).axis}: kept groups over random ones, over the last {_RECENT} iterations.",
     )  # fmt: skip
     show_tile(
-        row, "Waited for it", _latest(view, "explore_wait_s", short_duration),
+        row, "Wait for exploration", _latest(view, "explore_wait_s", short_duration),
         _median(view, "explore_wait_s", short_duration),
-        "Time that the devices waited, after training, for the seeds of the next iteration.",
+        "Time after training in which the devices waited for the seeds of the next iteration.",
     )  # fmt: skip
     show_tile(
-        row, "Unexplored", _latest(view, "prompts_unexplored", "{:.0f}".format),
+        row, "Prompts without drafts", _latest(view, "prompts_unexplored", "{:.0f}".format),
         None if np.isnan(unexplored).all() else f"{np.nansum(unexplored):.0f} in all iterations",
-        "Prompts that were rolled out with their first seeds, because no drafts of them were ready.",
+        "Prompts rolled out with their first seeds, because no drafts of them were ready.",
     )  # fmt: skip
 
 
 def _recent(values: np.ndarray, count: int) -> np.ndarray:
-    """The last `count` values that are there."""
+    """The last `count` values that were measured."""
     return values[np.isfinite(values)][-count:]
 
 

@@ -13,7 +13,7 @@ from ui.data.run import RunView
 from ui.elements.formatting import chart_text, time_unit, usd
 from ui.pages.spot.data import DeviceCourse
 
-# Told apart on a light and on a dark page; in the order of the legend.
+# Distinct on a light and on a dark page; in the order of the legend.
 STATE_COLOURS = {
     "rollout": "#2f80ed",
     "explore": "#27ae7a",
@@ -31,7 +31,7 @@ _EVENT_MARKS = {  # kind of event -> symbol, colour
     "left": ("square", "#9aa5b1"),
     "lost": ("x", "#d64550"),
 }
-# From a device that works alone to many that share; told apart on a light and on a dark page.
+# From a device that works alone to many that share; distinct on a light and on a dark page.
 _DEGREE_COLOURS = ("#9aa5b1", "#2f80ed", "#27ae7a", "#7c6fd9", "#e0793a")
 _BREAK_S = 30.0  # without any device at work; shorter ones stay visible
 _UNKNOWN_COLOUR = "#6b7785"
@@ -117,11 +117,7 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
         margin={"t": 72 + _LABEL_PX}, title={"y": 0.98, "yref": "container", "yanchor": "top"},
         legend={"y": 1 + _LABEL_PX / (_ROW_PX * max(4, len(rows)))},
     )  # fmt: skip
-    figure.update_xaxes(showgrid=False, range=[0, clock.total_s / unit_s])
-    return figure.update_yaxes(
-        type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
-        tickmode="array", tickvals=rows,
-    )  # fmt: skip
+    return _with_rows(figure, rows, clock.total_s / unit_s)
 
 
 def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
@@ -165,13 +161,13 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
         length=(groups["ended_at"] - groups["started_at"]) / unit_s,
     )
     figure = go.Figure()
-    for place, degree in enumerate(sorted(set(placed["degree"].tolist()))):
+    for number, degree in enumerate(sorted(set(placed["degree"].tolist()))):
         part = placed.loc[placed["degree"] == degree]
         figure.add_bar(
             y=part["row"], x=part["length"], base=part["begin"], orientation="h",
             name=f"{degree} together" if degree > 1 else "alone",
             marker={
-                "color": _DEGREE_COLOURS[place % len(_DEGREE_COLOURS)],
+                "color": _DEGREE_COLOURS[number % len(_DEGREE_COLOURS)],
                 "line": {"width": 1, "color": "white"},
             },
             customdata=[
@@ -189,11 +185,7 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
     figure.update_layout(
         barmode="overlay", bargap=0.25, hovermode="closest", height=150 + _ROW_PX * max(4, len(rows))
     )
-    figure.update_xaxes(showgrid=False, range=[0, clock.total_s / unit_s])
-    return figure.update_yaxes(
-        type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
-        tickmode="array", tickvals=rows,
-    )  # fmt: skip
+    return _with_rows(figure, rows, clock.total_s / unit_s)
 
 
 def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:
@@ -218,31 +210,40 @@ def _add_borders(
     begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
     ends = view.metrics.loc[view.metrics["ended_at"].between(begin, end, inclusive="right")]
     ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
-    places = clock.elapsed_s(ends["ended_at"].to_numpy(dtype=float)) / unit_s
-    lines = [(place, "solid") for place in places]
-    lines += [(place, "dash") for place in clock.breaks_s / unit_s]
+    positions = clock.elapsed_s(ends["ended_at"].to_numpy(dtype=float)) / unit_s
+    lines = [(position, "solid") for position in positions]
+    lines += [(position, "dash") for position in clock.breaks_s / unit_s]
     figure.update_layout(
         shapes=[
             {
-                "type": "line", "x0": place, "x1": place, "y0": 0, "y1": 1, "yref": "paper",
+                "type": "line", "x0": position, "x1": position, "y0": 0, "y1": 1, "yref": "paper",
                 "line": {"color": BASELINE_COLOUR, "width": 1.2, "dash": dash},
             }
-            for place, dash in lines
+            for position, dash in lines
         ],
         annotations=[
             {
-                "x": place, "y": 1, "yref": "paper", "text": f"end of {iteration}", "showarrow": False,
+                "x": position, "y": 1, "yref": "paper", "text": f"end of {iteration}", "showarrow": False,
                 "xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": BASELINE_COLOUR},
             }
-            for place, iteration in zip(places, ends["iteration"], strict=True)
+            for position, iteration in zip(positions, ends["iteration"], strict=True)
         ],
+    )  # fmt: skip
+
+
+def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
+    """The figure with a row for each device, from the top, and a time axis up to `longest`."""
+    figure.update_xaxes(showgrid=False, range=[0, longest])
+    return figure.update_yaxes(
+        type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
+        tickmode="array", tickvals=rows,
     )  # fmt: skip
 
 
 def _in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
     """The rows of the devices: reserved before spot, by number."""
     rows = intervals["worker"].map(_device_row)
-    return sorted(set(rows), key=_place(dict(zip(rows, intervals["market"], strict=True))))
+    return sorted(set(rows), key=_row_order(dict(zip(rows, intervals["market"], strict=True))))
 
 
 def _device_row(worker: str) -> str:
@@ -250,7 +251,7 @@ def _device_row(worker: str) -> str:
     return worker.split(".")[0]
 
 
-def _place(market: dict[str, str]):
+def _row_order(market: dict[str, str]):
     """Sorts rows: reserved before spot, and `spot-2` before `spot-10`."""
 
     def key(row: str) -> tuple:
@@ -268,4 +269,4 @@ def _in_legends_order(states: list[str]) -> list[str]:
 def _when(row: dict) -> str:
     if row["phase"] == "evaluation":
         return f"evaluation after iteration {row['iteration']}"
-    return f"iteration {row['iteration']}" + (", thrown away" if row["phase"] == "discarded" else "")
+    return f"iteration {row['iteration']}" + (", discarded" if row["phase"] == "discarded" else "")

@@ -1,4 +1,4 @@
-"""The page of the spot devices: what every device did, and what the money went into. Live while a run is."""
+"""The page Spot: what every device did, what its paid time went into, and what was lost."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
         )
     if not course.degrees.empty:
         _show_degrees(course.degrees)
-    shown, there = len(course.intervals), max(course.intervals["of"].tolist())
-    if shown < there:
+    shown, recorded = len(course.intervals), max(course.intervals["of"].tolist())
+    if shown < recorded:
         st.caption(
-            f"The latest {shown:,} of {there:,} intervals; choose fewer iterations to see the earlier ones."
+            f"The latest {shown:,} of {recorded:,} intervals; choose fewer iterations to see earlier ones."
         )
 
 
@@ -97,7 +97,7 @@ def _show_degrees(degrees: pd.DataFrame) -> None:
     )
     st.caption(
         "With many images left, the most steps a device-second count; with fewer than devices, the shortest "
-        "step. A degree that is missing was not worth a trial, or there was no time for one yet."
+        "step. A missing degree was not tried: it could not pay, or there was no time for it yet."
     )
 
 
@@ -129,14 +129,14 @@ def _show_use(spot: SpotView) -> None:
         )
     together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
-    st.caption(f"Without evaluations and work done again.{note}")
+    st.caption(f"Excludes evaluations and repeated work.{note}")
 
 
 def _show_losses(ledger: Ledger) -> None:
-    """The devices that died, the latest first."""
+    """The devices that were lost, the latest first."""
     if not ledger.has_device_events:
         st.caption(
-            "This run is from before losses were recorded here; the events of the page Convergence name them."
+            "The version of this run did not record losses here; see the events of the page Convergence."
         )
         return
     if not ledger.losses:
@@ -191,7 +191,7 @@ def _show_accounts(ledger: Ledger) -> None:
 
 
 def _show_standbys(ledger: Ledger) -> None:
-    """What processes that wait for a place have used of their hosts."""
+    """What the processes that stand by for a slot have used of their hosts."""
     st.caption("Standbys: they hold no device and are not on the bill; they use their hosts")
     st.dataframe(
         pd.DataFrame(
@@ -199,7 +199,7 @@ def _show_standbys(ledger: Ledger) -> None:
                 (s.standby, s.waited_s, s.cpu_s, s.memory_bytes / 2**20, s.taken, s.lost)
                 for s in ledger.standbys
             ],
-            columns=["standby", "waited (s)", "processor (s)", "memory (MiB)", "places taken", "died"],
+            columns=["standby", "waited (s)", "processor (s)", "memory (MiB)", "slots taken", "died"],
         ),
         hide_index=True,
     )

@@ -1,4 +1,4 @@
-"""The ten-second answer about spot devices: do they work for their money, and is all of it accounted for."""
+"""The short answer of the page Spot: how long spot devices idle, and is all paid time accounted for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ui.elements.tiles import show_tile
 
 
 def show_spot_verdict(ledger: Ledger) -> None:
-    """How much of the paid spot time is idle, and what exploring makes of it."""
+    """How much of the paid spot time is idle, and how much would be without exploration."""
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
     if idle is None or unexplored is None:
         st.info(
@@ -31,7 +31,7 @@ def show_spot_verdict(ledger: Ledger) -> None:
     else:
         text = (
             f"**Spot devices idle {percent(idle)} of their paid time.** {paid} None of it went into "
-            "exploring; `exploration.strategy=stale` lets them draft seeds while the reserved device trains."
+            "exploration; `exploration.strategy=stale` lets them draft while the reserved device trains."
         )
         st.info(markdown_text(text), icon=":material/bolt:")
 
@@ -83,22 +83,22 @@ def show_spot_figures(ledger: Ledger) -> None:
     show_tile(
         row, "Devices lost", str(len(ledger.losses)) if ledger.has_device_events else "-",
         f"cut at most {short_duration(cut_s)}" if ledger.losses else None,
-        "Devices that died. Below, how long they had been doing what they were doing: what they held was "
-        "done again by others. A dash where the run was recorded before losses were.",
+        "Devices that were preempted or failed. Below, how long they had been in their last state: other "
+        "devices repeat at most that much. A dash for runs of versions that did not record losses.",
     )  # fmt: skip
     show_tile(
-        row, "Work done again", short_duration(lost.device_s), usd(lost.usd),
-        "Paid work of iterations that a resumed run did again, because their checkpoint was gone.",
+        row, "Repeated work", short_duration(lost.device_s), usd(lost.usd),
+        "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint.",
     )  # fmt: skip
     show_tile(
         row, "Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",
-        f"{ledger.useful_samples:,} of {ledger.samples:,} taught" if ledger.samples else None,
-        "Samples of kept rollouts per paid device-second. Below, how many are in groups whose scores differ: "
-        "the others teach nothing.",
+        f"{percent(ledger.useful_samples / ledger.samples)} gave a gradient" if ledger.samples else None,
+        "Samples of kept rollouts per paid device-second. Below, the share of samples that produced a "
+        "gradient: those of prompt groups whose scores differ.",
     )  # fmt: skip
     show_tile(
         row, "Unaccounted", f"{100 * ledger.unaccounted_share:.2g} %" if ledger.is_measured else "-",
         f"{len(ledger.overlaps)} overlaps",
         "By how much the states differ from the paid time, which is measured apart from them; at most "
-        f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash where the run was recorded before it was measured.",
+        f"{100 * MOST_UNACCOUNTED:g} % is allowed. A dash for runs of versions that did not measure it.",
     )  # fmt: skip

@@ -72,7 +72,9 @@ def test_each_folder_of_a_room_says_what_it_is_for_and_no_other_file_is_loose(ro
 def test_each_page_of_the_dashboard_is_a_folder_that_says_what_it_is_for():
     pages = ROOT / "ui" / "pages"
     assert {path.name for path in pages.glob("*.py")} == {"__init__.py"}
-    listed = (ROOT / "ui" / "server" / "app.py").read_text(encoding="utf-8")
+    script = ROOT / "ui" / "server" / "app.py"
+    assert not (script.parent / "pages").exists(), "Streamlit would serve its files before the login"
+    listed = script.read_text(encoding="utf-8")
     for folder in folders_of(pages):
         assert purpose_of(folder)
         assert f'"../pages/{folder.name}/page.py"' in listed and f'url_path="{folder.name}"' in listed

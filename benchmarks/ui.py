@@ -24,7 +24,7 @@ from benchmarks.ui_database import LARGE_RUN, Scale, row_counts, write_home
 from storage.database.run_store import RunStore
 from storage.home import HOME_VARIABLE, Home
 
-_SCREENS = Path(__file__).resolve().parents[1] / "ui" / "screens"
+_PAGES = Path(__file__).resolve().parents[1] / "ui" / "pages"
 _LIMIT_S = 600.0  # of one rendering, so that a hanging page ends the benchmark
 
 
@@ -69,7 +69,7 @@ def measure(folder: Path, scale: Scale, repeats: int) -> dict[str, Any]:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished.home.database.rename(store.home.database)
     generate_s = time.monotonic() - begin
-    pages = {path.stem: _render(path, repeats) for path in sorted(_SCREENS.glob("[a-z]*.py"))}
+    pages = {path.parent.name: _render(path, repeats) for path in sorted(_PAGES.glob("*/page.py"))}
     rows = row_counts(store)
     return {
         "pages": len(pages),

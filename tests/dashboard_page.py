@@ -6,7 +6,8 @@ from pathlib import Path
 
 from streamlit.testing.v1 import AppTest
 
-from ui import run_view, runs_view
+from ui.data import run
+from ui.pages.runs import data as runs
 
 UI = Path(__file__).resolve().parents[1] / "ui"
 
@@ -16,8 +17,13 @@ CACHE_S = 2.2
 
 def read_anew() -> None:
     """As after `CACHE_S`: pages read again what they keep for so long; what they keep longer, they keep."""
-    for kept in (run_view.load_overview, run_view.load_run, runs_view.load_table, runs_view.load_courses):
+    for kept in (run.load_overview, run.load_run, runs.load_table, runs.load_courses):
         kept.clear()
+
+
+def page_file(name: str) -> Path:
+    """The file of a page, such as `spot`."""
+    return UI / "pages" / name / "page.py"
 
 
 def opened_page(path: Path, query: dict[str, str]) -> AppTest:

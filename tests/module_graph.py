@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -62,9 +63,9 @@ def _at_run_time(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _named_in(text: str, path: Path, files: Mapping[str, Path]) -> Iterator[str]:
-    """Modules that a string is the name of: dotted (`import_module`, `-m`), or as a file beside this one."""
+    """Modules that a string names: dotted (`import_module`, `-m`), or by a file's path from this file."""
     if "." in text and text in files:
-        yield text
+        yield from (text, f"{text}.__main__")
     elif text.endswith(".py"):
-        named = {path.parent / text}
-        yield from (module for module, file in files.items() if file in named)
+        named = os.path.normpath(path.parent / text)
+        yield from (module for module, file in files.items() if os.path.normpath(file) == named)

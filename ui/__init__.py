@@ -1,0 +1,1 @@
+"""The dashboard and the report of a run: what is recorded, as pages, charts and sentences."""

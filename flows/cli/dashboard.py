@@ -14,7 +14,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.login import read_login
 
-_SERVER = Path(__file__).resolve().parents[2] / "ui" / "server.py"
+_SERVER = Path(__file__).resolve().parents[2] / "ui" / "server" / "server.py"
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:

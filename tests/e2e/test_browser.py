@@ -51,7 +51,7 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         titles = page.locator(".js-plotly-plot .gtitle").all_text_contents()
         assert titles == [
             "Over iterations", "Over wall-clock", "Over cost", "Cost so far, by market", "What was paid for",
-            "Groups without variance", "Ratio deviation at the first update", "KL to the reference policy",
+            "Prompts without signal", "Ratio deviation at the first update", "KL to the reference policy",
             "Clipped denoising steps",
         ]  # fmt: skip
         held_out = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
@@ -89,7 +89,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
         colours = photograph(page, album / "sample-seeds.png")
         open_run(page, url, "glyphs-1")  # not the newest
         page.get_by_text("Seeds", exact=True).first.click()
-        page.get_by_text("it explores none").wait_for()
+        page.get_by_text("This run does not explore").wait_for()
         assert "glyphs-1" in page.inner_text("h2")
         assert page.url.endswith("/seeds?run=glyphs-1")
         page.get_by_text("Convergence", exact=True).first.click()

@@ -17,7 +17,7 @@ from tests.sample_run import evaluation_record, iteration_record, write_sample_r
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
-APP = UI / "app.py"
+APP = UI / "server" / "app.py"
 
 
 def opened(**query: str) -> AppTest:
@@ -45,9 +45,9 @@ def test_a_finished_run(recorded: None):
     assert shown["Cost so far"] == f"${(40 * 18 + 5 * 9) * (10.98 + 2 * 2.51) / 3600:.2f}"
     assert shown["Spot share"] == "67 %"
     assert shown["Ratio deviation"].endswith("e-07")
-    assert shown["Groups without variance"].endswith("%")
+    assert shown["Prompts without signal"].endswith("%")
     assert len(page.get("plotly_chart")) == 3 + 2 + 4, "scores, costs, learning"
-    assert "One run seed: how much is luck?" in "".join(caption.value for caption in page.caption)
+    assert "One run seed." in "".join(caption.value for caption in page.caption)
     gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24
     assert gallery.count("after 40 iterations</div>") == 12
@@ -90,7 +90,7 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
     assert not page.exception
     assert "Better" in sentences(page)
     assert (
-        r"The run failed: out of memory; costs \$5 to \$6. Go on with `spotlight resume live`"
+        r"The run failed: out of memory; costs \$5 to \$6. Resume with `spotlight resume live`"
         in sentences(page)
     )
 

@@ -16,7 +16,7 @@ from storage.config.run_config import RunConfig
 from storage.database.database import Database
 from storage.database.run_store import RunStore
 from storage.errors import StorageError
-from tests.dashboard_page import UI, opened_page
+from tests.dashboard_page import UI, opened_page, page_file
 from tests.sample_run import evaluation_record, iteration_record
 from tests.sample_seeds import explored, mark_as_exploring
 
@@ -60,7 +60,7 @@ def hostile(store: RunStore) -> RunStore:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_pages_show_hostile_text_and_read_no_other_file(hostile: RunStore, name: str):
-    page = opened_page(UI / "screens" / f"{name}.py", {"run": "../../secret.txt"})
+    page = opened_page(page_file(name), {"run": "../../secret.txt"})
     assert SECRET not in everything_on(page)
     for element in page.get("html"):
         assert "<script" not in element.proto.body
@@ -74,7 +74,7 @@ def test_pages_show_hostile_text_and_read_no_other_file(hostile: RunStore, name:
 @pytest.mark.parametrize("wanted", NAMES)
 def test_an_address_can_name_runs_only(hostile: RunStore, wanted: str):
     hostile.create_run("sound", RunConfig(), {}, os.getpid())
-    page = opened_page(UI / "screens" / "convergence.py", {"run": wanted})
+    page = opened_page(page_file("convergence"), {"run": wanted})
     shown = page.header[0].value
     assert SECRET not in everything_on(page)
     assert shown.startswith("sound ") or wanted == "../../secret.txt"
@@ -93,7 +93,7 @@ def test_a_database_made_elsewhere_cannot_read_files_in_the_place_of_tables(host
         Database(hostile.home.database).reading() as c,
     ):
         c.execute("SELECT * FROM events").fetchall()
-    page = opened_page(UI / "screens" / "convergence.py", {})
+    page = opened_page(page_file("convergence"), {})
     assert SECRET not in everything_on(page)
     assert "Cannot access file" in page.error[0].value
 

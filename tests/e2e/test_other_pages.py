@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
-from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
+from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
 
@@ -20,7 +20,7 @@ PAGES = ("runs", "convergence", "seeds", "spot", "cost", "images", "health")
 
 
 def opened(name: str, **query: str) -> AppTest:
-    return opened_page(UI / "screens" / f"{name}.py", query)
+    return opened_page(page_file(name), query)
 
 
 def captions(page: AppTest) -> str:
@@ -176,8 +176,8 @@ def test_the_health_of_a_run(store: RunStore):
     write_spot_run(store, "r", iterations=6, start=1e9, lost_in=5)
     page = opened("health")
     text = "\n".join(part.value for part in page.markdown)
-    assert "Spot devices at work" in text, "10 % idle is fine"
-    assert "Nothing is wrong" in sentences(page) or "worth a look" in text
+    assert "Idle spot devices" in text, "10 % idle is fine"
+    assert "No problems" in sentences(page) or "other checks." in text
     record = iteration_record("r", 7, 1e9 + 108)
     record.metrics["clip_share"] = 17.0
     store.commit_iteration(record)

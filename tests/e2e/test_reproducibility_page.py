@@ -1,4 +1,4 @@
-"""The page of the runs that were done again: nothing yet, good ones, and a drift in red."""
+"""The page Reproducibility: nothing yet, good reproductions, and a drift in red."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import dataclasses
 
 from storage.database.run_store import RunStore
 from storage.evaluations.reproductions import Reproduction, write_reproduction
-from tests.dashboard_page import UI, opened_page
+from tests.dashboard_page import opened_page, page_file
 
-PAGE = UI / "screens" / "reproducibility.py"
+PAGE = page_file("reproducibility")
 
 
 def done(name: str, started_at: float, **changes: object) -> Reproduction:
@@ -21,7 +21,7 @@ def done(name: str, started_at: float, **changes: object) -> Reproduction:
 
 def test_nothing_yet_says_what_to_do(store: RunStore):
     page = opened_page(PAGE, {})
-    assert [box.value for box in page.info] == ["No run has been done again yet."]
+    assert [box.value for box in page.info] == ["No reproductions yet."]
     assert "spotlight reproduce RUN" in page.code[0].value
 
 
@@ -42,7 +42,7 @@ def test_the_newest_of_each_series_is_on_top_and_a_drift_is_red(store: RunStore)
     assert "**shapes**" in green.value
     history, differences = (frame.value for frame in page.dataframe)
     assert list(history["verdict"]) == [
-        "drifted", "identical to the bit", "reference recorded", "identical to the bit",
+        "drifted", "bit-identical", "reference recorded", "bit-identical",
     ]  # fmt: skip
     assert differences.to_dict("records") == [seed]
 

@@ -14,15 +14,15 @@ from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
-from tests.dashboard_page import UI, figures, opened_page, pictures, ran, read_anew, sentences
+from tests.dashboard_page import figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import iteration_record, write_sample_run
 from tests.sample_seeds import explored, mark_as_exploring
-from ui.seed_charts import draft_map
+from ui.pages.seeds.charts import draft_map
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
-PAGE = UI / "screens" / "seeds.py"
+PAGE = page_file("seeds")
 VERSION_1 = Path(__file__).resolve().parents[1] / "integration" / "schema_version_1.sql"
 
 
@@ -54,7 +54,7 @@ def test_an_empty_home_says_how_to_start(store: RunStore):
 def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
     write_sample_run(store, iterations=2)
     page = opened()
-    assert "it explores none" in page.info[0].value
+    assert "does not explore" in page.info[0].value
     assert page.code[0].value.endswith("--set exploration.strategy=stale")
     assert not page.get("plotly_chart")
     assert not page.metric
@@ -68,9 +68,9 @@ def test_a_finished_run(recorded: None):
     assert "(median of 20 iterations)" in page.success[0].value
     assert "Kept groups have 1.7x the variance of random ones." in page.success[0].value
     shown = figures(page)
-    assert shown["Spread gain"].startswith("1.7")
+    assert shown["Variance gain"].startswith("1.7")
     assert shown["Kept overlap"].endswith(" %")
-    assert shown["Unexplored"] == "0"
+    assert shown["Prompts without drafts"] == "0"
     assert titles(page) == [
         "Same seed", "stale ranks hold?", "Spread before", "Drafts against", "Drafts by prompt",
     ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_live_run_moves_on_keeps_what_was_chosen_and_ends(store: RunStore):
     store.commit_iteration(explored(iteration_record("live", 1, begin)))
     read_anew()
     ran(page)
-    assert "Not to tell yet" in sentences(page)
+    assert "Not known yet" in sentences(page)
     assert "1.7x the variance" in sentences(page)
     assert "Pairs appear with the first" in captions(page)
     store.commit_iteration(explored(iteration_record("live", 2, begin + 18)))
@@ -174,7 +174,7 @@ def test_the_spread_is_named_by_the_runs_criterion(store: RunStore):
     store.commit_iteration(explored(iteration_record("live", 1, 0.0)))
     page = opened()
     assert "the variance of random ones" in sentences(page)
-    assert "Variance of a group" in str(page.get("plotly_chart")[1].proto)
+    assert "Variance of a prompt group" in str(page.get("plotly_chart")[1].proto)
     mark_as_exploring(store, "live", criterion="deviation")
     read_anew()
     ran(page)
@@ -201,16 +201,20 @@ def test_metrics_that_are_missing(store: RunStore, missing: tuple[str, ...]):
     page = opened()
     shown = figures(page)
     if "spearman" in missing:
-        assert "Not to tell yet" in sentences(page)
+        assert "Not known yet" in sentences(page)
         assert (shown["Kept overlap"], shown["Draft error"]) == ("-", "-")
     if "spread_random" in missing:
         assert "has not measured the spread" in captions(page)
-        assert shown["Spread gain"] == "-"
+        assert shown["Variance gain"] == "-"
         assert "variance of random ones" not in sentences(page)
     if missing == ("spread_rollout",):
         assert "By their drafts, kept groups have" in sentences(page)
     if "drafts" in missing:
-        assert [shown[name] for name in ("Drafts", "Waited for it", "Unexplored")] == ["-", "-", "-"]
+        assert [shown[name] for name in ("Drafts", "Wait for exploration", "Prompts without drafts")] == [
+            "-",
+            "-",
+            "-",
+        ]
 
 
 def test_an_exploring_run_whose_drafts_were_not_recorded(store: RunStore):
@@ -248,7 +252,7 @@ def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStor
             "INSERT INTO runs VALUES ('old', 'old', 'finished', 0, 1, 'h', 1, 0, ?, '{}', '{}', NULL)",
             [config],
         )
-    assert "it explores none" in opened().info[0].value
+    assert "does not explore" in opened().info[0].value
     with duckdb.connect(str(store.home.database), read_only=True) as file:
         assert file.execute("SELECT version FROM schema_version").fetchall() == [(1,)]
 

@@ -11,17 +11,17 @@ import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
-import ui.spot_view
 from storage.config.run_config import RunConfig
 from storage.database.records import GroupRecord, StandbyTime, StateInterval, StepTimeRecord
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tests.dashboard_page import read_anew
+from tests.dashboard_page import page_file, read_anew
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import exploring, with_joined, with_loss, write_spot_run
+from ui.pages.spot import data as spot_data
 
 # The page itself: AppTest does not follow the entrance's navigation. tests/e2e/test_browser.py does.
-PAGE = Path(__file__).resolve().parents[2] / "ui" / "screens" / "spot.py"
+PAGE = page_file("spot")
 TABLES = Path(__file__).resolve().parents[1] / "integration"
 START = 1.7e9
 
@@ -107,7 +107,7 @@ def test_a_finished_run_that_explored(store: RunStore):
     assert shown["Paid device time"] == "5.4 min"
     assert shown["Devices lost"] == "1"
     assert below(page, "Devices lost") == "cut at most 5.0 s"
-    assert shown["Work done again"] == "0.0 s"
+    assert shown["Repeated work"] == "0.0 s"
     assert shown["Goodput"] == "0.596/s"
     assert shown["Unaccounted"] == "0 %"
     assert list(charts(page)) == [
@@ -177,7 +177,7 @@ def test_a_run_that_does_not_explore(store: RunStore):
     assert f"Spot devices idle {100 * (4 * 8 + 1) / (4 * 18 + 9):.0f} %" in sentences(page)
     assert "exploration.strategy=stale" in sentences(page)
     assert figures(page)["Devices lost"] == "-", "the sample run records no devices"
-    assert "from before losses were recorded" in captions(page)
+    assert "did not record losses here" in captions(page)
 
 
 def test_a_live_run_moves_on(store: RunStore):
@@ -226,15 +226,15 @@ def test_work_that_a_resume_did_again_is_shown_without_the_break(store: RunStore
     store.discard_after("r", 1)
     store.commit_iteration(with_joined(exploring(iteration_record("r", 2, START + 9000))))
     page = opened()
-    assert figures(page)["Work done again"] == "54.0 s"
+    assert figures(page)["Repeated work"] == "54.0 s"
     assert not page.error, "a break is not paid for"
-    assert "thrown away" in gantt(page)
+    assert "discarded" in gantt(page)
     assert "dash" in gantt(page)
     assert "Time at work (s)" in gantt(page), "54 s a device, not hours"
 
 
 def test_a_long_time_line_is_cut_and_says_so(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ui.spot_view, "MOST_INTERVALS", 20)
+    monkeypatch.setattr(spot_data, "MOST_INTERVALS", 20)
     write_spot_run(begun(store), "r", iterations=4, start=START, lost_in=9)
     page = opened()
     assert "The latest 20 of 36 intervals" in captions(page)
@@ -242,7 +242,7 @@ def test_a_long_time_line_is_cut_and_says_so(store: RunStore, monkeypatch: pytes
 
 
 def test_many_iterations_share_a_bar(store: RunStore, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ui.spot_view, "_MOST_BARS", 2)
+    monkeypatch.setattr(spot_data, "_MOST_BARS", 2)
     write_spot_run(begun(store), "r", iterations=6, start=START, lost_in=9)
     assert "Each bar is 3 iterations" in captions(opened())
 
@@ -305,7 +305,7 @@ def test_a_database_of_an_earlier_version_is_shown_and_left_alone(store: RunStor
         file.execute("INSERT INTO costs VALUES ('old', 'iteration', 1, 'idle', 'spot', 10, 0.01)")
     page = opened()
     assert "Spot devices idle 100 %" in sentences(page)
-    assert "from before losses were recorded" in captions(page)
+    assert "did not record losses here" in captions(page)
     with duckdb.connect(str(store.home.database), read_only=True) as file:
         assert file.execute("SELECT version FROM schema_version").fetchall() == [(2,)]
 

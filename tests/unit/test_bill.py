@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from storage.ledger.ledger import Entry, Ledger, Spent
-from ui.bill import bill_by_phase, bill_entries, on_demand_cost
+from ui.data.ledger import bill_entries
+from ui.pages.cost.data import bill_by_phase, on_demand_cost
 
 
 def ledger(*entries: Entry) -> Ledger:

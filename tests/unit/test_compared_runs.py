@@ -7,8 +7,8 @@ import math
 import pandas as pd
 import pytest
 
-from ui.comparison import shared_target, time_to_score
-from ui.seed_intervals import mean_over_seeds
+from ui.pages.convergence.data import mean_over_seeds
+from ui.pages.runs.data import shared_target, time_to_score
 
 
 def courses() -> pd.DataFrame:

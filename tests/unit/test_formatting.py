@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from ui.formatting import (
+from ui.elements.formatting import (
     chart_text,
     duration,
     figure,

@@ -13,11 +13,11 @@ from storage.config.run_config import RunConfig
 from storage.database.run_store import RunRow
 from storage.ledger.device_starts import UnjoinedDevice
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
-from ui import device_health, learning_health
-from ui.device_health import DEVICE_RULES
-from ui.findings import Evidence, by_level
-from ui.learning_health import LEARNING_RULES
-from ui.run_view import Change, RunView
+from ui.data.run import Change, RunView
+from ui.pages.health import device_rules, learning_rules
+from ui.pages.health.device_rules import DEVICE_RULES
+from ui.pages.health.findings import Evidence, by_level
+from ui.pages.health.learning_rules import LEARNING_RULES
 
 EMPTY = pd.DataFrame({"iteration": [], "ended_at": [], "elapsed_s": []})
 
@@ -57,7 +57,7 @@ def found(rule, run: RunView | None = None, book: Ledger | None = None):
     return rule(Evidence(run or view(), book or ledger()))
 
 
-def test_a_run_of_which_nothing_is_known_is_neither_sound_nor_ill():
+def test_a_run_of_which_nothing_is_recorded_neither_passes_nor_fails():
     levels = by_level([found(rule) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
     assert set(levels) == {"unknown"}
 
@@ -65,8 +65,8 @@ def test_a_run_of_which_nothing_is_known_is_neither_sound_nor_ill():
 def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     book = ledger(("spot", "rollout", 40.0), ("spot", "explore", 20.0), ("spot", "idle", 41.0))
     run = view(exploration={"strategy": "stale", "candidates": 48})
-    finding = found(device_health.spot_idle, run, book)
-    assert finding.level == "look"
+    finding = found(device_rules.spot_idle, run, book)
+    assert finding.level == "warning"
     assert (
         finding.text
         == "Spot idle 41 % of its paid time: 41.0 s, $0.41: the window is longer than exploration."
@@ -74,81 +74,83 @@ def test_idle_spot_devices_and_the_candidates_that_would_fill_the_window():
     # 20 s of drafts and 41 s of nothing: 61 / 20 as many.
     assert finding.advice == "Raise `exploration.candidates` from 48 to 147."
     counted = view(exploration={"strategy": "stale", "drafts": 100})
-    assert found(device_health.spot_idle, counted, book).advice.endswith(
+    assert found(device_rules.spot_idle, counted, book).advice.endswith(
         "`exploration.drafts` from 100 to 305."
     )
-    plain = found(device_health.spot_idle, view(), book)
+    plain = found(device_rules.spot_idle, view(), book)
     assert plain.advice == "Let spot devices draft seeds meanwhile: `exploration.strategy=stale`."
 
 
 def test_spot_devices_that_idle_little_are_fine():
     book = ledger(("spot", "rollout", 80.0), ("spot", "idle", 20.0))
-    assert found(device_health.spot_idle, view(), book).level == "fine"
+    assert found(device_rules.spot_idle, view(), book).level == "passed"
 
 
 def test_idle_reserved_devices():
     busy = ledger(("reserved", "train", 80.0), ("reserved", "idle", 20.0))
-    assert found(device_health.reserved_idle, view(), busy).level == "fine"
+    assert found(device_rules.reserved_idle, view(), busy).level == "passed"
     idle = ledger(("reserved", "train", 79.0), ("reserved", "idle", 21.0))
-    finding = found(device_health.reserved_idle, view(), idle)
-    assert (finding.level, "runtime.scorer_workers` (now 2)" in finding.advice) == ("look", True)
+    finding = found(device_rules.reserved_idle, view(), idle)
+    assert (finding.level, "runtime.scorer_workers` (now 2)" in finding.advice) == ("warning", True)
 
 
-@pytest.mark.parametrize(("wait_s", "level"), [(2.0, "fine"), (2.1, "look")])
+@pytest.mark.parametrize(("wait_s", "level"), [(2.0, "passed"), (2.1, "warning")])
 def test_waiting_for_seeds(wait_s: float, level: str):
     run = view({"explore_wait_s": [wait_s] * 3, "iteration_s": [20.0] * 3}, exploration={"strategy": "fresh"})
-    finding = found(device_health.exploration_wait, run)
+    finding = found(device_rules.exploration_wait, run)
     assert finding.level == level
-    assert ("strategy=stale" in finding.advice) == (level == "look")
+    assert ("strategy=stale" in finding.advice) == (level == "warning")
 
 
-def test_loading_and_work_done_again():
+def test_loading_and_repeated_work():
     book = ledger(("spot", "load", 16.0), ("spot", "lost", 6.0), ("spot", "rollout", 78.0))
-    assert found(device_health.loading, view(), book).level == "look"
-    again = found(device_health.work_done_again, view(checkpoint={"every": 5}), book)
-    assert again.advice == "Save oftener: lower `checkpoint.every` (now 5) to 1."
-    assert "events" in found(device_health.work_done_again, view(), book).advice
+    assert found(device_rules.loading, view(), book).level == "warning"
+    again = found(device_rules.repeated_work, view(checkpoint={"every": 5}), book)
+    assert again.advice == "Save more often: lower `checkpoint.every` (now 5) to 1."
+    assert "events" in found(device_rules.repeated_work, view(), book).advice
 
 
-def test_what_lost_devices_took_with_them():
+def test_the_work_that_was_lost_with_devices():
     loss = Loss("spot-0", "spot", 1, 0.0, "rollout", 3.0, "gone")
     few = ledger(("spot", "rollout", 150.0), losses=(loss,))
-    assert found(device_health.losses, view(), few).level == "fine"
+    assert found(device_rules.losses, view(), few).level == "passed"
     many = ledger(("spot", "rollout", 149.0), losses=(loss,))
-    finding = found(device_health.losses, view(), many)
-    assert (finding.level, "`runtime.commit_steps` (now 4)" in finding.advice) == ("look", True)
+    finding = found(device_rules.losses, view(), many)
+    assert (finding.level, "`runtime.commit_steps` (now 4)" in finding.advice) == ("warning", True)
 
 
 def test_a_bill_that_does_not_add_up():
     entry = Entry("iteration", "spot", "rollout", Spent(10.0, 1.0))
     worker = WorkerAccount("spot-0", "spot", 10.1, 10.0, 0.0)
     book = Ledger((entry,), (worker,), (), (), has_device_events=True, samples=0, useful_samples=0)
-    assert found(device_health.accounts, view(), book).level == "act"
-    assert found(device_health.accounts, view(), ledger(("spot", "idle", 1.0))).level == "fine"
+    finding = found(device_rules.accounts, view(), book)
+    assert (finding.level, "by 0.99 % (limit 0.1 %)" in finding.text) == ("problem", True)
+    finding = found(device_rules.accounts, view(), ledger(("spot", "idle", 1.0)))
+    assert (finding.level, finding.text) == ("passed", "All paid time is accounted for.")
 
 
 def test_devices_that_never_joined_and_those_that_came_late():
     def joined(**figures) -> Ledger:
         return dataclasses.replace(ledger(("spot", "idle", 1.0)), has_device_events=True, **figures)
 
-    assert found(device_health.starts, view(), joined()).level == "fine"
-    late = found(device_health.starts, view(), joined(failed_starts=3))
-    assert late.level == "look" and "3 workers ended while they loaded" in late.text
+    assert found(device_rules.starts, view(), joined()).level == "passed"
+    late = found(device_rules.starts, view(), joined(failed_starts=3))
+    assert late.level == "warning" and "3 workers ended while they loaded" in late.text
     absent = UnjoinedDevice("spot-0", 0, "no spot instance had room for it")
-    assert found(device_health.starts, view(), joined(unjoined=(absent,))).level == "look"
+    assert found(device_rules.starts, view(), joined(unjoined=(absent,))).level == "warning"
     broken = UnjoinedDevice("spot-1", 4, "no model folder /x")
-    finding = found(device_health.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
-    assert finding.level == "act"
+    finding = found(device_rules.starts, view(), joined(unjoined=(absent, broken), failed_starts=4))
+    assert finding.level == "problem"
     assert finding.text == "spot-0, spot-1 never joined. spot-1: no model folder /x."
 
 
 def test_jumps_of_the_clock():
     calm = ledger(("spot", "idle", 1.0))
-    assert found(device_health.clock, view(), calm).level == "fine"
+    assert found(device_rules.clock, view(), calm).level == "passed"
     finding = found(
-        device_health.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x"))
+        device_rules.clock, view(), dataclasses.replace(calm, clock_jumps=("moved by +60 s", "x"))
     )
-    assert (finding.level, finding.text) == ("look", "2 jumps, the latest: moved by +60 s.")
+    assert (finding.level, finding.text) == ("warning", "2 jumps, the latest: moved by +60 s.")
 
 
 CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = Change(0.3, 0.05, 96), Change(-0.2, 0.05, 96), Change(0.01, 0.05, 96)
@@ -158,80 +160,89 @@ CLEAR_GAIN, CLEAR_LOSS, UNCLEAR = Change(0.3, 0.05, 96), Change(-0.2, 0.05, 96),
     ("scores", "change", "level", "words"),
     [
         ([0.4], None, "unknown", "no second evaluation"),
-        ([0.4, 0.7], CLEAR_GAIN, "fine", "0.40 before training, 0.70 now"),
-        ([0.6, 0.4], CLEAR_LOSS, "act", "clearly worse"),
-        ([0.4, 0.8, 0.75, 0.74], CLEAR_GAIN, "look", "2 evaluations old"),
-        ([0.4, 0.8, 0.78, 0.77], CLEAR_GAIN, "fine", ""),
-        ([0.4, 0.7, 0.7, 0.705, 0.70, 0.705], CLEAR_GAIN, "look", "4 evaluations brought +0.005"),
-        ([0.4, 0.5, 0.6, 0.65, 0.70, 0.705], CLEAR_GAIN, "fine", ""),
+        ([0.4, 0.7], CLEAR_GAIN, "passed", "0.40 before training, 0.70 now"),
+        ([0.6, 0.4], CLEAR_LOSS, "problem", "clearly worse"),
+        ([0.4, 0.8, 0.75, 0.74], CLEAR_GAIN, "warning", "2 evaluations old"),
+        ([0.4, 0.8, 0.78, 0.77], CLEAR_GAIN, "passed", ""),
+        ([0.4, 0.7, 0.7, 0.705, 0.70, 0.705], CLEAR_GAIN, "warning", "4 evaluations brought +0.005"),
+        ([0.4, 0.5, 0.6, 0.65, 0.70, 0.705], CLEAR_GAIN, "passed", ""),
     ],
 )  # fmt: skip
 def test_the_course_of_the_score(scores: list[float], change: Change | None, level: str, words: str):
-    finding = found(learning_health.score_course, view(scores=scores, change=change))
+    finding = found(learning_rules.score_course, view(scores=scores, change=change))
     assert finding.level == level
     assert words in finding.text
 
 
-@pytest.mark.parametrize(("dropped", "level"), [(4.0, "fine"), (5.0, "look"), (9.0, "act")])
+@pytest.mark.parametrize(("dropped", "level"), [(4.0, "passed"), (5.0, "warning"), (9.0, "problem")])
 def test_groups_without_variance(dropped: float, level: str):
     run = view({"groups": [16.0] * 3, "groups_dropped": [dropped] * 3, "reward_mean": [0.9] * 3})
-    finding = found(learning_health.zero_variance, run)
+    finding = found(learning_rules.zero_variance, run)
     assert finding.level == level
-    if level != "fine":
+    if level != "passed":
         assert finding.advice.endswith("`exploration.strategy=stale`.")
         explored = view(
             {"groups": [16.0], "groups_dropped": [dropped], "reward_mean": [0.9]},
             exploration={"strategy": "stale"},
         )
-        assert "too easy" in found(learning_health.zero_variance, explored).advice
+        assert "too easy" in found(learning_rules.zero_variance, explored).advice
 
 
-@pytest.mark.parametrize(("deviation", "level"), [(5e-6, "fine"), (6e-6, "look"), (2e-5, "act")])
-def test_the_ratio_against_its_limit(deviation: float, level: str):
-    run = view({"ratio_deviation": [1e-7, deviation]})
-    assert found(learning_health.ratio, run).level == level
+@pytest.mark.parametrize(
+    ("deviation", "level", "words"),
+    [
+        (0.0, "passed", "Exactly 1 in the last 2 iterations (limit 1e-05)."),
+        (5e-6, "passed", "At most 5.0e-06 from 1"),
+        (6e-6, "warning", "(limit 1e-05)"),
+        (2e-5, "problem", "At most 2.0e-05 from 1"),
+    ],
+)
+def test_the_ratio_against_its_limit(deviation: float, level: str, words: str):
+    finding = found(learning_rules.ratio, view({"ratio_deviation": [0.0, deviation]}))
+    assert finding.level == level
+    assert words in finding.text
 
 
-def test_a_reward_that_is_gamed():
+def test_a_reward_that_is_exploited():
     course = {"kl": [0.01 * (i + 1) for i in range(30)]}
     gamed = view(course, [0.4, 0.8, 0.6, 0.5], CLEAR_GAIN, algorithm={"kl_weight": 0.01})
-    finding = found(learning_health.reward_gaming, gamed)
-    assert (finding.level, "`algorithm.kl_weight` (now 0.01)" in finding.advice) == ("act", True)
+    finding = found(learning_rules.reward_gaming, gamed)
+    assert (finding.level, "`algorithm.kl_weight` (now 0.01)" in finding.advice) == ("problem", True)
     rising = view(course, [0.4, 0.6, 0.7, 0.8], CLEAR_GAIN)
-    assert found(learning_health.reward_gaming, rising).level == "fine"
-    assert found(learning_health.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
+    assert found(learning_rules.reward_gaming, rising).level == "passed"
+    assert found(learning_rules.reward_gaming, view({"kl": [0.0, 0.0]})).level == "unknown"
 
 
-@pytest.mark.parametrize(("share", "level"), [(0.5, "fine"), (0.6, "act")])
+@pytest.mark.parametrize(("share", "level"), [(0.5, "passed"), (0.6, "problem")])
 def test_clipping(share: float, level: str):
-    finding = found(learning_health.clipping, view({"clip_share": [share] * 2}))
+    finding = found(learning_rules.clipping, view({"clip_share": [share] * 2}))
     assert finding.level == level
     assert finding.advice == (
-        "" if level == "fine" else "Lower `optimizer.learning_rate` from 0.0001 to 5e-05."
+        "" if level == "passed" else "Lower `optimizer.learning_rate` from 0.0001 to 5e-05."
     )
     nft = view({"clip_share": [share]}, algorithm={"objective": "nft"})
-    assert found(learning_health.clipping, nft).level == "unknown"
+    assert found(learning_rules.clipping, nft).level == "unknown"
 
 
 @pytest.mark.parametrize(
     ("norms", "level"),
-    [([0.2, 0.3, 0.2], "fine"), ([0.2, 0.2, 2.1], "look"), ([0.2, float("inf"), 0.2], "look")],
+    [([0.2, 0.3, 0.2], "passed"), ([0.2, 0.2, 2.1], "warning"), ([0.2, float("inf"), 0.2], "warning")],
 )
 def test_gradients(norms: list[float], level: str):
-    assert found(learning_health.gradients, view({"gradient_norm": norms})).level == level
+    assert found(learning_rules.gradients, view({"gradient_norm": norms})).level == level
 
 
-@pytest.mark.parametrize(("errors", "level"), [(0.0, "fine"), (5.0, "look"), (6.0, "act")])
+@pytest.mark.parametrize(("errors", "level"), [(0.0, "passed"), (5.0, "warning"), (6.0, "problem")])
 def test_the_scorer(errors: float, level: str):
     metrics = {"scorer_errors": [errors, 0.0], "groups_failed": [2.0, 0.0], "groups": [8.0, 8.0]}
-    finding = found(learning_health.scorer, view(metrics), ledger(samples=100))
+    finding = found(learning_rules.scorer, view(metrics), ledger(samples=100))
     assert finding.level == level
-    assert ("2 of 16 prompt groups were not trained on" in finding.text) is (level != "fine")
+    assert ("2 of 16 prompt groups were not trained on" in finding.text) is (level != "passed")
 
 
-@pytest.mark.parametrize(("spearman", "level"), [(0.5, "fine"), (0.49, "act")])
+@pytest.mark.parametrize(("spearman", "level"), [(0.5, "passed"), (0.49, "problem")])
 def test_stale_ranks(spearman: float, level: str):
-    assert found(learning_health.stale_ranks, view({"spearman": [spearman]})).level == level
+    assert found(learning_rules.stale_ranks, view({"spearman": [spearman]})).level == level
 
 
 def test_no_rule_fails_where_the_settings_are_of_another_version():
@@ -240,4 +251,4 @@ def test_no_rule_fails_where_the_settings_are_of_another_version():
     other = RunView(row, False, run.scores, run.metrics, run.cost, EMPTY, EMPTY, None)
     book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
     levels = by_level([found(rule, other, book) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
-    assert "act" in levels
+    assert "problem" in levels

@@ -53,9 +53,10 @@ def house(tmp_path: Path):
 
     def build(**sources: str) -> set[str]:
         for name, source in sources.items():
-            path = tmp_path / (name.replace("__", "/") + ".py")
-            path.parent.mkdir(exist_ok=True)
-            (path.parent / "__init__.py").touch()
+            path = tmp_path / ((name if "/" in name else name.replace("__", "/")) + ".py")
+            path.parent.mkdir(exist_ok=True, parents=True)
+            for folder in list(path.relative_to(tmp_path).parents)[:-1]:
+                (tmp_path / folder / "__init__.py").touch()
             path.write_text(source)
         return reachable(["flows.start"], modules(tmp_path))
 
@@ -87,3 +88,14 @@ def test_a_module_is_reached_over_others_and_a_page_by_its_file(house):
         flows__start="import tasks.page", tasks__page="Page('other.py')", tasks__other="", tasks__alone=""
     )
     assert found == {"flows", "flows.start", "tasks", "tasks.page", "tasks.other"}
+
+
+def test_a_page_in_another_folder_and_a_package_that_is_run_are_reached(house):
+    found = house(
+        **{
+            "flows/start": "Page('../tasks/page.py')", "tasks/page": "run('-m', 'ui.report')",
+            "ui/report/__main__": "", "ui/report/other": "",
+        }
+    )  # fmt: skip
+    assert {"tasks.page", "ui.report.__main__"} <= found
+    assert "ui.report.other" not in found

@@ -55,11 +55,30 @@ def test_no_file_is_a_drawer_for_odds_and_ends():
     assert [path for path in repository_files() if path.name in drawers] == []
 
 
-def test_each_folder_of_the_runtime_says_what_it_is_for_and_nothing_lies_beside_the_door():
-    runtime = ROOT / "gpu_runtime"
-    assert {path.name for path in runtime.glob("*.py")} == {"__init__.py", "runtime.py"}
+@pytest.mark.parametrize(("room", "loose"), [("gpu_runtime", {"runtime.py"}), ("ui", set())])
+def test_each_folder_of_a_room_says_what_it_is_for_and_no_other_file_is_loose(room: str, loose: set[str]):
+    assert {path.name for path in (ROOT / room).glob("*.py")} == {"__init__.py"} | loose
     shown = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for folder in sorted(path.parent for path in runtime.glob("*/__init__.py")):
-        purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
-        assert purpose, f"{folder.name}/__init__.py does not say what the folder is for"
-        assert f"| `{folder.name}/` | {purpose.splitlines()[0].rstrip('.')} |" in shown
+    for folder in folders_of(ROOT / room):
+        assert f"| `{folder.name}/` | {purpose_of(folder)} |" in shown
+
+
+def test_each_page_of_the_dashboard_is_a_folder_that_says_what_it_is_for():
+    pages = ROOT / "ui" / "pages"
+    assert {path.name for path in pages.glob("*.py")} == {"__init__.py"}
+    script = ROOT / "ui" / "server" / "app.py"
+    assert not (script.parent / "pages").exists(), "Streamlit would serve its files before the login"
+    listed = script.read_text(encoding="utf-8")
+    for folder in folders_of(pages):
+        assert purpose_of(folder)
+        assert f'"../pages/{folder.name}/page.py"' in listed and f'url_path="{folder.name}"' in listed
+
+
+def folders_of(room: Path) -> list[Path]:
+    return sorted(path.parent for path in room.glob("*/__init__.py"))
+
+
+def purpose_of(folder: Path) -> str:
+    purpose = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+    assert purpose, f"{folder.name}/__init__.py does not say what the folder is for"
+    return purpose.splitlines()[0].rstrip(".")

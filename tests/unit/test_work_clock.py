@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ui.work_clock import WorkClock
+from ui.pages.spot.charts import WorkClock
 
 
 def times(*values: float) -> np.ndarray:

@@ -1,0 +1,53 @@
+"""Charts of the bill that several pages show: dollars over the iterations, and what was paid for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ui.charts.layout import MARKET_COLOURS, laid_out
+from ui.data.run import RunView
+
+
+def cost_chart(view: RunView) -> go.Figure:
+    """Dollars paid up to each iteration, spot on top of reserved."""
+    figure = go.Figure()
+    for market, colour in MARKET_COLOURS.items():
+        figure.add_scatter(
+            x=view.cost["iteration"], y=view.cost[f"{market}_usd"], name=market, mode="lines",
+            stackgroup="markets", line={"color": colour, "width": 1.5}, hovertemplate="$%{y:.4g}",
+        )  # fmt: skip
+    figure = laid_out(figure, "Cost so far, by market", "Iteration", "US dollars")
+    return figure.update_yaxes(rangemode="tozero", tickprefix="$")
+
+
+def state_chart(view: RunView) -> go.Figure:
+    """What the paid device time went into, the most expensive state first."""
+    frame = view.cost_by_state
+    states = {state: state for state in dict.fromkeys(frame["state"])}
+    return market_bars(frame, "state", states, "What was paid for")
+
+
+def market_bars(frame: pd.DataFrame, column: str, names: Mapping[str, str], title: str) -> go.Figure:
+    """Dollars by market, a bar for each value of a column.
+
+    Args:
+        frame: columns market, device_s, usd and `column`.
+        column: what the bars are, such as `state`.
+        names: the column's values, from the first bar on, and what the chart calls them.
+        title: of the chart.
+    """
+    figure = go.Figure()
+    order = list(names)[::-1]  # plotly draws the first bar at the bottom
+    for market, colour in MARKET_COLOURS.items():
+        part = frame[frame["market"] == market].set_index(column)[["usd", "device_s"]]
+        part = part.reindex(order, fill_value=0.0)
+        figure.add_bar(
+            y=[names[value] for value in order], x=part["usd"], name=market, orientation="h",
+            marker={"color": colour}, customdata=part["device_s"],
+            hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",
+        )  # fmt: skip
+    figure = laid_out(figure, title, "US dollars", "")
+    return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")

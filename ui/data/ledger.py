@@ -1,0 +1,37 @@
+"""The ledger of a run, cached for the pages that need nothing else of its devices, and its bill as rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.home import Home
+from storage.ledger.ledger import Ledger, read_ledger
+from ui.data.run import Newest, RunView
+
+
+def load_ledger(home: Path, view: RunView) -> Ledger:
+    """Where the paid time of a run went; read again when something was recorded.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load(home, view.row.run_id, view.newest)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load(home: Path, run_id: str, newest: Newest) -> Ledger:
+    """`newest` is part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return read_ledger(connection, run_id)
+
+
+def bill_entries(ledger: Ledger) -> pd.DataFrame:
+    """The bill as finely as it is kept: columns phase, market, state, device_s, usd."""
+    return pd.DataFrame(
+        [(e.phase, e.market, e.state, e.spent.device_s, e.spent.usd) for e in ledger.entries],
+        columns=["phase", "market", "state", "device_s", "usd"],
+    )

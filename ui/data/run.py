@@ -1,0 +1,196 @@
+"""Everything a page shows of one run, read in one opening of the database and cached for 2 s."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.database.queries import runs as queries
+from storage.database.run_store import RunRow, RunStore, run_is_alive
+from storage.home import Home
+
+CACHE_S = 2
+"""Age at which cached figures are read again; several open tabs cost one reading."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean difference of the held-out scores between first and latest evaluation.
+
+    Attributes:
+        mean: after minus before, over the same prompts and seeds.
+        margin: half the width of its 95 % interval.
+        images: pairs compared.
+    """
+
+    mean: float
+    margin: float
+    images: int
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves out zero."""
+        return self.images > 1 and abs(self.mean) > self.margin
+
+
+class Newest(NamedTuple):
+    """When the latest rows of a run were recorded, in Unix seconds; 0 where there is none.
+
+    What a page reads beside the `RunView` is cached under these times, so that it is read again when
+    something was recorded.
+    """
+
+    iteration_at: float
+    evaluation_at: float
+    event_at: float
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run's frames; see storage/database/queries/runs.py for their columns.
+
+    Attributes:
+        alive: whether its process still runs.
+        change: None before there are two evaluations.
+    """
+
+    row: RunRow
+    alive: bool
+    scores: pd.DataFrame
+    metrics: pd.DataFrame
+    cost: pd.DataFrame
+    cost_by_state: pd.DataFrame
+    events: pd.DataFrame
+    change: Change | None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether more will be recorded."""
+        return self.row.status == "running" and self.alive
+
+    @property
+    def status(self) -> str:
+        """The recorded status; `interrupted` where the process of a running one is gone."""
+        return self.row.status if self.is_live or self.row.status != "running" else "interrupted"
+
+    @property
+    def planned_iterations(self) -> int | None:
+        """How many iterations the run is to do; None where its settings are of another version."""
+        planned = self.setting("", "iterations")
+        return planned if isinstance(planned, int) else None
+
+    @property
+    def newest(self) -> Newest:
+        """When its latest iteration, evaluation and event were recorded."""
+        columns = (self.metrics["ended_at"], self.scores["ended_at"], self.events["happened_at"])
+        return Newest(*(max([0.0, *column.tolist()]) for column in columns))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds at work, up to the last thing recorded."""
+        return max([0.0, *self.scores["elapsed_s"], *self.metrics["elapsed_s"]])
+
+    @property
+    def paid_usd(self) -> float:
+        """The bill so far, in dollars."""
+        return self.paid("reserved_usd") + self.paid("spot_usd")
+
+    def metric(self, name: str) -> np.ndarray:
+        """A metric's course over the iterations; NaN where one has none, throughout where none has it."""
+        if name not in self.metrics:
+            return np.full(len(self.metrics), np.nan)
+        return self.metrics[name].to_numpy(dtype=float)
+
+    def learning_courses(self) -> dict[str, np.ndarray]:
+        """Four figures over the iterations that show early when training goes wrong; NaN where not measured.
+
+        Returns:
+            zero_variance (share of the prompt groups), ratio_deviation, kl (nats), clip_share (of the
+            trained denoising steps).
+        """
+        kl = self.metric("kl")
+        if not np.nan_to_num(kl).any():
+            kl = np.full(len(kl), np.nan)  # the trainer writes 0 where it does not measure it
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = self.metric("groups_dropped") / self.metric("groups")
+        return {
+            "zero_variance": share,
+            "ratio_deviation": self.metric("ratio_deviation"),
+            "kl": kl,
+            "clip_share": self.metric("clip_share"),
+        }
+
+    def usd_at(self, iterations: np.ndarray) -> np.ndarray:
+        """Dollars paid up to the end of each of these iterations, evaluations included."""
+        paid = (self.cost["reserved_usd"] + self.cost["spot_usd"]).to_numpy(dtype=float)
+        index = np.searchsorted(self.cost["iteration"].to_numpy(), iterations, side="right")
+        return np.concatenate(([0.0], paid))[index]
+
+    def setting(self, section: str, name: str) -> Any:
+        """A setting as the run stored it; None where it has none of that name (another version's).
+
+        Args:
+            section: such as `exploration`; empty for a setting of the top level.
+            name: of the setting.
+        """
+        stored = json.loads(self.row.config_json)
+        part = stored.get(section) if section else stored
+        return part.get(name) if isinstance(part, dict) else None
+
+    def paid(self, column: str) -> float:
+        """Total of a column of `cost` (they are cumulated)."""
+        return 0.0 if self.cost.empty else float(self.cost[column].iloc[-1])
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
+def load_overview(home: Path) -> pd.DataFrame:
+    """All runs, newest first."""
+    with Database(Home(home).database).reading() as connection:
+        return queries.run_overview(connection)
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
+def load_run(home: Path, run_id: str) -> RunView:
+    """What the page shows of one run.
+
+    Raises:
+        RunNotFoundError: there is none of that identifier.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return read_run(RunStore(Home(home)), run_id)
+
+
+def read_run(store: RunStore, run_id: str) -> RunView:
+    """The same, read now: for the report, which keeps no cache.
+
+    Raises:
+        RunNotFoundError: there is none of that identifier.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    with store.database.reading() as connection:
+        row = store.run(run_id)  # inside: opening the file is most of the work of a small run, and is shared
+        return RunView(
+            row=row,
+            alive=run_is_alive(row),
+            scores=queries.score_curve(connection, run_id),
+            metrics=queries.metric_curves(connection, run_id),
+            cost=queries.cost_by_iteration(connection, run_id),
+            cost_by_state=queries.cost_by_state(connection, run_id),
+            events=queries.events(connection, run_id),
+            change=_change(queries.paired_scores(connection, run_id)),
+        )
+
+
+def _change(pairs: pd.DataFrame) -> Change | None:
+    if pairs.empty:
+        return None
+    difference = (pairs["score_after"] - pairs["score_before"]).to_numpy(dtype=float)
+    error = float(difference.std(ddof=1)) / np.sqrt(len(difference)) if len(difference) > 1 else 0.0
+    return Change(float(difference.mean()), 1.96 * float(error), len(difference))

@@ -1,0 +1,62 @@
+"""The figures of a page as files: CSV and Parquet. A plot's own button saves it as PNG."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+
+import pandas as pd
+import streamlit as st
+
+
+def as_csv(frame: pd.DataFrame) -> bytes:
+    """The frame with a line of names, UTF-8; pictures are left out."""
+    return _without_pictures(frame).to_csv(index=False).encode()
+
+
+def as_parquet(frame: pd.DataFrame) -> bytes:
+    """The frame as a Parquet file; pictures are left out."""
+    buffer = io.BytesIO()
+    _without_pictures(frame).to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+_FORMATS = {"CSV": ("text/csv", as_csv), "Parquet": ("application/vnd.apache.parquet", as_parquet)}
+
+
+def offer_downloads(run_id: str, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Offer what a page shows as files; one that is empty is not offered.
+
+    The files are made at a click: making them each time the page is drawn would slow it.
+
+    Args:
+        run_id: begins the files' names, or another word that does.
+        frames: what each holds -> its rows.
+    """
+    offered = {name: frame for name, frame in frames.items() if not frame.empty}
+    if not offered:
+        return
+    with st.expander("Download the figures"):
+        st.caption("The rows behind the charts. For a chart as PNG: the camera at its upper right corner.")
+        for name, frame in offered.items():
+            row = st.container(horizontal=True, vertical_alignment="center")
+            row.markdown(f"{name} ({len(frame):,} rows)")
+            for form, (mime, made) in _FORMATS.items():
+                row.download_button(
+                    form, data=_later(made, frame), file_name=f"{file_stem(run_id, name)}.{form.lower()}",
+                    mime=mime, key=f"download-{form}-{name}", on_click="ignore",
+                )  # fmt: skip
+
+
+def file_stem(run_id: str, name: str) -> str:
+    """A file's name without its ending: letters, digits, `_`, `.` and `-` only, whatever the run's."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{run_id}-{name}").strip("-.") or "spotlight"
+
+
+def _later(made: Callable[[pd.DataFrame], bytes], frame: pd.DataFrame) -> Callable[[], bytes]:
+    return lambda: made(frame)
+
+
+def _without_pictures(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.drop(columns=[name for name in frame.columns if str(name).startswith("png")])

@@ -1,0 +1,81 @@
+"""Numbers with units, and texts of others made safe for Markdown and charts."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `42 s`, `12 min 5 s` or `3 h 20 min`, to the second."""
+    minutes, left_s = divmod(round(seconds), 60)
+    hours, left_min = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {left_min} min"
+    return f"{minutes} min {left_s} s" if minutes else f"{left_s} s"
+
+
+def short_duration(seconds: float) -> str:
+    """Seconds in one unit, for narrow spaces: `42.0 s`, `12.8 min`, `3.3 h`."""
+    unit_s, unit = time_unit(seconds)
+    return f"{seconds / unit_s:.1f} {unit}"
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """The unit of a time axis that reaches `longest_s`: seconds in one unit, and its name."""
+    if longest_s < 180:
+        return 1.0, "s"
+    return (60.0, "min") if longest_s < 3 * 3600 else (3600.0, "h")
+
+
+def usd(amount: float) -> str:
+    """Dollars with as many digits as matter: `$12.35`, `$0.34`, `$0.0085`."""
+    if amount == 0 or amount >= 0.1:
+        return f"${amount:,.2f}"
+    digits = 1 - math.floor(math.log10(amount))
+    return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
+
+
+def percent(share: float) -> str:
+    """A share as `67 %`; with a decimal where it is small."""
+    value = 100 * share
+    return f"{value:.1f} %" if 0 < abs(value) < 10 else f"{value:.0f} %"
+
+
+def figure(value: float) -> str:
+    """A training figure: plain where that is short, else scientific; a dash where there is none."""
+    if math.isnan(value):
+        return "-"
+    if value == 0 or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.3g}"
+    return f"{value:.1e}"
+
+
+def moment(unix_s: float) -> str:
+    """A time as `21 Nov 09:15`, in the local zone of the machine."""
+    return time.strftime("%d %b %H:%M", time.localtime(unix_s))
+
+
+def markdown_text(text: str) -> str:
+    """Text of ours for Streamlit's markdown, where two `$` would begin a formula."""
+    return text.replace("$", r"\$")
+
+
+def plain_markdown(text: str) -> str:
+    """Text of others (an error, a name) for Streamlit's markdown: shown as it is, but for code spans.
+
+    Without this a message could bring a link or a picture from elsewhere into the page.
+    """
+    parts = re.split(r"(`[^`\n]+`)", text)
+    if "``" in text:  # spans may then end elsewhere than here
+        parts = [text]
+    return "".join(
+        part if place % 2 else re.sub(r"([\\`*_{}\[\]<>#|~$!&])", r"\\\1", part)
+        for place, part in enumerate(parts)
+    )
+
+
+def chart_text(text: str) -> str:
+    """Text of others for a plot, where tags would be markup and entities be taken for characters."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,150 @@
+"""Images side by side and what was read in them: before and after, best and worst, over iterations."""
+
+from __future__ import annotations
+
+import base64
+import html
+
+import pandas as pd
+import streamlit as st
+
+# Pixels are shown as they are: the images are 32 to 48 pixels wide, and smoothing would invent detail.
+_STYLE = """
+<style>
+.sl-grid {display: grid; grid-template-columns: repeat(auto-fill, minmax(270px, 1fr)); gap: 12px;}
+.sl-card {border: 1px solid rgba(128,128,128,.28); border-radius: 8px; padding: 10px 12px;}
+.sl-prompt {font-size: .88rem; font-weight: 600; margin-bottom: 6px; overflow-wrap: anywhere;}
+.sl-pair {display: grid; grid-template-columns: 1fr 1fr; gap: 10px;}
+.sl-pair img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
+  border: 1px solid rgba(128,128,128,.28);}
+.sl-when {font-size: .72rem; opacity: .65;}
+.sl-read {font-size: .78rem; overflow-wrap: anywhere; margin-top: 3px;}
+.sl-course {display: grid; grid-template-columns: repeat(auto-fill, minmax(110px, 1fr)); gap: 8px;}
+.sl-course img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
+  border: 1px solid rgba(128,128,128,.28);}
+.sl-zoom summary {list-style: none; cursor: zoom-in;}
+.sl-zoom[open] {grid-column: 1 / -1; max-width: 560px;} .sl-zoom[open] summary {cursor: zoom-out;}
+.sl-large {display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 12px;}
+.sl-large img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
+  border: 1px solid rgba(128,128,128,.28);}
+.sl-good {color: #1f9d61; font-weight: 600;} .sl-bad {opacity: .75;} .sl-error {color: #d64545;}
+</style>
+"""
+
+
+def show_before_and_after(images: pd.DataFrame) -> None:
+    """Show the gallery as a grid of pairs.
+
+    Args:
+        images: as `storage.database.queries.runs.images_before_after` gives it.
+    """
+    if images.empty:
+        st.caption("Images appear with the first evaluation (setting `evaluation.gallery` says how many).")
+        return
+    before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
+    if before == after:
+        st.caption("The untouched model's images; the next evaluation puts the trained one's beside them.")
+    st.html(gallery_html(images))
+
+
+def show_best_and_worst(images: pd.DataFrame) -> None:
+    """Show a prompt's best and worst sample side by side, a card for each iteration.
+
+    Args:
+        images: as `storage.database.queries.seeds.best_and_worst` gives it, of one prompt.
+    """
+    cards = []
+    for iteration, part in images.groupby("iteration", sort=False):
+        sides = "".join(_side(row, "", _seed_label(row)) for row in _rows(part))
+        cards.append(_framed(f"Iteration {iteration}", "", sides))
+    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
+
+
+def course_html(images: pd.DataFrame) -> str:
+    """A card a prompt, with its pictures over the iterations; a click enlarges one, another shrinks it.
+
+    Args:
+        images: as `storage.database.queries.images.pictures` gives it.
+    """
+    cards = []
+    for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
+        rows = _rows(part)
+        sides = "".join(_zoomed(row) for row in rows)
+        cards.append(
+            f'<div class="sl-card"><div class="sl-prompt">{html.escape(rows[0]["prompt"])} '
+            f'<span class="sl-when">seed {rows[0]["seed_index"]}</span></div>'
+            f'<div class="sl-course">{sides}</div></div>'
+        )
+    return f'{_STYLE}<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>'
+
+
+def large_html(images: pd.DataFrame) -> str:
+    """One prompt's pictures, large.
+
+    Args:
+        images: as `course_html` takes them, of one prompt and seed.
+    """
+    sides = "".join(_side(row, "", _when(row["iteration"])) for row in _rows(images))
+    return f'{_STYLE}<div class="sl-large">{sides}</div>'
+
+
+def gallery_html(images: pd.DataFrame) -> str:
+    """The pairs before and after, as a grid; for a page without Streamlit.
+
+    Args:
+        images: as `storage.database.queries.runs.images_before_after` gives it, at least one.
+    """
+    before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
+    cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]
+    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>'
+
+
+def _zoomed(row: dict) -> str:
+    # A <details> opens and closes by mouse and keyboard without a script, which the page would not run.
+    picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
+    when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
+    return f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
+
+
+def _seed_label(row: dict) -> str:
+    draft = "" if row["explored_score"] is None else f", draft {row['explored_score']:.2f}"
+    return f"{row['place']}: seed {row['seed_index']}{draft}"
+
+
+def _rows(images: pd.DataFrame) -> list[dict]:
+    # NaN stands for a missing error text after pandas; None is what the rest expects.
+    return images.astype(object).where(images.notna(), None).to_dict("records")
+
+
+def _when(iteration: int) -> str:
+    return "before training" if iteration == 0 else f"after {iteration} iterations"
+
+
+def _card(row: dict, before: str, after: str | None) -> str:
+    sides = _side(row, "_before", before) + (_side(row, "_after", after) if after else "")
+    return _framed(row["prompt"], f"seed {row['seed_index']}", sides)
+
+
+def _framed(title: str, remark: str, sides: str) -> str:
+    return (
+        f'<div class="sl-card"><div class="sl-prompt">{html.escape(title)} <span class="sl-when">{remark}'
+        f'</span></div><div class="sl-pair">{sides}</div></div>'
+    )
+
+
+def _side(row: dict, suffix: str, when: str) -> str:
+    """One picture and what was read in it, from the row's columns of that suffix."""
+    picture, read = _picture_and_reading(row, suffix, when)
+    return f'<div><div class="sl-when">{when}</div>{picture}{read}</div>'
+
+
+def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
+    png = base64.b64encode(bytes(row[f"png{suffix}"])).decode()
+    if row[f"error{suffix}"]:
+        read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
+    else:
+        style, mark = ("sl-good", "✓") if row[f"exact{suffix}"] else ("sl-bad", "✗")
+        detail = html.escape(row[f"detail{suffix}"]) or "nothing recognised"
+        read = f'<span class="{style}">{mark} {row[f"score{suffix}"]:.2f}</span> {detail}'
+    picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="data:image/png;base64,{png}">'
+    return picture, f'<div class="sl-read">{read}</div>'

@@ -1,0 +1,146 @@
+"""The frame of every page: the choice of a run, its title, the errors, the refreshing while it is live."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.errors import RunNotFoundError, StorageError
+from storage.home import Home
+from ui.data.run import RunView, load_overview, load_run
+from ui.elements.formatting import moment, plain_markdown
+from ui.server.login import fragment
+
+_REFRESH = "2s"
+_CHOSEN = "chosen_run"  # in the session: going to another page empties the address
+_COLOURS = {
+    "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray", "interrupted": "orange",
+}  # fmt: skip
+
+RunPage = Callable[[Path, RunView], None]
+"""Draws a page below the title of the run, from the home's folder and the run."""
+
+
+def show_page(draw: RunPage) -> None:
+    """Choose a run and show it; without any, say how to start one."""
+    home, overview = _opened()
+    if overview is None:
+        return
+    run_id = _choose(overview)
+    live = bool((overview.loc[overview["run_id"] == run_id, "status"] == "running").all())
+    fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
+
+
+def show_home_page(draw: Callable[[Path], None]) -> None:
+    """Show what concerns all runs of the home; without any, say how to start one."""
+    home, overview = _opened()
+    if overview is None:
+        return
+    live = bool((overview["status"] == "running").any())
+    fragment(_show_home, run_every=_REFRESH if live else None)(home, draw)
+
+
+def _opened() -> tuple[Path, pd.DataFrame | None]:
+    """The home and its runs; None where the page already says that there is none, or why."""
+    home = Home.from_environment().path
+    try:
+        overview = load_overview(home)
+    except StorageError as error:
+        show_error(error)
+        return home, None
+    if overview.empty:
+        fragment(_show_nothing, run_every=_REFRESH)(home)
+        return home, None
+    return home, overview
+
+
+def _show_nothing(home: Path) -> None:
+    try:
+        empty = load_overview(home).empty
+    except StorageError:
+        empty = False  # the whole page again, which says what is wrong
+    if not empty:
+        st.rerun()
+    st.title("No runs yet")
+    if left := Home(home).run_folders():
+        st.warning(
+            f"The database has no run, but checkpoints are here: {plain_markdown(', '.join(left[:5]))}. "
+            "`spotlight rebuild` restores the rows from them.",
+            icon=":material/database_off:",
+        )
+    st.markdown("Start one; it appears here within seconds. This one takes minutes, without a GPU:")
+    st.code("spotlight train --preset glyphs", language="bash")
+    st.caption(
+        f"Looking in `{home}`. Runs kept elsewhere? Set `SPOTLIGHT_HOME` before starting the dashboard."
+    )
+
+
+def _choose(overview: pd.DataFrame) -> str:
+    """The run to show: the address's `?run=`, else that of the page before, else the newest."""
+    ids = overview["run_id"].tolist()
+    labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
+    wanted = st.query_params.get("run", st.session_state.get(_CHOSEN))
+    chosen = st.selectbox(
+        "Run", ids, index=ids.index(wanted) if wanted in ids else 0, format_func=labels.__getitem__
+    )
+    assert chosen is not None, "a select box with options and an index has a choice"
+    st.query_params["run"] = chosen
+    st.session_state[_CHOSEN] = chosen
+    return chosen
+
+
+def _label(row: dict) -> str:
+    text = f"{row['run_id']} · {row['status']} · {moment(row['created_at'])}"
+    if row["status"] == "running" or pd.isna(row["score_before"]):  # the list is older than the page below
+        return text
+    return f"{text} · score {row['score_before']:.2f} → {row['score_now']:.2f}"
+
+
+def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
+    try:
+        view = load_run(home, run_id)
+        if live and view.row.status != "running":
+            st.rerun()  # it has ended: the whole page again, without the refreshing
+        badge = f":{_COLOURS[view.status]}-badge[{view.status}]"
+        st.header(f"{plain_markdown(view.row.run_id)} {badge}", anchor=False)
+        _show_trouble(view)
+        draw(home, view)
+    except (StorageError, RunNotFoundError) as error:
+        show_error(error)
+
+
+def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
+    try:
+        draw(home)
+    except StorageError as error:
+        show_error(error)
+
+
+def _show_trouble(view: RunView) -> None:
+    """Say how to resume a run that did not end well."""
+    run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
+    if view.row.status == "running" and not view.alive:
+        st.warning(
+            f"The run's process {view.row.pid} is gone. Resume from its last checkpoint with "
+            f"`spotlight resume {run_id}`",
+            icon=":material/link_off:",
+        )
+    elif view.row.status in ("failed", "interrupted", "cancelled"):
+        happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
+        reason = f": {plain_markdown(view.row.error.rstrip('.'))}" if view.row.error else ""
+        st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
+
+
+def _advice(run_id: str, error: str | None) -> str:
+    """How to resume; empty where that would fail again, or where the error says it."""
+    command = f"`spotlight resume {run_id}`"
+    text = error or ""
+    return "" if text.startswith("ConfigurationError") or command in text else f". Resume with {command}"
+
+
+def show_error(error: Exception) -> None:
+    """Show why the database cannot be read, in place of what was to be shown."""
+    st.error(plain_markdown(str(error)), icon=":material/database_off:")

@@ -1,0 +1,1 @@
+"""The pages of the dashboard, one folder each; no page imports another."""

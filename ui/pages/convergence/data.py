@@ -1,0 +1,83 @@
+"""What the page Convergence reads: images before and after, and how sure a curve is over run seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import streamlit as st
+from scipy.special import stdtrit
+
+from storage.database.database import Database
+from storage.database.queries import comparisons
+from storage.database.queries import runs as queries
+from storage.home import Home
+from ui.charts.layout import Measure
+from ui.data.run import RunView
+
+
+def load_images(home: Path, view: RunView) -> pd.DataFrame:
+    """The gallery, read again after each evaluation; see `storage.database.queries.runs.images_before_after`.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_images(home, view.row.run_id, view.newest.evaluation_at)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_images(home: Path, run_id: str, evaluation_at: float) -> pd.DataFrame:
+    """`evaluation_at` is part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return queries.images_before_after(connection, run_id)
+
+
+def load_seed_courses(home: Path, view: RunView) -> tuple[dict[int, str], pd.DataFrame]:
+    """The runs that differ from one in the seed alone, by seed, and their scores.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_seed_courses(home, view.row.run_id, view.newest.evaluation_at)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_seed_courses(home: Path, run_id: str, evaluation_at: float) -> tuple[dict[int, str], pd.DataFrame]:
+    """`evaluation_at` is part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return read_seed_courses(connection, run_id)
+
+
+def read_seed_courses(
+    connection: duckdb.DuckDBPyConnection, run_id: str
+) -> tuple[dict[int, str], pd.DataFrame]:
+    """The same from an open connection; no scores where the run is alone."""
+    seeds = comparisons.runs_of_other_seeds(connection, run_id)
+    others = list(seeds.values()) if len(seeds) > 1 else []
+    return seeds, comparisons.score_courses(connection, others)
+
+
+def mean_over_seeds(courses: pd.DataFrame, measure: Measure) -> pd.DataFrame:
+    """The mean over runs at each iteration that all of them have evaluated, and its 95 % interval.
+
+    The interval is Student's, so with two runs it is wide; it is cut at 0 and 1, where scores end.
+
+    Args:
+        courses: as `comparisons.score_courses` gives them, of runs of different seeds.
+        measure: which figure.
+
+    Returns:
+        Columns iteration, mean, low, high, seeds; empty where fewer than two runs share an iteration.
+    """
+    runs = len(set(courses["run_id"].tolist()))
+    rows = []
+    for iteration, part in courses.groupby("iteration", sort=True):
+        values = part[measure].to_numpy(dtype=float)
+        if runs < 2 or len(values) < runs:
+            continue
+        margin = float(stdtrit(runs - 1, 0.975)) * float(values.std(ddof=1)) / np.sqrt(runs)
+        mean = float(values.mean())
+        rows.append((iteration, mean, max(0.0, mean - margin), min(1.0, mean + margin), runs))
+    return pd.DataFrame(rows, columns=["iteration", "mean", "low", "high", "seeds"])

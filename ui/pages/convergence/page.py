@@ -1,0 +1,105 @@
+"""The page Convergence: does the run get better, how fast, at what price. Live while the run is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.config.loading import differences
+from storage.errors import ConfigurationError
+from ui.charts.cost import cost_chart, state_chart
+from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
+from ui.data.run import RunView
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import moment, plain_markdown
+from ui.elements.image_grid import show_before_and_after
+from ui.elements.run_page import show_page
+from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
+from ui.pages.convergence.data import load_images, load_seed_courses
+from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
+
+
+def _show_convergence(home: Path, view: RunView) -> None:
+    show_verdict(view)
+    show_figures(view)
+    measure = _show_scores(view)
+    courses = _show_seeds_of_runs(home, view, measure)
+    st.subheader("Images before and after")
+    show_before_and_after(load_images(home, view))
+    _show_costs(view)
+    st.subheader("Is training healthy?")
+    show_health(view)
+    _show_learning(view)
+    _show_particulars(view)
+    offer_downloads(
+        view.row.run_id,
+        {"held-out scores": view.scores, "figures of each iteration": view.metrics, "run seeds": courses},
+    )
+
+
+def _show_scores(view: RunView) -> Measure:
+    st.subheader("Score")
+    measures: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
+    chosen = st.segmented_control(
+        "Measure", list(measures), default="Graded score", key="measure", label_visibility="collapsed"
+    )
+    measure = measures[chosen or "Graded score"]  # a second click on the chosen one deselects it
+    axes: tuple[Axis, ...] = ("iteration", "time", "usd")
+    for column, over in zip(st.columns(3), axes, strict=True):
+        column.plotly_chart(score_chart(view, measure, over), key=f"score_by_{over}", config=PLOT_SETTINGS)
+    return measure
+
+
+def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataFrame:
+    """The interval over run seeds, where several runs differ in nothing else; their scores."""
+    seeds, courses = load_seed_courses(home, view)
+    if len(set(courses["run_id"].tolist())) < 2:
+        st.caption(
+            "One run seed. To see how much the curve depends on it, start the same run with another "
+            "`--set seed=`; the interval over seeds then appears here."
+        )
+        return pd.DataFrame()
+    st.plotly_chart(interval_chart(courses, seeds, measure), key="score_by_seed", config=PLOT_SETTINGS)
+    names = ", ".join(f"{plain_markdown(run_id)} (seed {seed})" for seed, run_id in seeds.items())
+    st.caption(f"Runs that differ in the seed alone: {names}. The mean is over shared evaluations.")
+    return courses
+
+
+def _show_costs(view: RunView) -> None:
+    st.subheader("Cost")
+    if view.cost.empty:
+        st.caption("Costs appear with the first evaluation or iteration.")
+        return
+    left, right = st.columns(2)
+    left.plotly_chart(cost_chart(view), key="cost_by_market", config=PLOT_SETTINGS)
+    right.plotly_chart(state_chart(view), key="cost_by_state", config=PLOT_SETTINGS)
+
+
+def _show_learning(view: RunView) -> None:
+    figures = learning_charts(view)
+    columns = [column for _ in figures[::2] for column in st.columns(2)]
+    for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
+        column.plotly_chart(figure, key=f"learning-{number}", config=PLOT_SETTINGS)
+
+
+def _show_particulars(view: RunView) -> None:
+    if not view.events.empty:
+        with st.expander(f"Events ({len(view.events)})"):
+            shown = view.events.assign(happened_at=view.events["happened_at"].map(moment))
+            st.dataframe(shown, hide_index=True)
+    with st.expander("Settings and environment"):
+        try:
+            changed = differences(view.row.config)
+        except ConfigurationError as error:
+            st.caption(plain_markdown(str(error)))
+            changed = view.row.config_json
+        left, right = st.columns(2)
+        left.caption("Settings that differ from the defaults")
+        left.json(changed)
+        right.caption("Environment")
+        right.json(view.row.environment)
+
+
+show_page(_show_convergence)

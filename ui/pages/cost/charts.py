@@ -1,0 +1,43 @@
+"""Charts of the page Cost: the bill by phase, and what it would be on demand only."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ui.charts.cost import market_bars
+from ui.charts.layout import BASELINE_COLOUR, MARKET_COLOURS, laid_out
+from ui.pages.cost.data import OnDemandCost
+
+# Phases of the bill in the order of the chart, and what it calls them.
+_PHASE_NAMES = {"iteration": "iterations", "evaluation": "evaluations", "discarded": "discarded work"}
+
+
+def phase_chart(frame: pd.DataFrame) -> go.Figure:
+    """What iterations, evaluations and discarded work cost, by market.
+
+    Args:
+        frame: columns phase, market, device_s, usd; at least one row.
+    """
+    recorded = set(frame["phase"])
+    names = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
+    return market_bars(frame, "phase", names, "By phase and market")
+
+
+def on_demand_chart(cost: OnDemandCost) -> go.Figure:
+    """The bill as it is beside what it would have been with every device at the reserved price."""
+    figure = go.Figure()
+    bars = {
+        "reserved": [cost.reserved_usd, cost.reserved_usd],
+        "spot": [cost.spot_usd, 0.0],
+        "spot, at the reserved price": [0.0, cost.spot_as_reserved_usd],
+    }
+    colours = {**MARKET_COLOURS, "spot, at the reserved price": BASELINE_COLOUR}
+    for name, amounts in bars.items():
+        figure.add_bar(
+            y=["this run", "on demand only"], x=amounts, name=name, orientation="h",
+            marker={"color": colours[name]}, hovertemplate="$%{x:.4g}",
+        )  # fmt: skip
+    figure = laid_out(figure, "The bill, and on demand only", "US dollars", "")
+    figure.update_layout(barmode="stack", hovermode="closest")
+    return figure.update_xaxes(tickprefix="$").update_yaxes(autorange="reversed")

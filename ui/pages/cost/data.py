@@ -1,0 +1,69 @@
+"""The bill of a run by phase, and what the same run would have cost with every device rented on demand.
+
+The assumption of the latter: the same devices do the same for the same seconds, and a spot second costs
+what a reserved one of this run does. So it is neither what a faster run without losses would have cost, nor
+a run on the reserved devices alone, which would have taken longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from storage.ledger.ledger import Ledger
+
+ASSUMPTION = (
+    "Assumption: the same devices for the same seconds, each spot second at the reserved price of this run. "
+    "Time that losses cost is in both; a run on the reserved devices alone would take longer and is not "
+    "what is compared."
+)
+
+
+@dataclass(frozen=True)
+class OnDemandCost:
+    """A bill, and the same one on demand only; in dollars.
+
+    Attributes:
+        reserved_usd_per_hour: mean price of a reserved device in this run.
+        spot_as_reserved_usd: the spot devices' seconds at that price.
+    """
+
+    reserved_usd: float
+    spot_usd: float
+    reserved_usd_per_hour: float
+    spot_as_reserved_usd: float
+
+    @property
+    def paid_usd(self) -> float:
+        """The bill as it is."""
+        return self.reserved_usd + self.spot_usd
+
+    @property
+    def on_demand_usd(self) -> float:
+        """The bill on demand only."""
+        return self.reserved_usd + self.spot_as_reserved_usd
+
+    @property
+    def saved_usd(self) -> float:
+        """What spot devices saved."""
+        return self.on_demand_usd - self.paid_usd
+
+
+def on_demand_cost(ledger: Ledger) -> OnDemandCost | None:
+    """The comparison; None without spot time, or where no reserved price is known from the bill."""
+    reserved, spot = ledger.spent(market="reserved"), ledger.spent(market="spot")
+    if not spot.device_s or not reserved.device_s or not reserved.usd:
+        return None
+    usd_per_s = reserved.usd / reserved.device_s
+    return OnDemandCost(reserved.usd, spot.usd, 3600 * usd_per_s, usd_per_s * spot.device_s)
+
+
+def bill_by_phase(ledger: Ledger) -> pd.DataFrame:
+    """The bill by phase and market: columns phase, market, device_s, usd."""
+    keys = dict.fromkeys((entry.phase, entry.market) for entry in ledger.entries)
+    spent = {key: ledger.spent(phase=key[0], market=key[1]) for key in keys}
+    return pd.DataFrame(
+        [(*key, part.device_s, part.usd) for key, part in spent.items()],
+        columns=["phase", "market", "device_s", "usd"],
+    )

@@ -1,0 +1,91 @@
+"""The page Cost: the bill by phase, market and state, and what it would be on demand only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from storage.ledger.ledger import Ledger
+from ui.charts.cost import cost_chart, state_chart
+from ui.charts.layout import PLOT_SETTINGS
+from ui.data.ledger import bill_entries, load_ledger
+from ui.data.run import RunView
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import markdown_text, percent, short_duration, usd
+from ui.elements.run_page import show_page
+from ui.elements.tiles import show_tile
+from ui.pages.cost.charts import on_demand_chart, phase_chart
+from ui.pages.cost.data import ASSUMPTION, OnDemandCost, bill_by_phase, on_demand_cost
+
+
+def _show_cost(home: Path, view: RunView) -> None:
+    ledger = load_ledger(home, view)
+    if not ledger.entries:
+        st.info("Costs appear with the first evaluation or iteration.", icon=":material/hourglass:")
+        return
+    compared = on_demand_cost(ledger)
+    _show_verdict(ledger, compared)
+    _show_tiles(view, ledger, compared)
+    phases = bill_by_phase(ledger)
+    left, right = st.columns(2)
+    left.plotly_chart(cost_chart(view), key="cost_by_market", config=PLOT_SETTINGS)
+    right.plotly_chart(state_chart(view), key="cost_by_state", config=PLOT_SETTINGS)
+    left, right = st.columns(2)
+    left.plotly_chart(phase_chart(phases), key="cost_by_phase", config=PLOT_SETTINGS)
+    if compared is None:
+        right.caption("Without spot time, or without a reserved price, there is nothing to compare with.")
+    else:
+        right.plotly_chart(on_demand_chart(compared), key="cost_on_demand", config=PLOT_SETTINGS)
+        st.caption(ASSUMPTION)
+    st.caption(
+        "At the prices of the run's settings (`price.*`). Where processes of one machine simulate the "
+        "devices, the dollars are modelled, not paid."
+    )
+    offer_downloads(
+        view.row.run_id,
+        {"cost up to each iteration": view.cost, "bill by phase and state": bill_entries(ledger)},
+    )
+
+
+def _show_verdict(ledger: Ledger, compared: OnDemandCost | None) -> None:
+    paid = ledger.spent()
+    if compared is None:
+        st.info(
+            markdown_text(f"**{usd(paid.usd)} so far**, for {short_duration(paid.device_s)} of devices."),
+            icon=":material/payments:",
+        )
+        return
+    text = (
+        f"{usd(compared.paid_usd)} so far; with every device at the reserved price of "
+        f"{usd(compared.reserved_usd_per_hour)} an hour it would be {usd(compared.on_demand_usd)}."
+    )
+    if compared.saved_usd > 0:
+        share = percent(compared.saved_usd / compared.on_demand_usd)
+        st.success(
+            markdown_text(f"**Spot devices saved {usd(compared.saved_usd)} ({share}).** {text}"),
+            icon=":material/savings:",
+        )
+    else:
+        st.warning(markdown_text(f"**Spot devices saved nothing.** {text}"), icon=":material/money_off:")
+
+
+def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) -> None:
+    row = st.container(horizontal=True)
+    whole, done = ledger.spent(), len(view.metrics)
+    show_tile(row, "Cost so far", usd(whole.usd), f"{usd(whole.usd / done)} an iteration" if done else None)
+    for market in ("reserved", "spot"):
+        part = ledger.spent(market=market)
+        share = f"{percent(part.usd / whole.usd)} of the bill" if whole.usd else None
+        show_tile(row, market.capitalize(), usd(part.usd) if part.device_s else "-", share)
+    evaluations = ledger.spent(phase="evaluation")
+    share = f"{percent(evaluations.usd / whole.usd)} of the bill" if whole.usd else None
+    show_tile(row, "Evaluations", usd(evaluations.usd), share)
+    show_tile(row, "Discarded work", usd(ledger.lost.usd), short_duration(ledger.lost.device_s))
+    show_tile(
+        row, "On demand only", "-" if compared is None else usd(compared.on_demand_usd),
+        None if compared is None else f"{usd(compared.saved_usd)} more",
+    )  # fmt: skip
+
+
+show_page(_show_cost)

@@ -1,0 +1,195 @@
+"""Rules about the learning: is the model getting better, and is its training numerically healthy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ui.data.methods import clips_ratio, explores, least_spearman
+from ui.elements.formatting import figure, percent, usd
+from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
+
+_FLAT_EVALUATIONS = 4
+_FLAT = 0.01  # of score; a smaller gain over so many evaluations is no rise
+_NO_VARIANCE = (0.25, 0.5)  # share of prompts: warning, problem
+_CLIPPED = 0.5
+_ERRORS = 0.05  # share of samples
+_STEEP = 10.0  # times the usual gradient
+_DEFAULT_SPEARMAN = 0.5
+
+
+def score_course(evidence: Evidence) -> Finding:
+    """The held-out score should rise."""
+    title, view = "Held-out score", evidence.view
+    scores = view.scores["score"].to_numpy(dtype=float)
+    if view.change is None or len(scores) < 2:
+        return Finding("unknown", title, "There is no second evaluation yet to compare with.")
+    best = int(np.argmax(scores))
+    text = f"{scores[0]:.2f} before training, {scores[-1]:.2f} now, {scores[best]:.2f} at best."
+    if view.change.is_clear and view.change.mean < 0:
+        return Finding(
+            "problem", title, f"{text} It is clearly worse than the untouched model.",
+            f"Stop the run. Lower `optimizer.learning_rate`{_now(evidence, 'optimizer', 'learning_rate')} "
+            "and look at images on the page Images: the scorer may reward images that look wrong.",
+        )  # fmt: skip
+    if len(scores) - 1 - best >= 2 and scores[best] - scores[-1] > view.change.margin:
+        return Finding(
+            "warning", title, f"{text} The best is {len(scores) - 1 - best} evaluations old.",
+            f"Lower `optimizer.learning_rate`{_now(evidence, 'optimizer', 'learning_rate')}, or end the run.",
+        )  # fmt: skip
+    if len(scores) > _FLAT_EVALUATIONS:
+        gain = scores[-_FLAT_EVALUATIONS:].max() - scores[:-_FLAT_EVALUATIONS].max()
+        if gain < _FLAT:
+            each = view.paid_usd / max(1, len(view.metrics))
+            return Finding(
+                "warning", title,
+                f"{text} The last {_FLAT_EVALUATIONS} evaluations brought {gain:+.3f}.",
+                f"An iteration costs {usd(each)}; end the run, or give it harder prompts.",
+            )  # fmt: skip
+    return Finding("passed", title, text)
+
+
+def zero_variance(evidence: Evidence) -> Finding:
+    """Prompt groups whose samples all score the same give no gradient."""
+    title = "Prompts without signal"
+    shares = evidence.view.learning_courses()["zero_variance"]
+    shares = shares[np.isfinite(shares)][-RECENT:]
+    if not shares.size:
+        return Finding("unknown", title, "No iteration is done yet.")
+    share = float(shares.mean())
+    text = f"{percent(share)} of the prompts gave no signal: all their samples scored the same."
+    if share <= _NO_VARIANCE[0]:
+        return Finding("passed", title, text)
+    rewards = evidence.recent("reward_mean")
+    mean = float(rewards.mean()) if rewards.size else 0.5
+    if explores(evidence.view) is False:
+        advice = "Exploration chooses seeds whose scores differ: `exploration.strategy=stale`."
+    elif mean > 0.8:
+        advice = f"The mean reward is {mean:.2f}: the prompts have become too easy; add harder ones."
+    elif mean < 0.2:
+        advice = f"The mean reward is {mean:.2f}: the prompts are too hard; add easier ones."
+    else:
+        advice = "Raise `exploration.candidates` or `exploration.prompt_pool`, to choose among more."
+    return Finding("problem" if share > _NO_VARIANCE[1] else "warning", title, text, advice)
+
+
+def ratio(evidence: Evidence) -> Finding:
+    """The rollout and the training must compute the same log-probabilities."""
+    title, values = "Ratio at the first update", evidence.recent("ratio_deviation")
+    if not values.size:
+        return Finding("unknown", title, "No iteration is done yet.")
+    largest, limit = float(values.max()), evidence.number("algorithm", "ratio_tolerance")
+    text = f"At most {figure(largest)} from 1" if largest else "Exactly 1"
+    text = f"{text} in the last {len(values)} iterations"
+    if limit is None:
+        return Finding("unknown", title, f"{text}; this run has no limit for it.")
+    text = f"{text} (limit {limit:g})."
+    if largest <= limit / 2:
+        return Finding("passed", title, text)
+    return Finding(
+        "problem" if largest > limit else "warning", title, text,
+        "The rollout and the training compute different log-probabilities: compare devices and versions of "
+        "the workers. Do not raise the limit: training would follow the numerical error.",
+    )  # fmt: skip
+
+
+def reward_gaming(evidence: Evidence) -> Finding:
+    """A policy that moves away from the reference while the score falls exploits its reward."""
+    title, view = "KL to the reference", evidence.view
+    course = view.learning_courses()["kl"]
+    measured = course[np.isfinite(course)]
+    if not measured.size:
+        return Finding("unknown", title, "Not measured: `algorithm.kl_weight` is 0.")
+    text = f"KL is {figure(float(measured[-1]))}, {figure(float(measured.max()))} at most."
+    scores = view.scores["score"].to_numpy(dtype=float)
+    if len(scores) < 3 or view.change is None:
+        return Finding("passed", title, text)
+    best = int(np.argmax(scores))
+    before = course[view.metrics["iteration"].to_numpy() <= view.scores["iteration"].iloc[best]]
+    at_best = before[np.isfinite(before)]
+    fell = scores[best] - scores[-1] > view.change.margin
+    if fell and at_best.size and measured[-1] > 2 * at_best[-1]:
+        return Finding(
+            "problem", title, f"{text} It has doubled since the best score, and the score has fallen.",
+            "The policy exploits the reward (reward hacking): raise `algorithm.kl_weight`"
+            f"{_now(evidence, 'algorithm', 'kl_weight')}.",
+        )  # fmt: skip
+    return Finding("passed", title, text)
+
+
+def clipping(evidence: Evidence) -> Finding:
+    """Clipped denoising steps give no gradient."""
+    title = "Clipped denoising steps"
+    if not clips_ratio(evidence.view):
+        return Finding("unknown", title, "The objective of this run does not clip.")
+    values = evidence.recent("clip_share")
+    if not values.size:
+        return Finding("unknown", title, "No iteration is done yet.")
+    share = float(values.mean())
+    text = f"The clip range cuts off {percent(share)} of the trained denoising steps."
+    if share <= _CLIPPED:
+        return Finding("passed", title, text)
+    rate = evidence.number("optimizer", "learning_rate")
+    to = "" if rate is None else f" from {rate:g} to {rate / 2:g}"
+    return Finding("problem", title, text, f"Lower `optimizer.learning_rate`{to}.")
+
+
+def gradients(evidence: Evidence) -> Finding:
+    """A gradient far above the usual ones is a sign of a bad batch, or of divergence."""
+    title, values = "Gradient norm", evidence.recent("gradient_norm")
+    every = evidence.view.metric("gradient_norm")
+    if not values.size:
+        return Finding("unknown", title, "No iteration is done yet.")
+    usual, latest = float(np.median(values)), float(values[-1])
+    text = f"{figure(latest)} now, {figure(usual)} usually."
+    if np.isinf(every).any() or (usual > 0 and latest > _STEEP * usual):
+        return Finding(
+            "warning", title, text,
+            f"Lower `optimizer.max_grad_norm`{_now(evidence, 'optimizer', 'max_grad_norm')} or "
+            "`optimizer.learning_rate`.",
+        )  # fmt: skip
+    return Finding("passed", title, text)
+
+
+def scorer(evidence: Evidence) -> Finding:
+    """A prompt group with an image that was not scored is paid for, and not trained on."""
+    title, samples = "The scorer", evidence.ledger.samples
+    if not samples:
+        return Finding("unknown", title, "No image is scored yet.")
+    errors = float(np.nansum(evidence.view.metric("scorer_errors")))
+    text = f"It failed on {errors:.0f} of {samples:,} images."
+    failed, groups = (float(np.nansum(evidence.view.metric(name))) for name in ("groups_failed", "groups"))
+    if not errors:
+        return Finding("passed", title, text)
+    return Finding(
+        "problem" if errors > _ERRORS * samples else "warning", title,
+        f"{text} {failed:.0f} of {groups:.0f} prompt groups were not trained on because of it.",
+        "The column `error` of the table `samples` gives the reason; a model can learn to cause such errors.",
+    )  # fmt: skip
+
+
+def stale_ranks(evidence: Evidence) -> Finding:
+    """Stale drafts must rank the seeds as fresh scores do."""
+    title, values = "Stale ranks", evidence.recent("spearman")
+    if not values.size:
+        return Finding("unknown", title, "No iteration has compared stale drafts with fresh scores.")
+    least = least_spearman(evidence.view)
+    limit = _DEFAULT_SPEARMAN if least is None else least
+    median = float(np.median(values))
+    text = f"Spearman {median:.2f} over the last {len(values)} iterations; the limit is {limit:g}."
+    if median >= limit:
+        return Finding("passed", title, text)
+    return Finding(
+        "problem", title, text,
+        "The policy moves too fast for its drafts: lower `optimizer.learning_rate`"
+        f"{_now(evidence, 'optimizer', 'learning_rate')}, or draft with `exploration.strategy=fresh`.",
+    )  # fmt: skip
+
+
+def _now(evidence: Evidence, section: str, name: str) -> str:
+    value = evidence.number(section, name)
+    return "" if value is None else f" (now {value:g})"
+
+
+LEARNING_RULES: tuple[Rule, ...] = (
+    score_course, zero_variance, ratio, reward_gaming, clipping, gradients, scorer, stale_ranks,
+)  # fmt: skip

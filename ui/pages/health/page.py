@@ -1,0 +1,69 @@
+"""The page Health: rules that say what is wrong, by how much, and which setting fixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from ui.data.ledger import load_ledger
+from ui.data.run import RunView
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import markdown_text
+from ui.elements.run_page import show_page
+from ui.pages.health.device_rules import DEVICE_RULES
+from ui.pages.health.findings import Evidence, Finding, Level, by_level
+from ui.pages.health.learning_rules import LEARNING_RULES
+
+_BOXES: dict[Level, tuple[Callable[..., Any], str]] = {
+    "problem": (st.error, ":material/report:"),
+    "warning": (st.warning, ":material/visibility:"),
+}
+
+
+def _show_health(home: Path, view: RunView) -> None:
+    if view.metrics.empty and view.scores.empty:
+        st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
+        return
+    evidence = Evidence(view, load_ledger(home, view))
+    findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
+    levels = by_level(findings)
+    _show_verdict(levels, len(findings))
+    for level, (box, icon) in _BOXES.items():
+        for finding in levels.get(level, []):
+            box(markdown_text(f"**{finding.title}.** {finding.text} {finding.advice}".strip()), icon=icon)
+    if "passed" in levels:
+        st.subheader("Passed")
+        _show_list(levels["passed"], ":material/check_circle:")
+    if "unknown" in levels:
+        st.subheader("Not measured")
+        _show_list(levels["unknown"], ":material/do_not_disturb_on:")
+    offer_downloads(view.row.run_id, {"findings": _as_frame(findings)})
+
+
+def _show_verdict(levels: dict[Level, list[Finding]], rules: int) -> None:
+    counts = {"problem": len(levels.get("problem", [])), "warning": len(levels.get("warning", []))}
+    others = rules - sum(counts.values())
+    if others == rules:
+        st.success(f"**No problems**, by {rules} checks.", icon=":material/check_circle:")
+        return
+    parts = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+    st.markdown(f"**{', '.join(parts)}**, {others} other checks.")
+
+
+def _show_list(findings: list[Finding], icon: str) -> None:
+    lines = [f"{icon} **{finding.title}.** {finding.text}" for finding in findings]
+    st.markdown(markdown_text("  \n".join(lines)))  # the icons are bullets enough
+
+
+def _as_frame(findings: list[Finding]) -> pd.DataFrame:
+    return pd.DataFrame(
+        [(f.level, f.title, f.text, f.advice) for f in findings],
+        columns=["level", "rule", "found", "advice"],
+    )
+
+
+show_page(_show_health)

@@ -1,0 +1,1 @@
+"""Images of the held-out prompts over the iterations, with the same seeds."""

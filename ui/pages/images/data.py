@@ -1,0 +1,96 @@
+"""What the page Images reads, cached: which images there are, and the pictures that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.database.queries import images as image_queries
+from storage.home import Home
+
+ORDERS = ("as in the file", "most gained", "most lost")
+"""Orders of the grid."""
+
+Image = tuple[int, int]
+"""A held-out image: prompt_id and seed_index."""
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """The images that have pictures, and the evaluations that do.
+
+    Attributes:
+        images: as `storage.database.queries.images.pictured_images` gives them.
+        evaluations: iterations in order; 0 is before training.
+    """
+
+    images: pd.DataFrame
+    evaluations: list[int]
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def load_pictured(home: Path, run_id: str, evaluation_at: float) -> Pictured:
+    """Which images and evaluations of a run have pictures.
+
+    Args:
+        home: where the database lies.
+        run_id: the run.
+        evaluation_at: when its latest evaluation ended; part of the cache's key.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    with Database(Home(home).database).reading() as connection:
+        return Pictured(
+            image_queries.pictured_images(connection, run_id),
+            image_queries.pictured_evaluations(connection, run_id),
+        )
+
+
+@st.cache_data(ttl=60, max_entries=32, show_spinner=False)
+def load_pictures(
+    home: Path, run_id: str, images: tuple[Image, ...], iterations: tuple[int, ...], evaluation_at: float
+) -> pd.DataFrame:
+    """The pictures of some images at some evaluations; see `storage.database.queries.images.pictures`.
+
+    Args:
+        home: where the database lies.
+        run_id: the run.
+        images: which.
+        iterations: the evaluations.
+        evaluation_at: when the latest evaluation ended; part of the cache's key.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    with Database(Home(home).database).reading() as connection:
+        return image_queries.pictures(connection, run_id, images, iterations)
+
+
+def spread(values: Sequence[int], most: int) -> tuple[int, ...]:
+    """At most `most` of the values, evenly spread, the first and the last among them."""
+    if len(values) <= most:
+        return tuple(values)
+    indices = [round(k * (len(values) - 1) / (most - 1)) for k in range(most)]
+    return tuple(values[index] for index in dict.fromkeys(indices))
+
+
+def ordered(images: pd.DataFrame, order: str, words: str) -> pd.DataFrame:
+    """The images whose prompt contains the words, in an order.
+
+    Args:
+        images: as in `Pictured`.
+        order: one of `ORDERS`.
+        words: to search for; empty for all.
+    """
+    text = words.strip().casefold()
+    kept = images.loc[[text in prompt.casefold() for prompt in images["prompt"]]]
+    gain = kept["score_latest"] - kept["score_first"]
+    if order == ORDERS[0]:
+        return kept
+    return kept.assign(gain=gain).sort_values("gain", ascending=order == ORDERS[2], kind="stable")

@@ -1,0 +1,84 @@
+"""The page Images: held-out prompts over the iterations, with the same seeds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from ui.data.run import RunView
+from ui.elements.downloads import offer_downloads
+from ui.elements.image_grid import course_html, large_html
+from ui.elements.run_page import show_page
+from ui.pages.images.data import ORDERS, Pictured, load_pictured, load_pictures, ordered, spread
+
+_COLUMNS = 8  # evaluations in a row of the grid
+_ROWS = 8  # prompts on a page of it
+_LARGE = 12  # evaluations of an enlarged prompt
+
+
+def _show_images(home: Path, view: RunView) -> None:
+    pictured = load_pictured(home, view.row.run_id, view.newest.evaluation_at)
+    if pictured.images.empty:
+        _show_nothing(view)
+        return
+    _show_grid(home, view, pictured)
+    _show_large(home, view, pictured)
+    offer_downloads(view.row.run_id, {"scores of the pictured images": pictured.images})
+
+
+def _show_nothing(view: RunView) -> None:
+    if view.setting("evaluation", "gallery") == 0:
+        st.info(
+            "This run keeps no images. Start one that does with `--set evaluation.gallery=12`.",
+            icon=":material/image_not_supported:",
+        )
+        return
+    st.info(
+        "Images appear with the first evaluation (`evaluation.gallery` says how many).",
+        icon=":material/hourglass:",
+    )
+
+
+def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
+    run_id = view.row.run_id
+    left, middle, right = st.columns([2, 1, 1])
+    words = left.text_input("Prompts that contain", key=f"words-{run_id}", placeholder="all")
+    order = middle.selectbox("Order", ORDERS, key=f"order-{run_id}") or ORDERS[0]
+    images = ordered(pictured.images, order, words)
+    if images.empty:
+        st.caption("No pictured prompt contains this; empty the field to see all.")
+        return
+    pages = -(-len(images) // _ROWS)
+    page = 1
+    if pages > 1:
+        page = right.number_input(f"Page (of {pages})", 1, pages, key=f"page-{run_id}-{order}-{words}")
+    rows = images.iloc[(page - 1) * _ROWS : page * _ROWS]
+    shown = spread(pictured.evaluations, _COLUMNS)
+    keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
+    st.html(course_html(load_pictures(home, run_id, keys, shown, view.newest.evaluation_at)))
+    note = "Click an image to enlarge it."
+    if len(shown) < len(pictured.evaluations):
+        note += f" {len(shown)} of {len(pictured.evaluations)} evaluations, evenly spread."
+    st.caption(note)
+
+
+def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:
+    st.subheader("One prompt, enlarged")
+    images = pictured.images
+    labels = {
+        (
+            row["prompt_id"],
+            row["seed_index"],
+        ): f"{row['prompt']} (#{row['prompt_id']}, seed {row['seed_index']})"
+        for row in images.to_dict("records")
+    }
+    chosen = st.selectbox(
+        "Prompt", list(labels), format_func=labels.__getitem__, key=f"large-{view.row.run_id}"
+    )
+    assert chosen is not None, "a select box with options and an index has a choice"
+    shown = spread(pictured.evaluations, _LARGE)
+    st.html(large_html(load_pictures(home, view.row.run_id, (chosen,), shown, view.newest.evaluation_at)))
+
+
+show_page(_show_images)

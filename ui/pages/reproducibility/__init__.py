@@ -1,0 +1,1 @@
+"""Whether reproductions of recorded runs came to the same result, and what differs if not."""

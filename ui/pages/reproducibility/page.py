@@ -1,0 +1,98 @@
+"""The page Reproducibility: did reproductions of recorded runs come to the same result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.errors import StorageError
+from storage.evaluations.reproductions import reproductions
+from storage.home import Home
+from ui.data.run import CACHE_S
+from ui.elements.formatting import duration, markdown_text, moment
+from ui.elements.run_page import show_error
+
+_WORDS = {
+    "recorded": "reference recorded", "identical": "bit-identical", "within": "within the interval",
+    "drifted": "drifted", "failed": "failed",
+}  # fmt: skip
+_SIGNS = {"recorded": "○", "identical": "✓", "within": "✓", "drifted": "✗", "failed": "✗"}
+_BAD = ("drifted", "failed")
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
+def _load(home: Path) -> pd.DataFrame:
+    with Database(Home(home).database).reading() as connection:
+        return reproductions(connection)
+
+
+def _show() -> None:
+    st.header("Reproducibility", anchor=False)
+    try:
+        rows = _load(Home.from_environment().path)
+    except StorageError as error:
+        show_error(error)
+        return
+    if rows.empty:
+        st.info("No reproductions yet.", icon=":material/replay:")
+        st.markdown("Reproduce a finished run, or schedule it every night:")
+        st.code("spotlight reproduce RUN\nspotlight up --schedule", language="bash")
+        return
+    newest = rows.drop_duplicates("series")
+    for row in newest.to_dict("records"):
+        _show_verdict(row)
+    _show_history(rows)
+    _show_differences(rows)
+
+
+def _show_verdict(row: dict) -> None:
+    """One box for the newest of a series; red where the result differs."""
+    box = st.error if row["verdict"] in _BAD else st.info if row["verdict"] == "recorded" else st.success
+    box(
+        f"**{markdown_text(row['series'])}**, {moment(row['started_at'])}: {_WORDS[row['verdict']]}. "
+        f"{markdown_text(row['message'])}"
+    )
+
+
+def _show_history(rows: pd.DataFrame) -> None:
+    st.subheader("All reproductions, newest first", anchor=False)
+    shown = pd.DataFrame(
+        {
+            "": rows["verdict"].map(_SIGNS.__getitem__),
+            "when": rows["started_at"].map(moment),
+            "series": rows["series"],
+            "how": rows["how"],
+            "verdict": rows["verdict"].map(_WORDS.__getitem__),
+            "score was": rows["score_was"],
+            "score is": rows["score_is"],
+            "difference": rows["difference"],
+            "low (95 %)": rows["low"],
+            "high (95 %)": rows["high"],
+            "took": (rows["ended_at"] - rows["started_at"]).map(duration),
+            "reference": rows["reference"],
+            "run": rows["run_id"],
+        }
+    )
+    st.dataframe(shown, hide_index=True)
+
+
+def _show_differences(rows: pd.DataFrame) -> None:
+    differing = rows[rows["differences"] != "[]"]
+    if differing.empty:
+        return
+    st.subheader("What differs", anchor=False)
+    columns = ("reproduction_id", "started_at", "series", "verdict")
+    labels = {
+        str(reproduction): f"{moment(at)} · {series} · {_WORDS[verdict]}"
+        for reproduction, at, series, verdict in zip(*(differing[name] for name in columns), strict=True)
+    }
+    chosen = st.selectbox("Reproduction", list(labels), format_func=labels.__getitem__)
+    found = differing.loc[differing["reproduction_id"] == chosen, "differences"].iloc[0]
+    st.dataframe(pd.DataFrame(json.loads(found), columns=["kind", "what", "was", "is"]), hide_index=True)
+
+
+_show()

@@ -1,0 +1,51 @@
+"""Charts of the page Runs: several runs side by side."""
+
+from __future__ import annotations
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from ui.charts.layout import Axis, Measure, axis_titles, laid_out, measure_title
+from ui.elements.formatting import chart_text, time_unit
+
+RUN_COLOURS = ("#2f80ed", "#e0793a", "#27ae7a", "#7c6fd9", "#d64550", "#2bb3c0", "#b8860b", "#9aa5b1")
+"""Distinct on a light and on a dark page; as many runs can be compared."""
+
+
+def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure, over: Axis) -> go.Figure:
+    """The held-out curves of several runs.
+
+    Args:
+        courses: as `storage.database.queries.comparisons.score_courses` gives them.
+        run_ids: in the order of the legend; at most as many as colours.
+        measure: which figure.
+        over: what runs along the bottom.
+    """
+    longest_s = max([0.0, *courses["elapsed_s"].tolist()])
+    heading, bottom = axis_titles(over, longest_s)
+    column = {"iteration": "iteration", "time": "elapsed_s", "usd": "usd"}[over]
+    scale = time_unit(longest_s)[0] if over == "time" else 1.0
+    figure = go.Figure()
+    for run_id, colour in zip(run_ids, RUN_COLOURS, strict=False):
+        own = courses.loc[courses["run_id"] == run_id]
+        figure.add_scatter(
+            x=own[column] / scale, y=own[measure], name=chart_text(run_id), mode="lines+markers",
+            line={"color": colour, "width": 2}, marker={"size": 5}, hovertemplate="%{y:.3f}",
+        )  # fmt: skip
+    return laid_out(figure, heading, bottom, measure_title(measure))
+
+
+def paid_chart(table: pd.DataFrame) -> go.Figure:
+    """What each run has cost so far.
+
+    Args:
+        table: columns run_id and usd, in the order of the legend.
+    """
+    figure = go.Figure()
+    figure.add_bar(
+        y=[chart_text(run_id) for run_id in table["run_id"]], x=table["usd"], orientation="h",
+        marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="$%{x:.4g}<extra></extra>",
+    )  # fmt: skip
+    figure = laid_out(figure, "Cost so far", "US dollars", "")
+    figure.update_layout(hovermode="closest", showlegend=False)
+    return figure.update_xaxes(tickprefix="$", rangemode="tozero").update_yaxes(autorange="reversed")

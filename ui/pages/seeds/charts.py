@@ -1,0 +1,216 @@
+"""Charts of the page Seeds: stale against fresh scores, ranks, where the drafts went, spread."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from ui.charts.layout import (
+    BASELINE_COLOUR,
+    DRAFT_COLOUR,
+    OVERLAP_COLOUR,
+    SCORE_COLOUR,
+    TRAINING_COLOUR,
+    add_level,
+    laid_out,
+)
+from ui.data.methods import spread_measure
+from ui.data.run import RunView
+from ui.elements.formatting import chart_text
+
+MAP_PROMPTS = 24
+"""Rows of the map of drafts: the most drafted prompts."""
+
+_LEAST_SHOWN = 0.1  # of the cells of the map
+_COLUMNS = 120  # iterations of the map that stand beside each other, drafted or not
+_POINTS = 300  # more different pairs than this are put on a grid
+_GRID = 0.05
+_LARGEST_PX = 34
+_LABEL_LENGTH = 40
+_MAP_COLOURS = [[0.0, "rgba(47,128,237,0.12)"], [1.0, SCORE_COLOUR]]
+
+
+def pair_chart(pairs: pd.DataFrame) -> go.Figure:
+    """Every seed's score by the stale draft against its fresh one; a circle grows with the number of seeds.
+
+    Args:
+        pairs: as `storage.database.queries.seeds.pair_counts` gives it; at least one.
+    """
+    scores = [*pairs["stale"], *pairs["fresh"]]
+    low, high = min(0.0, *scores), max(1.0, *scores)
+    figure = go.Figure()
+    counted = _counted(pairs)
+    largest = max(counted.values())
+    # Scores are few different values: the two kinds would cover each other, so they stand side by side.
+    shift = 0.012 * (high - low)
+    for kept, name, colour, offset in (
+        (True, "rolled out", SCORE_COLOUR, -shift),
+        (False, "left out", TRAINING_COLOUR, shift),
+    ):
+        part = [(stale, fresh, seeds) for (which, stale, fresh), seeds in counted.items() if which == kept]
+        if not part:
+            continue
+        stale, fresh, seeds = (list(column) for column in zip(*part, strict=True))
+        figure.add_scatter(
+            x=[score + offset for score in stale], y=fresh, name=name, mode="markers",
+            marker={
+                "color": colour, "opacity": 0.75, "sizemode": "area", "sizemin": 2, "size": seeds,
+                "sizeref": 2 * largest / _LARGEST_PX**2, "line": {"width": 0},
+            },
+            customdata=list(zip(stale, seeds, strict=True)),
+            hovertemplate="stale %{customdata[0]:.2f}, fresh %{y:.2f}: %{customdata[1]} seeds",
+        )  # fmt: skip
+    figure.add_scatter(
+        x=[low, high], y=[low, high], name="no change", mode="lines", hoverinfo="skip",
+        line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"},
+    )  # fmt: skip
+    figure = laid_out(figure, "Same seed, older and newer weights", "Score of the stale draft", "Fresh score")
+    margin = 0.1 * (high - low)
+    figure.update_layout(hovermode="closest", legend_itemsizing="constant")
+    figure.update_xaxes(range=[low - margin, high + margin])
+    return figure.update_yaxes(range=[low - margin, high + margin])
+
+
+def rank_chart(view: RunView, least: float | None) -> go.Figure:
+    """How well stale drafts rank the seeds, over the iterations.
+
+    Args:
+        view: the run.
+        least: the Spearman correlation below which the run raises its alarm, if it has one.
+    """
+    figure = go.Figure()
+    for name, title, line in (
+        ("kept_overlap", "kept overlap", {"color": OVERLAP_COLOUR, "width": 1.5}),
+        ("kendall", "Kendall", {"color": TRAINING_COLOUR, "width": 1.5}),
+        ("spearman", "Spearman", {"color": SCORE_COLOUR, "width": 3}),
+    ):
+        _add_course(figure, view, name, title, line)
+    if least is not None:
+        add_level(figure, least, f"alarm below {least:g}")
+    figure = laid_out(figure, "Do stale ranks hold?", "Iteration", "Rank correlation, share")
+    values = np.concatenate([view.metric(name) for name in ("spearman", "kendall", "kept_overlap")])
+    lowest = min([0.0, *values[np.isfinite(values)]])
+    return figure.update_yaxes(range=[1.1 * lowest, 1.04])
+
+
+def spread_chart(view: RunView) -> go.Figure:
+    """Spread of a prompt group's scores by the run's criterion: random, chosen by drafts, rolled out."""
+    figure = go.Figure()
+    for name, title, line in (
+        ("spread_random", "random", {"color": TRAINING_COLOUR, "width": 2}),
+        ("spread_kept", "kept (drafts)", {"color": DRAFT_COLOUR, "width": 1.5, "dash": "dot"}),
+        ("spread_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
+    ):  # fmt: skip
+        _add_course(figure, view, name, title, line)
+    figure = laid_out(figure, "Spread before and after the choice", "Iteration", spread_measure(view).axis)
+    return figure.update_yaxes(rangemode="tozero")
+
+
+def draft_map(drafts: pd.DataFrame) -> go.Figure | None:
+    """Drafts by prompt and iteration, the most drafted prompts on top; empty where one was not drafted.
+
+    Args:
+        drafts: as `storage.database.queries.seeds.drafts_by_prompt` gives it.
+
+    Returns:
+        None where nearly all of it would be empty, as in short runs over many prompts.
+    """
+    cells = {
+        (row["prompt_id"], row["iteration"]): row for row in drafts.to_dict("records") if row["drafts"] > 0
+    }
+    prompts = {prompt_id: row["prompt"] for (prompt_id, _), row in cells.items()}
+    totals: Counter[int] = Counter()
+    for (prompt_id, _), row in cells.items():
+        totals[prompt_id] += row["drafts"]
+    rows = [prompt_id for prompt_id, _ in totals.most_common(MAP_PROMPTS)]
+    iterations = _columns(sorted(set(drafts["iteration"].tolist())))
+    shown = sum(prompt_id in rows for prompt_id, _ in cells)
+    if shown < _LEAST_SHOWN * len(rows) * len(iterations):
+        return None
+
+    def table(column: str) -> list[list]:
+        return [[cells.get((row, i), {}).get(column) for i in iterations] for row in rows]
+
+    figure = go.Figure(
+        go.Heatmap(
+            # Rows are identified by the prompt's number: two shortened prompts may read the same.
+            x=iterations, y=[str(row) for row in rows], z=table("drafts"), xgap=1, ygap=1,
+            colorscale=_MAP_COLOURS, colorbar={"title": "drafts", "thickness": 12}, hoverongaps=False,
+            customdata=table("success_share"),
+            text=[[chart_text(prompts[row])] * len(iterations) for row in rows],
+            hovertemplate="%{text}<br>iteration %{x}: %{z} drafts, %{customdata:.0%} succeed<extra></extra>",
+        )
+    )  # fmt: skip
+    figure = laid_out(figure, "Drafts by prompt", "Iteration", "")
+    figure.update_xaxes(showgrid=False)
+    figure.update_layout(hovermode="closest", height=140 + 20 * max(10, len(rows)))
+    return figure.update_yaxes(
+        showgrid=False, type="category", autorange="reversed",
+        tickmode="array", tickvals=[str(row) for row in rows],
+        ticktext=[chart_text(_shortened(f"#{row} {prompts[row]}")) for row in rows],
+    )  # fmt: skip
+
+
+def success_chart(drafts: pd.DataFrame) -> go.Figure:
+    """Each prompt's drafts an iteration against how often they succeed: the budget should go to the middle.
+
+    Args:
+        drafts: as `storage.database.queries.seeds.drafts_by_prompt` gives it.
+    """
+    by_prompt: dict[int, list[dict]] = {}
+    for row in drafts.to_dict("records"):
+        if row["drafts"] > 0:
+            by_prompt.setdefault(row["prompt_id"], []).append(row)
+    seeds = [sum(row["seeds"] for row in rows) for rows in by_prompt.values()]
+    successes = [sum(row["success_share"] * row["seeds"] for row in rows) for rows in by_prompt.values()]
+    figure = go.Figure()
+    figure.add_scatter(
+        x=[part / whole for part, whole in zip(successes, seeds, strict=True)],
+        y=[sum(row["drafts"] for row in rows) / len(rows) for rows in by_prompt.values()],
+        mode="markers", name="a prompt", marker={"color": SCORE_COLOUR, "size": 10, "opacity": 0.7},
+        customdata=[(chart_text(rows[0]["prompt"]), len(rows)) for rows in by_prompt.values()],
+        hovertemplate="%{customdata[0]}<br>%{x:.0%} of its drafts succeed, %{y:.1f} drafts in each of "
+        "%{customdata[1]} iterations<extra></extra>",
+    )  # fmt: skip
+    figure = laid_out(figure, "Drafts against success", "Drafts that succeed (share)", "Drafts an iteration")
+    figure.update_layout(hovermode="closest")
+    figure.update_xaxes(range=[-0.04, 1.04], tickformat=".0%")
+    return figure.update_yaxes(rangemode="tozero")
+
+
+def _add_course(figure: go.Figure, view: RunView, name: str, title: str, line: dict) -> None:
+    """A metric's line, if any iteration has it; a marker where a line has but one point."""
+    values = view.metric(name)
+    measured = np.isfinite(values).sum()
+    if measured:
+        figure.add_scatter(
+            x=view.metrics["iteration"], y=values, name=title, line=line, hovertemplate="%{y:.3f}",
+            mode="lines" if measured > 1 else "markers", connectgaps=True,
+        )  # fmt: skip
+
+
+def _counted(pairs: pd.DataFrame) -> Counter[tuple[bool, float, float]]:
+    """How many seeds each (kept, stale, fresh) has; many different scores are put on a grid."""
+    scores = pairs[["stale", "fresh"]].to_numpy(dtype=float)
+    if len(np.unique(scores, axis=0)) > _POINTS:
+        scores = np.round(scores / _GRID) * _GRID
+    counted: Counter[tuple[bool, float, float]] = Counter()
+    for kept, stale, fresh, seeds in zip(
+        pairs["kept"].tolist(), scores[:, 0].tolist(), scores[:, 1].tolist(), pairs["seeds"].tolist(),
+        strict=True,
+    ):  # fmt: skip
+        counted[bool(kept), stale, fresh] += seeds
+    return counted
+
+
+def _columns(iterations: list[int]) -> list[int]:
+    """The iterations of the map: without a gap, unless only some of a long run were looked at."""
+    every = range(iterations[0], iterations[-1] + 1)
+    return iterations if len(every) > _COLUMNS else list(every)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LABEL_LENGTH else text[: _LABEL_LENGTH - 1] + "…"

@@ -1,0 +1,130 @@
+"""What the page Seeds reads beside the run's own figures, once an iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.database.queries import runs as queries
+from storage.database.queries import seeds as seed_queries
+from storage.home import Home
+from ui.data.run import Newest, RunView
+
+ALERT_KINDS = ("staleness", "exploration")
+"""Events that the page shows above the figures."""
+
+MOST_ITERATIONS = 60
+"""Iterations whose drafts a page reads; of more, so many evenly spread ones."""
+
+_ALERTS = 20
+_PICTURED_ITERATIONS = 8
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Stale against fresh scores of some iterations.
+
+    Attributes:
+        counts: as `storage.database.queries.seeds.pair_counts` gives them.
+        iterations: those that were looked at.
+    """
+
+    counts: pd.DataFrame
+    iterations: list[int]
+
+
+@dataclass(frozen=True)
+class SeedsView:
+    """A run's frames; see storage/database/queries/seeds.py for their columns.
+
+    Attributes:
+        pairs: of all iterations.
+    """
+
+    pairs: Pairs
+    drafts: pd.DataFrame
+    prompts: pd.DataFrame
+    alerts: pd.DataFrame
+
+
+def load_seeds(home: Path, view: RunView) -> SeedsView:
+    """What the page shows of one run; read again when an iteration or an event has come.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load(home, view.row.run_id, view.newest)
+
+
+def load_pairs(home: Path, view: RunView, first: int, last: int) -> Pairs:
+    """Stale against fresh scores of iterations `first` to `last`; of many, of evenly spread ones.
+
+    Args:
+        home: where the database lies.
+        view: the run.
+        first: an iteration, from 1 on.
+        last: an iteration.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_pairs(home, view.row.run_id, first, last, view.newest)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def load_pictures(home: Path, run_id: str, prompt_id: int, iteration: int) -> pd.DataFrame:
+    """A prompt's best and worst images of the latest iterations.
+
+    Args:
+        home: where the database lies.
+        run_id: the run.
+        prompt_id: the prompt.
+        iteration: that of the newest image; part of the cache's key.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    with Database(Home(home).database).reading() as connection:
+        return seed_queries.best_and_worst(connection, run_id, prompt_id, _PICTURED_ITERATIONS)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load(home: Path, run_id: str, newest: Newest) -> SeedsView:
+    """`newest` is part of the cache's key; likewise below."""
+    with Database(Home(home).database).reading() as connection:
+        return read_seeds(connection, run_id)
+
+
+def read_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> SeedsView:
+    """What the page shows of one run, from an open connection."""
+    pairs = read_pairs(connection, run_id, 0, None)
+    return SeedsView(
+        pairs=pairs,
+        drafts=seed_queries.drafts_by_prompt(connection, run_id, pairs.iterations),
+        prompts=seed_queries.pictured_prompts(connection, run_id),
+        alerts=queries.events(connection, run_id, _ALERTS, ALERT_KINDS),
+    )
+
+
+def read_pairs(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int | None) -> Pairs:
+    """Stale against fresh scores of some iterations, from an open connection.
+
+    Args:
+        connection: to the database.
+        run_id: the run.
+        first: the first iteration.
+        last: the last one; None for all that there are.
+    """
+    chosen = seed_queries.spread_iterations(connection, run_id, MOST_ITERATIONS, first, last)
+    return Pairs(seed_queries.pair_counts(connection, run_id, chosen), chosen)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_pairs(home: Path, run_id: str, first: int, last: int, newest: Newest) -> Pairs:
+    with Database(Home(home).database).reading() as connection:
+        return read_pairs(connection, run_id, first, last)

@@ -1,0 +1,151 @@
+"""The short answer of the page Seeds: do stale ranks hold, and does choosing by them pay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import streamlit as st
+
+from ui.data.methods import least_spearman, spread_measure
+from ui.data.run import RunView
+from ui.elements.formatting import figure as as_figure
+from ui.elements.formatting import moment, percent, plain_markdown, short_duration
+from ui.elements.tiles import show_tile
+
+DEFAULT_LEAST = 0.5
+"""Ranks below this count as not holding, where the run's settings do not say."""
+
+_RECENT = 20  # iterations that the verdict is over
+_SHOWN_ALERTS = 3
+
+
+def show_plain() -> None:
+    """Say that the run does not explore, what exploration does and how to switch it on."""
+    st.info(
+        "**This run does not explore**: it takes the first seeds of each prompt, so there is nothing to "
+        "compare here.",
+        icon=":material/grain:",
+    )
+    st.markdown(
+        "With exploration, spot devices draft many seeds of the next iteration's prompts while the reserved "
+        "device trains, and the seeds whose scores differ most are rolled out: equal scores give no "
+        "gradient. The drafts come from weights that are one iteration old; this page shows whether they "
+        "still rank the seeds correctly. To start such a run:"
+    )
+    st.code("spotlight train --preset glyphs --set exploration.strategy=stale", language="bash")
+
+
+def show_alerts(alerts: pd.DataFrame) -> None:
+    """Show the alarms that the run raised about its exploration, newest first."""
+    rows = alerts.head(_SHOWN_ALERTS).to_dict("records")
+    if not rows:
+        return
+    lines = [f"{moment(row['happened_at'])}: {plain_markdown(row['message'])}" for row in rows]
+    if len(alerts) > len(rows):
+        lines.append(f"and {len(alerts) - len(rows)} earlier, among the events of the page Convergence")
+    st.warning("\n\n".join(lines), icon=":material/notification_important:")
+
+
+def show_seed_verdict(view: RunView) -> None:
+    """One or two sentences: whether stale ranks hold, and what the choice does to the spread."""
+    gain = _gain(view)
+    ranks = _recent(view.metric("spearman"), _RECENT)
+    if not ranks.size:
+        st.info(
+            "**Not known yet whether stale ranks hold**: no iteration has compared stale drafts with fresh "
+            f"scores. {gain}",
+            icon=":material/hourglass:",
+        )
+        return
+    median = float(np.median(ranks))
+    over = f"median of {len(ranks)} iterations" if len(ranks) > 1 else "one iteration"
+    least = least_spearman(view)
+    limit = DEFAULT_LEAST if least is None else least
+    found = f"Spearman {median:.2f}"
+    if median < limit:
+        st.error(
+            f"**Stale ranks do not hold: {found}** ({over}), below {limit:g}. {gain}",
+            icon=":material/trending_down:",
+        )
+    elif float(ranks[-1]) < limit:
+        st.warning(
+            f"**Stale ranks held, but not in the last iteration: {found}** ({over}), now {ranks[-1]:.2f}, "
+            f"below {limit:g}. {gain}",
+            icon=":material/warning:",
+        )
+    else:
+        st.success(f"**Stale ranks hold: {found}** ({over}). {gain}", icon=":material/check_circle:")
+
+
+def show_seed_figures(view: RunView) -> None:
+    """Six figures in a row; a dash where a run does not measure one."""
+    row = st.container(horizontal=True)
+    drafts = view.metric("drafts")
+    unexplored = view.metric("prompts_unexplored")
+    show_tile(
+        row, "Drafts", "-" if np.isnan(drafts).all() else f"{np.nansum(drafts):,.0f}",
+        None if np.isnan(drafts).all() else f"{np.nanmean(drafts):.0f} an iteration",
+        "Images generated to choose seeds; those of the rollout do not count.",
+    )  # fmt: skip
+    show_tile(
+        row, "Kept overlap", _latest(view, "kept_overlap", percent), _median(view, "kept_overlap", percent),
+        "Share of the seeds chosen by stale drafts that fresh scores would have chosen too.",
+    )  # fmt: skip
+    show_tile(
+        row, "Draft error", _latest(view, "draft_error", as_figure), _median(view, "draft_error", as_figure),
+        "Mean distance between a seed's draft score and its score as rolled out.",
+    )  # fmt: skip
+    value, how = _spread_ratio(view) or (None, None)
+    show_tile(
+        row, f"{spread_measure(view).word.capitalize()} gain", "-" if value is None else f"{value:.2f}×", how,
+        f"{spread_measure(view).axis}: kept groups over random ones, over the last {_RECENT} iterations.",
+    )  # fmt: skip
+    show_tile(
+        row, "Wait for exploration", _latest(view, "explore_wait_s", short_duration),
+        _median(view, "explore_wait_s", short_duration),
+        "Time after training in which the devices waited for the seeds of the next iteration.",
+    )  # fmt: skip
+    show_tile(
+        row, "Prompts without drafts", _latest(view, "prompts_unexplored", "{:.0f}".format),
+        None if np.isnan(unexplored).all() else f"{np.nansum(unexplored):.0f} in all iterations",
+        "Prompts rolled out with their first seeds, because no drafts of them were ready.",
+    )  # fmt: skip
+
+
+def _recent(values: np.ndarray, count: int) -> np.ndarray:
+    """The last `count` values that were measured."""
+    return values[np.isfinite(values)][-count:]
+
+
+def _latest(view: RunView, name: str, as_text) -> str:
+    values = _recent(view.metric(name), 1)
+    return as_text(float(values[0])) if values.size else "-"
+
+
+def _median(view: RunView, name: str, as_text) -> str | None:
+    values = _recent(view.metric(name), len(view.metrics))
+    return f"{as_text(float(np.median(values)))} median" if values.size > 1 else None
+
+
+def _gain(view: RunView) -> str:
+    """What the choice does to the spread, in a sentence; empty where it was not measured."""
+    ratio = _spread_ratio(view)
+    if ratio is None:
+        return ""
+    value, how = ratio
+    found = f"ept groups have {value:.1f}x the {spread_measure(view).word} of random ones."
+    return f"By their drafts, k{found}" if how == "by drafts" else f"K{found}"
+
+
+def _spread_ratio(view: RunView) -> tuple[float, str] | None:
+    """Mean spread of kept groups over that of random ones, and how it was found.
+
+    As rolled out where that was measured; by drafts alone the kept ones look better than they are.
+    """
+    pool = view.metric("spread_random")
+    for name, how in (("spread_rollout", "as rolled out"), ("spread_kept", "by drafts")):
+        kept = view.metric(name)
+        both = np.flatnonzero(np.isfinite(pool) & np.isfinite(kept))[-_RECENT:]
+        if both.size and pool[both].mean() > 0:
+            return float(kept[both].mean() / pool[both].mean()), how
+    return None

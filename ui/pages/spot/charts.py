@@ -1,0 +1,272 @@
+"""Charts of the page Spot: the time line of the devices, their groups, and what their time went into."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from ui.charts.layout import BASELINE_COLOUR, laid_out
+from ui.data.run import RunView
+from ui.elements.formatting import chart_text, time_unit, usd
+from ui.pages.spot.data import DeviceCourse
+
+# Distinct on a light and on a dark page; in the order of the legend.
+STATE_COLOURS = {
+    "rollout": "#2f80ed",
+    "explore": "#27ae7a",
+    "train": "#7c6fd9",
+    "load": "#e0b13a",
+    "regroup": "#2bb3c0",
+    "idle": "#9aa5b1",
+    "lost": "#d64550",
+}
+_EVENT_MARKS = {  # kind of event -> symbol, colour
+    "joined": ("triangle-right", "#27ae7a"),
+    "notice": ("triangle-down", "#e0793a"),
+    "withdrawn": ("triangle-up", "#e0793a"),
+    "failed": ("x-thin-open", "#d64550"),
+    "left": ("square", "#9aa5b1"),
+    "lost": ("x", "#d64550"),
+}
+# From a device that works alone to many that share; distinct on a light and on a dark page.
+_DEGREE_COLOURS = ("#9aa5b1", "#2f80ed", "#27ae7a", "#7c6fd9", "#e0793a")
+_BREAK_S = 30.0  # without any device at work; shorter ones stay visible
+_UNKNOWN_COLOUR = "#6b7785"
+_MOST_BORDERS = 14  # ends of iterations with a line and its number, which has to fit; of more, some
+_ROW_PX = 26
+_LABEL_PX = 20  # the numbers stand between the plot and its legend
+
+
+class WorkClock:
+    """A time axis without the breaks: a run killed at night and resumed in the morning shows no night.
+
+    Seconds since the first of some intervals began, long breaks between them left out.
+
+    Args:
+        started_at: begins of at least one interval, Unix seconds.
+        ended_at: their ends.
+    """
+
+    def __init__(self, started_at: np.ndarray, ended_at: np.ndarray) -> None:
+        order = np.argsort(started_at)
+        starts, reach = started_at[order], np.maximum.accumulate(ended_at[order])
+        is_new = np.concatenate(([True], starts[1:] - reach[:-1] > _BREAK_S))
+        self._begins = starts[is_new]
+        self._ends = reach[np.concatenate((is_new[1:], [True]))]
+
+    def elapsed_s(self, moments: np.ndarray) -> np.ndarray:
+        """Each moment (Unix seconds) on this axis; one in a break is at the break."""
+        worked = np.minimum(np.asarray(moments, dtype=float)[:, None], self._ends) - self._begins
+        return np.clip(worked, 0.0, None).sum(axis=1)
+
+    @property
+    def total_s(self) -> float:
+        """How long the axis is."""
+        return float((self._ends - self._begins).sum())
+
+    @property
+    def breaks_s(self) -> np.ndarray:
+        """Where on the axis time was left out."""
+        return np.cumsum(self._ends - self._begins)[:-1]
+
+
+def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
+    """Every device's states over time, the ends of iterations, and what happened to the devices.
+
+    A replacement is in the row of the device that it stands in for. Breaks between a kill and a resume
+    are left out; a dashed line is where.
+
+    Args:
+        course: the iterations to draw, with at least one interval.
+        view: the run, whose iterations' ends are the borders.
+    """
+    intervals = course.intervals
+    clock = WorkClock(
+        intervals["started_at"].to_numpy(dtype=float), intervals["ended_at"].to_numpy(dtype=float)
+    )
+    unit_s, unit = time_unit(clock.total_s)
+    placed = intervals.assign(
+        row=intervals["worker"].map(_device_row),
+        begin=clock.elapsed_s(intervals["started_at"].to_numpy()) / unit_s,
+        length=(intervals["ended_at"] - intervals["started_at"]) / unit_s,
+    )
+    figure = go.Figure()
+    for state in _in_legends_order(placed["state"].tolist()):
+        part = placed.loc[placed["state"] == state]
+        figure.add_bar(
+            y=part["row"], x=part["length"], base=part["begin"], name=state, orientation="h",
+            marker={"color": STATE_COLOURS.get(state, _UNKNOWN_COLOUR), "line": {"width": 0}},
+            customdata=[
+                (row["worker"], f"{row['ended_at'] - row['started_at']:.2f} s", usd(row["usd"]), _when(row))
+                for row in part.to_dict("records")
+            ],
+            hovertemplate=f"%{{customdata[0]}}: {state} for %{{customdata[1]}} (%{{customdata[2]}}), "
+            "%{customdata[3]}<extra></extra>",
+        )  # fmt: skip
+    rows = _in_order_of_rows(intervals)
+    events = course.events.loc[course.events["worker"].map(_device_row).isin(rows)]
+    _add_events(figure, events, clock, unit_s)
+    figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
+    _add_borders(figure, intervals, view, clock, unit_s)
+    height = 150 + _LABEL_PX + _ROW_PX * max(4, len(rows))
+    figure.update_layout(
+        barmode="overlay", bargap=0.25, hovermode="closest", height=height,
+        margin={"t": 72 + _LABEL_PX}, title={"y": 0.98, "yref": "container", "yanchor": "top"},
+        legend={"y": 1 + _LABEL_PX / (_ROW_PX * max(4, len(rows)))},
+    )  # fmt: skip
+    return _with_rows(figure, rows, clock.total_s / unit_s)
+
+
+def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
+    """Shares of a market's paid time by state, over the iterations.
+
+    Args:
+        utilisation: as `storage.database.queries.devices.utilisation` gives it.
+        market: `reserved` or `spot`.
+    """
+    own = utilisation.loc[utilisation["market"] == market]
+    figure = go.Figure()
+    for state in _in_legends_order(own["state"].tolist()):
+        part = own.loc[own["state"] == state]
+        figure.add_bar(
+            x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
+            width=part["last"] - part["first"] + 1,
+            marker={"color": STATE_COLOURS.get(state, _UNKNOWN_COLOUR), "line": {"width": 0}},
+            customdata=list(zip(part["first"], part["last"], part["device_s"], strict=True)),
+            hovertemplate=f"{state}: %{{y:.1%}}, %{{customdata[2]:.0f}} device-seconds, "
+            "iterations %{customdata[0]} to %{customdata[1]}<extra></extra>",
+        )  # fmt: skip
+    figure = laid_out(figure, f"Use of {market} devices", "Iteration", "Share of the paid time")
+    figure.update_layout(barmode="stack", bargap=0, hovermode="closest")
+    return figure.update_yaxes(range=[0, 1], tickformat=".0%")
+
+
+def groups_chart(course: DeviceCourse) -> go.Figure:
+    """Every device's groups over time, coloured by how many devices were in them.
+
+    Args:
+        course: the iterations to draw, with at least one group.
+    """
+    groups, intervals = course.groups, course.intervals
+    clock = WorkClock(
+        intervals["started_at"].to_numpy(dtype=float), intervals["ended_at"].to_numpy(dtype=float)
+    )
+    unit_s, unit = time_unit(clock.total_s)
+    placed = groups.assign(
+        row=groups["worker"].map(_device_row),
+        begin=clock.elapsed_s(groups["started_at"].to_numpy(dtype=float)) / unit_s,
+        length=(groups["ended_at"] - groups["started_at"]) / unit_s,
+    )
+    figure = go.Figure()
+    for number, degree in enumerate(sorted(set(placed["degree"].tolist()))):
+        part = placed.loc[placed["degree"] == degree]
+        figure.add_bar(
+            y=part["row"], x=part["length"], base=part["begin"], orientation="h",
+            name=f"{degree} together" if degree > 1 else "alone",
+            marker={
+                "color": _DEGREE_COLOURS[number % len(_DEGREE_COLOURS)],
+                "line": {"width": 1, "color": "white"},
+            },
+            customdata=[
+                (
+                    row["members"].replace("+", ", "),
+                    row["epoch"],
+                    f"{row['ended_at'] - row['started_at']:.2f} s",
+                )
+                for row in part.to_dict("records")
+            ],
+            hovertemplate="%{customdata[0]}<br>epoch %{customdata[1]}, %{customdata[2]}<extra></extra>",
+        )  # fmt: skip
+    rows = _in_order_of_rows(intervals)
+    figure = laid_out(figure, "Which devices shared images", f"Time at work ({unit})", "")
+    figure.update_layout(
+        barmode="overlay", bargap=0.25, hovermode="closest", height=150 + _ROW_PX * max(4, len(rows))
+    )
+    return _with_rows(figure, rows, clock.total_s / unit_s)
+
+
+def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:
+    for kind in dict.fromkeys(events["kind"]):
+        part = events.loc[events["kind"] == kind]
+        symbol, colour = _EVENT_MARKS.get(kind, ("circle", _UNKNOWN_COLOUR))
+        figure.add_scatter(
+            x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(_device_row),
+            name=f"device {kind}", mode="markers", cliponaxis=False,
+            marker={
+                "symbol": symbol, "color": colour, "size": 12, "line": {"width": 1, "color": "white"},
+            },
+            customdata=list(zip(part["worker"], part["detail"].map(chart_text), strict=True)),
+            hovertemplate=f"%{{customdata[0]}} {kind} %{{customdata[1]}}<extra></extra>",
+        )  # fmt: skip
+
+
+def _add_borders(
+    figure: go.Figure, intervals: pd.DataFrame, view: RunView, clock: WorkClock, unit_s: float
+) -> None:
+    """A line with its number at the end of each iteration, a dashed one at each break."""
+    begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
+    ends = view.metrics.loc[view.metrics["ended_at"].between(begin, end, inclusive="right")]
+    ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
+    positions = clock.elapsed_s(ends["ended_at"].to_numpy(dtype=float)) / unit_s
+    lines = [(position, "solid") for position in positions]
+    lines += [(position, "dash") for position in clock.breaks_s / unit_s]
+    figure.update_layout(
+        shapes=[
+            {
+                "type": "line", "x0": position, "x1": position, "y0": 0, "y1": 1, "yref": "paper",
+                "line": {"color": BASELINE_COLOUR, "width": 1.2, "dash": dash},
+            }
+            for position, dash in lines
+        ],
+        annotations=[
+            {
+                "x": position, "y": 1, "yref": "paper", "text": f"end of {iteration}", "showarrow": False,
+                "xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": BASELINE_COLOUR},
+            }
+            for position, iteration in zip(positions, ends["iteration"], strict=True)
+        ],
+    )  # fmt: skip
+
+
+def _with_rows(figure: go.Figure, rows: list[str], longest: float) -> go.Figure:
+    """The figure with a row for each device, from the top, and a time axis up to `longest`."""
+    figure.update_xaxes(showgrid=False, range=[0, longest])
+    return figure.update_yaxes(
+        type="category", categoryorder="array", categoryarray=rows, range=[len(rows) - 0.5, -0.5],
+        tickmode="array", tickvals=rows,
+    )  # fmt: skip
+
+
+def _in_order_of_rows(intervals: pd.DataFrame) -> list[str]:
+    """The rows of the devices: reserved before spot, by number."""
+    rows = intervals["worker"].map(_device_row)
+    return sorted(set(rows), key=_row_order(dict(zip(rows, intervals["market"], strict=True))))
+
+
+def _device_row(worker: str) -> str:
+    """The row of a worker: `spot-0.1` replaces `spot-0`."""
+    return worker.split(".")[0]
+
+
+def _row_order(market: dict[str, str]):
+    """Sorts rows: reserved before spot, and `spot-2` before `spot-10`."""
+
+    def key(row: str) -> tuple:
+        numbers = [int(part) for part in re.findall(r"\d+", row)]
+        return market[row] != "reserved", re.sub(r"\d+", "", row), numbers
+
+    return key
+
+
+def _in_legends_order(states: list[str]) -> list[str]:
+    known = [state for state in STATE_COLOURS if state in set(states)]
+    return known + sorted(set(states) - set(known))
+
+
+def _when(row: dict) -> str:
+    if row["phase"] == "evaluation":
+        return f"evaluation after iteration {row['iteration']}"
+    return f"iteration {row['iteration']}" + (", discarded" if row["phase"] == "discarded" else "")

@@ -1,0 +1,110 @@
+"""What the page Spot reads beside the run's own figures: its ledger, and what every device did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.database.queries import devices as device_queries
+from storage.home import Home
+from storage.ledger.ledger import Ledger, read_ledger
+from ui.data.run import Newest, RunView
+
+MOST_INTERVALS = 3000
+"""Intervals that the time line draws at most; more would make the browser slow."""
+
+_MOST_EVENTS = 300
+_MOST_GROUPS = 1000
+_MOST_BARS = 100  # of a market's utilisation
+
+
+@dataclass(frozen=True)
+class SpotView:
+    """A run's account and frames; see storage/database/queries/devices.py for the columns.
+
+    Attributes:
+        iterations: those with recorded device time, in order; 0 is the evaluation before training.
+    """
+
+    ledger: Ledger
+    utilisation: pd.DataFrame
+    iterations: list[int]
+
+
+@dataclass(frozen=True)
+class DeviceCourse:
+    """What the devices did in some iterations; see storage/database/queries/devices.py for the columns."""
+
+    intervals: pd.DataFrame
+    events: pd.DataFrame
+    groups: pd.DataFrame
+    degrees: pd.DataFrame
+
+
+def load_spot(home: Path, view: RunView) -> SpotView:
+    """What the page shows of one run; read again when something was recorded.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_spot(home, view.row.run_id, view.newest)
+
+
+def load_course(home: Path, view: RunView, first: int, last: int) -> DeviceCourse:
+    """What the devices did in iterations `first` to `last`.
+
+    Args:
+        home: where the database lies.
+        view: the run.
+        first: an iteration; 0 is the evaluation before training.
+        last: an iteration.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_course(home, view.row.run_id, first, last, view.newest)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_spot(home: Path, run_id: str, newest: Newest) -> SpotView:
+    """`newest` is part of the cache's key; likewise below."""
+    with Database(Home(home).database).reading() as connection:
+        return read_spot(connection, run_id)
+
+
+def read_spot(connection: duckdb.DuckDBPyConnection, run_id: str) -> SpotView:
+    """What the page shows of one run, from an open connection."""
+    recorded = device_queries.recorded_iterations(connection, run_id)
+    return SpotView(
+        ledger=read_ledger(connection, run_id),
+        utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
+        iterations=[int(iteration) for iteration in recorded["iteration"]],
+    )
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_course(home: Path, run_id: str, first: int, last: int, newest: Newest) -> DeviceCourse:
+    with Database(Home(home).database).reading() as connection:
+        return read_course(connection, run_id, first, last)
+
+
+def read_course(connection: duckdb.DuckDBPyConnection, run_id: str, first: int, last: int) -> DeviceCourse:
+    """What the devices did in some iterations, from an open connection.
+
+    Args:
+        connection: to the database.
+        run_id: the run.
+        first: the first iteration; 0 is the evaluation before training.
+        last: the last one.
+    """
+    return DeviceCourse(
+        intervals=device_queries.device_intervals(connection, run_id, first, last, MOST_INTERVALS),
+        events=device_queries.device_events(connection, run_id, first, last, _MOST_EVENTS),
+        groups=device_queries.sequence_groups(connection, run_id, first, last, _MOST_GROUPS),
+        degrees=device_queries.degree_times(connection, run_id, first, last),
+    )

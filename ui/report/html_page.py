@@ -1,0 +1,121 @@
+"""A report as one HTML file: sections of charts, pictures and tables; nothing in it is fetched.
+
+Everything that was recorded is escaped. The page's own policy (CSP) forbids the browser to load anything,
+so even a mistake here could not send or fetch.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+import plotly.graph_objects as go
+import plotly.io
+import plotly.offline
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_TEXT_COLOUR = "#7a8591"  # of the plots: read on white and on black
+_GRID_COLOUR = "rgba(128,128,128,.25)"
+_MOST_ROWS = 200  # of a table
+
+_STYLE = """
+:root {color-scheme: light dark; --back: #ffffff; --text: #1c2430; --line: rgba(128,128,128,.35);}
+@media (prefers-color-scheme: dark) {:root {--back: #0e1117; --text: #e6e9ee;}}
+body {background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
+  max-width: 1280px; padding: 16px;}
+h1, h2 {line-height: 1.2;} h2 {margin-top: 40px; border-bottom: 1px solid var(--line);}
+.plots {display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 12px;}
+.wide {grid-template-columns: 1fr;}
+table {border-collapse: collapse; display: block; overflow-x: auto;}
+td, th {border-bottom: 1px solid var(--line); padding: 3px 10px 3px 0; text-align: left;
+  overflow-wrap: anywhere;}
+pre {overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 10px;}
+code {font-size: .92em;} .note {opacity: .7; font-size: .88rem;}
+.problem {color: #d64545;} .warning {color: #c9752b;} .passed {color: #1f9d61;} .unknown {opacity: .65;}
+"""
+
+
+@dataclass
+class Report:
+    """A page that grows section by section.
+
+    Attributes:
+        title: plain text.
+    """
+
+    title: str
+    _body: list[str] = field(default_factory=list)
+    _plots: int = 0
+
+    def section(self, title: str) -> None:
+        """Begin a section."""
+        self._body.append(f"<h2>{html.escape(title)}</h2>")
+
+    def sentence(self, text: str, style: str = "") -> None:
+        """A paragraph; `**` marks what is bold, backticks what is code, all else is shown as it is."""
+        self._body.append(f'<p class="{html.escape(style)}">{inline_html(text)}</p>')
+
+    def charts(self, figures: Sequence[go.Figure], wide: bool = False) -> None:
+        """Plots beside each other, or each over the whole width."""
+        drawn = "".join(self._chart(figure) for figure in figures)
+        self._body.append(f'<div class="plots{" wide" if wide else ""}">{drawn}</div>')
+
+    def table(self, frame: pd.DataFrame) -> None:
+        """The first rows of a frame, as they are."""
+        head = "".join(f"<th>{html.escape(str(name))}</th>" for name in frame.columns)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(_cell(value))}</td>' for value in row)}</tr>"
+            for row in frame.head(_MOST_ROWS).itertuples(index=False)
+        )
+        self._body.append(f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+        if len(frame) > _MOST_ROWS:
+            self.sentence(f"The first {_MOST_ROWS} of {len(frame):,} rows.", "note")
+
+    def preformatted(self, text: str) -> None:
+        """Text with its line breaks."""
+        self._body.append(f"<pre>{html.escape(text)}</pre>")
+
+    def gallery(self, markup: str) -> None:
+        """Pictures, as `ui.elements.image_grid` makes them: it escapes the texts in them."""
+        self._body.append(markup)
+
+    def page(self) -> str:
+        """The whole file."""
+        title = html.escape(self.title)
+        script = f"<script>{plotly.offline.get_plotlyjs()}</script>" if self._plots else ""
+        return (
+            '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f"<title>{title}</title><style>{_STYLE}</style>{script}</head>"
+            f"<body><h1>{title}</h1>{''.join(self._body)}</body></html>\n"
+        )
+
+    def _chart(self, figure: go.Figure) -> str:
+        self._plots += 1
+        figure.update_layout(
+            template="none", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
+            font={"color": _TEXT_COLOUR}, margin={"l": 60, "b": 48},
+        )  # fmt: skip
+        figure.update_xaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
+        figure.update_yaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
+        return plotly.io.to_html(
+            figure, include_plotlyjs=False, full_html=False, div_id=f"plot-{self._plots}",
+            config={"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage"]]},
+        )  # fmt: skip
+
+
+def inline_html(text: str) -> str:
+    """A sentence as HTML: escaped first, so that only bold and code can come of its marks."""
+    escaped = html.escape(text)
+    escaped = re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", escaped)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "-" if value != value else f"{value:.4g}"
+    return "-" if value is None else str(value)

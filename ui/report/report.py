@@ -1,0 +1,192 @@
+"""The sections of a report, from the same figures, charts and rules as the pages."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+
+from storage.config.loading import differences
+from storage.database.queries import runs as queries
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
+from ui.charts.cost import cost_chart, state_chart
+from ui.data.ledger import bill_entries
+from ui.data.methods import least_spearman
+from ui.data.run import RunView, read_run
+from ui.elements.formatting import duration, moment, percent, usd
+from ui.elements.image_grid import gallery_html
+from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
+from ui.pages.convergence.data import read_seed_courses
+from ui.pages.convergence.verdict import verdict
+from ui.pages.cost.charts import on_demand_chart, phase_chart
+from ui.pages.cost.data import ASSUMPTION, bill_by_phase, on_demand_cost
+from ui.pages.health.device_rules import DEVICE_RULES
+from ui.pages.health.findings import Evidence, by_level
+from ui.pages.health.learning_rules import LEARNING_RULES
+from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, spread_chart, success_chart
+from ui.pages.seeds.data import read_seeds
+from ui.pages.spot.charts import gantt_chart, utilisation_chart
+from ui.pages.spot.data import SpotView, read_course, read_spot
+from ui.report.html_page import Report
+
+_DRAWN_ITERATIONS = 3  # of the time line of all devices: the latest
+
+
+def write_report(store: RunStore, run_id: str, out: Path) -> None:
+    """Write a run's report; a file of that name is replaced, in one step.
+
+    Args:
+        store: where the run is.
+        run_id: the run.
+        out: the HTML file.
+
+    Raises:
+        ConfigurationError: `out` is a folder, or its folder is missing.
+        RunNotFoundError: there is no such run.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigurationError(
+            f"cannot write {out}: it must be a file in a folder that exists; name another"
+        )
+    page = report_page(store, run_id)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        unfinished.replace(out)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise ConfigurationError(f"cannot write {out}: {error}; name another file with --out") from error
+
+
+def report_page(store: RunStore, run_id: str) -> str:
+    """The report as HTML.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    view = read_run(store, run_id)
+    report = Report(f"Spotlight: {run_id}")
+    with store.database.reading() as connection:
+        spot = read_spot(connection, run_id)
+        _summary(report, view, spot)
+        _scores(report, view, connection)
+        _images(report, connection, run_id)
+        _health(report, view, spot)
+        _costs(report, view, spot)
+        _devices(report, view, spot, connection)
+        _seeds(report, view, connection)
+    _particulars(report, view)
+    return report.page()
+
+
+def _summary(report: Report, view: RunView, spot: SpotView) -> None:
+    row = view.row
+    ended = "" if row.ended_at is None else f", ended {moment(row.ended_at)}"
+    report.sentence(f"{view.status}; started {moment(row.created_at)}{ended}.", "note")
+    if row.error:
+        report.preformatted(row.error)
+    report.sentence(verdict(view).text)
+    idle = spot.ledger.spot_idle_share
+    facts = {
+        "iterations": str(len(view.metrics)),
+        "at work": duration(view.elapsed_s),
+        "cost so far": usd(view.paid_usd),
+        "spot idle": "-" if idle is None else percent(idle),
+    }
+    report.table(pd.DataFrame([facts]))
+
+
+def _scores(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection) -> None:
+    report.section("Convergence")
+    if view.scores.empty and view.metrics.empty:
+        report.sentence("Nothing is scored yet.")
+        return
+    report.charts([score_chart(view, "score", over) for over in ("iteration", "time", "usd")])
+    report.charts([score_chart(view, "exact", "iteration")], wide=True)
+    seeds, courses = read_seed_courses(connection, view.row.run_id)
+    if len(set(courses["run_id"].tolist())) > 1:
+        report.charts([interval_chart(courses, seeds, "score")], wide=True)
+        names = ", ".join(f"{run_id} (seed {seed})" for seed, run_id in seeds.items())
+        report.sentence(f"Runs that differ in the seed alone: {names}.", "note")
+    report.charts(learning_charts(view))
+
+
+def _images(report: Report, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
+    report.section("Images before and after")
+    images = queries.images_before_after(connection, run_id)
+    if images.empty:
+        report.sentence("This run has no images.")
+        return
+    report.gallery(gallery_html(images))
+
+
+def _health(report: Report, view: RunView, spot: SpotView) -> None:
+    report.section("Health")
+    evidence = Evidence(view, spot.ledger)
+    findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
+    for level, listed in by_level(findings).items():
+        for finding in listed:
+            report.sentence(f"**{finding.title}.** {finding.text} {finding.advice}".strip(), level)
+
+
+def _costs(report: Report, view: RunView, spot: SpotView) -> None:
+    report.section("Cost")
+    if not spot.ledger.entries:
+        report.sentence("Nothing is paid for yet.")
+        return
+    charts = [cost_chart(view), state_chart(view), phase_chart(bill_by_phase(spot.ledger))]
+    compared = on_demand_cost(spot.ledger)
+    if compared is not None:
+        charts.append(on_demand_chart(compared))
+    report.charts(charts)
+    if compared is not None:
+        report.sentence(ASSUMPTION, "note")
+    report.table(bill_entries(spot.ledger))
+
+
+def _devices(report: Report, view: RunView, spot: SpotView, connection: duckdb.DuckDBPyConnection) -> None:
+    report.section("Devices")
+    if not spot.iterations:
+        report.sentence("No device time is recorded yet.")
+        return
+    latest = spot.iterations[-_DRAWN_ITERATIONS:]
+    course = read_course(connection, view.row.run_id, latest[0], latest[-1])
+    if not course.intervals.empty:
+        report.charts([gantt_chart(course, view)], wide=True)
+        report.sentence(f"The latest {len(latest)} of {len(spot.iterations):,} recorded iterations.", "note")
+    used = set(spot.utilisation["market"].tolist())
+    markets = [market for market in ("spot", "reserved") if market in used]
+    report.charts([utilisation_chart(spot.utilisation, market) for market in markets])
+
+
+def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection) -> None:
+    report.section("Seeds")
+    seeds = read_seeds(connection, view.row.run_id)
+    if not any(count > 0 for count in seeds.drafts["drafts"].tolist()):
+        report.sentence("This run has drafted no seeds.")
+        return
+    charts = [] if seeds.pairs.counts.empty else [pair_chart(seeds.pairs.counts)]
+    charts += [rank_chart(view, least_spearman(view)), spread_chart(view), success_chart(seeds.drafts)]
+    report.charts(charts)
+    drawn = draft_map(seeds.drafts)
+    if drawn is not None:
+        report.charts([drawn], wide=True)
+
+
+def _particulars(report: Report, view: RunView) -> None:
+    report.section("Settings, environment and events")
+    try:
+        changed = differences(view.row.config)
+    except ConfigurationError as error:
+        report.sentence(str(error))
+        changed = json.loads(view.row.config_json)
+    report.preformatted(json.dumps(changed, indent=2, default=str))
+    report.preformatted(json.dumps(view.row.environment, indent=2))
+    if not view.events.empty:
+        report.table(view.events.assign(happened_at=view.events["happened_at"].map(moment)))

@@ -1,0 +1,59 @@
+"""The login of the dashboard, where one is configured: checked each time that anything is drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import streamlit as st
+
+from storage.login import Login, refusal
+
+_ALLOWED_VARIABLE = "SPOTLIGHT_DASHBOARD_ALLOWS"
+"""Set in the dashboard's own process, where a login is needed: JSON list of the allowed addresses."""
+
+
+def require_login(login: Login) -> None:
+    """Make this process show pages only after the login."""
+    os.environ[_ALLOWED_VARIABLE] = json.dumps(login.allow)
+
+
+def login_needed() -> bool:
+    """Whether this process asks for a login."""
+    return _ALLOWED_VARIABLE in os.environ
+
+
+def passes_login() -> bool:
+    """Whether the visitor may see the page; if not, show why, and a button to log in."""
+    reason = _refusal()
+    if reason is None:
+        return True
+    st.title("Spotlight")
+    st.info(reason, icon=":material/lock:")
+    st.button("Log in", on_click=st.login, type="primary")
+    return False
+
+
+def fragment(draw: Callable[..., None], run_every: str | None = None) -> Callable[..., None]:
+    """Streamlit's fragment, a part of a page that refreshes by itself; an expired login ends that.
+
+    Args:
+        draw: draws the part.
+        run_every: how often, such as `2s`; None for never.
+    """
+
+    def drawn(*args: Any) -> None:
+        if _refusal() is not None:
+            st.rerun()
+        draw(*args)
+
+    return st.fragment(drawn, run_every=run_every)
+
+
+def _refusal() -> str | None:
+    if not login_needed():
+        return None
+    return refusal(st.user.to_dict(), tuple(json.loads(os.environ[_ALLOWED_VARIABLE])), time.time())

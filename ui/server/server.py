@@ -1,0 +1,43 @@
+"""The dashboard's server: `streamlit run ui/server/server.py --server.address 127.0.0.1`.
+
+`app.py` lists the pages. This file decides which requests reach them: by their host name, by their login.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import streamlit as st
+from starlette.middleware import Middleware
+
+# Streamlit puts the folder of this file on the path; our imports start at the project's root.
+_ROOT = str(Path(__file__).resolve().parents[2])
+if _ROOT not in sys.path:
+    sys.path.insert(0, _ROOT)
+
+from storage.home import Home  # noqa: E402
+from storage.login import read_login  # noqa: E402
+from storage.server_guard import ServerGuard  # noqa: E402
+from ui.server.login import require_login  # noqa: E402
+
+_LOGIN = read_login(Home.from_environment())
+if _LOGIN is not None:
+    require_login(_LOGIN)
+
+_PARSER = argparse.ArgumentParser()
+_PARSER.add_argument("--name", action="append", default=[], help="a further host name that it answers to")
+_NAMES: list[str] = _PARSER.parse_known_args()[0].name
+
+app = st.App(
+    Path(__file__).with_name("app.py"),
+    secrets=None if _LOGIN is None else _LOGIN.secrets(),
+    middleware=[
+        Middleware(
+            ServerGuard,  # Streamlit's own check lets pages of this machine's other ports in
+            host=st.get_option("server.address") or "127.0.0.1",
+            names=_NAMES if _LOGIN is None else [*_NAMES, _LOGIN.host],
+        )
+    ],
+)

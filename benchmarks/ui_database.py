@@ -32,6 +32,7 @@ from storage.database.records import (
     StateInterval,
 )
 from storage.database.run_store import RunStore
+from tasks.inputs import plugin_facts
 
 LARGE_RUN = "large"
 """Identifier of the run whose pages are rendered."""
@@ -82,7 +83,8 @@ def write_home(store: RunStore, scale: Scale) -> None:
         run_id = LARGE_RUN if seed == 0 else f"beside-{seed}"
         # The others are there for their curves; their samples would be read by no page of the first.
         own = scale if seed == 0 else dataclasses.replace(scale, samples=0, devices=_RESERVED + 1)
-        store.create_run(run_id, _config(scale, seed), {"commit": "generated"}, os.getpid())
+        config = _config(scale, seed)
+        store.create_run(run_id, config, {"commit": "generated"} | plugin_facts(config), os.getpid())
         batch: list[IterationRecord | EvaluationRecord] = []
         for record in _records(run_id, own, np.random.default_rng(seed), pictures):
             batch.append(record)

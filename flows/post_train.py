@@ -30,7 +30,7 @@ from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
-from tasks.inputs import input_digests, refuse_changed_inputs
+from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
 from tasks.prices import with_prices
 from tasks.seeds import review_seeds
@@ -91,7 +91,8 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
         known = store.run(run_id)
     except RunNotFoundError:
         check_run_id(run_id)
-        store.create_run(run_id, config, environment() | input_digests(config), os.getpid())
+        facts = environment() | input_digests(config) | plugin_facts(config)
+        store.create_run(run_id, config, facts, os.getpid())
         return
     check_resumable(known, os.getpid())
     if not config.computes_like(known.config):

@@ -8,8 +8,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import RunConfig
+from storage.environment import CLIPS_RATIO, DRAFT_TIMING
 from storage.errors import ConfigurationError
 from storage.prompts.files import prompt_files
 
@@ -33,6 +36,12 @@ def input_digests(config: RunConfig) -> dict[str, str]:
         "digest prompts.evaluate": _digest_prompts(config.prompts.evaluate),
         "digest model": _digest_list(family_of(config.model).files(config.model)),
     }
+
+
+def plugin_facts(config: RunConfig) -> dict[str, str]:
+    """What the names of a run's strategy and objective stand for, to be stored with the run."""
+    clips = OBJECTIVES.find(config.algorithm.objective).clips_ratio
+    return {DRAFT_TIMING: strategy_of(config).timing.value, CLIPS_RATIO: "yes" if clips else "no"}
 
 
 def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> None:

@@ -18,6 +18,7 @@ from storage.database.records import (
     StateInterval,
 )
 from storage.database.run_store import RunStore
+from tasks.inputs import plugin_facts
 from tests.sample_pictures import png
 from tests.sample_seeds import explored, mark_as_exploring
 
@@ -106,8 +107,9 @@ def write_sample_run(
         status: `finished`, or `running` by process `pid` (this one, if 0).
         exploring: whether its seeds were chosen by stale drafts; else it took the first ones.
     """
-    environment = {"torch": "2.13.0", "commit": "87baa7f"}
-    store.create_run(run_id, RunConfig(name="glyphs"), environment, pid or os.getpid())
+    config = RunConfig(name="glyphs")
+    environment = {"torch": "2.13.0", "commit": "87baa7f"} | plugin_facts(config)
+    store.create_run(run_id, config, environment, pid or os.getpid())
     if exploring:
         mark_as_exploring(store, run_id)
     now = time.time() - iterations * ITERATION_S - (2 + iterations // 10) * EVALUATION_S

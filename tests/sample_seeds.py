@@ -13,6 +13,7 @@ import pandas as pd
 
 from storage.database.records import CandidateRecord, IterationRecord, SampleImage, SampleRecord
 from storage.database.run_store import RunStore
+from storage.environment import DRAFT_TIMING
 from tests.sample_pictures import png
 
 GROUP = 16
@@ -53,11 +54,15 @@ def mark_as_exploring(
     """Write the setting into a run's configuration, as text: it is the dashboard that is looked at."""
     config = json.loads(store.run(run_id).config_json)
     config["exploration"] |= {"strategy": "stale", "criterion": criterion}
+    facts = store.run(run_id).environment | {DRAFT_TIMING: "training window"}
     config["exploration"].pop("min_spearman", None)
     if min_spearman is not None:
         config["exploration"]["min_spearman"] = min_spearman
     with store.database.writing() as connection:
-        connection.execute("UPDATE runs SET config = ? WHERE run_id = ?", [json.dumps(config), run_id])
+        connection.execute(
+            "UPDATE runs SET config = ?, environment = ? WHERE run_id = ?",
+            [json.dumps(config), json.dumps(facts), run_id],
+        )
 
 
 def _explored_prompt(

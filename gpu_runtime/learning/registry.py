@@ -26,12 +26,14 @@ class ObjectivePlugin:
         build: makes the objective of a policy, its sampler, the run's configuration and its own options.
         options: what it reads of `[algorithm.options]`.
         title: the method's name in texts; empty for the name in the settings.
+        clips_ratio: it clips the ratio of new to old probabilities.
         check: refuses settings that it cannot work with, given its options; raises `ConfigurationError`.
     """
 
     build: Callable[[Policy, Sampler, RunConfig, Any], Objective]
     options: type[Section] = NoOptions
     title: str = ""
+    clips_ratio: bool = True
     check: Callable[[RunConfig, Any], None] = lambda config, options: None
 
 
@@ -101,7 +103,7 @@ OBJECTIVES = Registry(
     ObjectivePlugin,
     "spotlight.objectives",
     {
-        "grpo": ObjectivePlugin(_grpo, GrpoOptions, "Flow-GRPO", _check_grpo),
-        "nft": ObjectivePlugin(_nft, NftOptions, "DiffusionNFT", _check_nft),
+        "grpo": ObjectivePlugin(_grpo, GrpoOptions, "Flow-GRPO", check=_check_grpo),
+        "nft": ObjectivePlugin(_nft, NftOptions, "DiffusionNFT", clips_ratio=False, check=_check_nft),
     },
 )

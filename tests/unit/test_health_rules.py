@@ -13,6 +13,7 @@ from storage.config.run_config import RunConfig
 from storage.database.run_store import RunRow
 from storage.ledger.device_starts import UnjoinedDevice
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
+from tasks.inputs import plugin_facts
 from ui.data.run import Change, RunView
 from ui.pages.health import device_rules, learning_rules
 from ui.pages.health.device_rules import DEVICE_RULES
@@ -31,7 +32,8 @@ def view(
     config = json.loads(RunConfig().model_dump_json())
     for section, values in sections.items():
         config[section] |= values
-    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, json.dumps(config), {}, {}, None, None)
+    facts = plugin_facts(RunConfig.model_validate(config))
+    row = RunRow("r", "r", "finished", 0.0, 1.0, "h", 1, None, json.dumps(config), facts, {}, None, None)
     frame = EMPTY
     if metrics:
         count = len(next(iter(metrics.values())))

@@ -1,12 +1,10 @@
-"""What a run's exploration strategy and objective mean for its pages, from the settings stored with it.
-
-Only this file of `ui` compares their names.
-"""
+"""What a run's exploration strategy and objective mean for its pages, from the facts stored with it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from storage.environment import CLIPS_RATIO, DRAFT_TIMING
 from ui.data.run import RunView
 
 
@@ -28,24 +26,24 @@ _DEVIATION = SpreadMeasure("spread", "Squared distance from the drafts' mean")
 
 
 def explores(view: RunView) -> bool | None:
-    """Whether the run drafts seeds; None where its settings do not say (another version's)."""
-    strategy = view.setting("exploration", "strategy")
-    return None if strategy is None else strategy != "plain"
+    """Whether the run drafts seeds; None where it was stored without that fact (another version's)."""
+    timing = view.row.environment.get(DRAFT_TIMING)
+    return None if timing is None else timing != "never"
 
 
 def drafts_while_training(view: RunView) -> bool:
     """Whether spot devices draft with stale weights while the reserved devices train."""
-    return view.setting("exploration", "strategy") == "stale"
+    return view.row.environment.get(DRAFT_TIMING) == "training window"
 
 
 def drafts_before_rollout(view: RunView) -> bool:
     """Whether the rollout waits for drafts of its own weights."""
-    return view.setting("exploration", "strategy") == "fresh"
+    return view.row.environment.get(DRAFT_TIMING) == "before the rollout"
 
 
 def clips_ratio(view: RunView) -> bool:
     """Whether the objective clips the ratio of new to old probabilities."""
-    return view.setting("algorithm", "objective") != "nft"
+    return view.row.environment.get(CLIPS_RATIO) != "no"
 
 
 def spread_measure(view: RunView) -> SpreadMeasure:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from flows.progress import reporter
@@ -31,7 +32,9 @@ def hand_over() -> None:
     module = sys.modules.get("prefect.events.worker")
     if module is None:  # no flow has run
         return
-    _, waiting = module.EventsWorker.drain_all(timeout=_HAND_OVER_S)
+    # In a thread: where an event loop runs, as in a notebook, Prefect would return a coroutine instead.
+    with ThreadPoolExecutor(1) as thread:
+        _, waiting = thread.submit(module.EventsWorker.drain_all, timeout=_HAND_OVER_S).result()
     if waiting:
         _leaves_at_once = True
 

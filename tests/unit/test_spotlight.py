@@ -17,6 +17,7 @@ from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunCancelledError, RunNotFoundError
 from storage.home import Home
 from storage.ledger.ledger import read_ledger
+from tests.document_code import python_of
 from tests.sample_run import write_sample_run
 
 HEAVY = {"torch", "ray", "prefect", "streamlit", "diffusers", "mlflow", "pandas", "duckdb", "flows", "tasks"}
@@ -182,6 +183,28 @@ def test_a_run_that_goes_on_is_read_anew_and_what_is_not_there_is_empty(home: Ho
     store.discard_after("r", 1)
     assert len(run.curves) == 1
     assert spotlight.runs()["run_id"].tolist() == ["r"]
+
+
+def test_the_code_in_the_document_runs(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """With a recorded run in place of a new one; tests/integration/test_python_door.py trains it."""
+    import tasks.export
+
+    def record(home: Home, run_id: str, config: RunConfig) -> dict[str, Any]:
+        assert (config.iterations, config.sampling.noise_level) == (4, 0.5)
+        write_sample_run(RunStore(home), run_id, iterations=4)
+        return {"run_id": run_id, "score_before": 0.25, "score_after": 0.5}
+
+    figures = {"evaluation_id": "e", "run_id": "r", "iteration": 4, "score": 0.75, "exact": 0.5}
+    monkeypatch.setattr(start, "run_preflight", lambda config: None)
+    monkeypatch.setattr(start, "post_train_under_server", record)
+    monkeypatch.setattr(start, "evaluate", lambda *_, **__: figures)
+    monkeypatch.setattr(tasks.export, "export_run", lambda home, run_id, out: {"out": str(out)})
+    [code] = python_of("docs/python.md")
+    exec(code, {})
+    printed = capsys.readouterr().out
+    assert "0.25 0.5" in printed and "0.75 0.5" in printed and "reward_mean" in printed
 
 
 def test_no_runs_yet(home: Home):

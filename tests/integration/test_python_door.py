@@ -14,7 +14,7 @@ from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.document_code import python_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 AGAIN = """
 if True:  # a second run in the same process, whose Prefect is imported by now
@@ -35,7 +35,7 @@ def test_the_document_s_code_trains_evaluates_exports_and_a_second_run_follows(t
     environment |= {"SPOTLIGHT_HOME": str(home.path), "SPOTLIGHT_RUNTIME__CLUSTER": "local"}
     answer = subprocess.run(
         [sys.executable, "-c", code.replace('"glyphs"', '"smoke"') + AGAIN],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280,
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=840,
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr
     assert "Traceback" not in answer.stderr and "Unable to connect" not in answer.stderr

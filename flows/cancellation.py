@@ -24,6 +24,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, Flo
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
+from storage.errors import RunCancelledError
+
 _POLL_S = 1.0
 
 
@@ -31,9 +33,15 @@ _POLL_S = 1.0
 def cancellable(name: str) -> Iterator[None]:
     """While the context lasts, the flow run called `name` can be cancelled from the Prefect UI.
 
-    SIGTERM, from there or from anybody, ends the flow in order and then raises SystemExit(143).
-    Only for the main thread, which gets the signals.
+    SIGTERM ends the flow in order and then raises SystemExit(143). Only the main thread gets signals: in
+    another one this does nothing.
+
+    Raises:
+        RunCancelledError: the run was cancelled in the Prefect UI.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     cancelled: list[UUID] = []
     over = threading.Event()
     watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
@@ -42,6 +50,12 @@ def cancellable(name: str) -> Iterator[None]:
     watch.start()
     try:
         yield
+    except SystemExit as ended:
+        if not cancelled:
+            raise
+        raise RunCancelledError(
+            f"run {name!r} was cancelled in the Prefect UI; go on with `spotlight resume {name}`"
+        ) from ended
     finally:
         over.set()
         signal.signal(signal.SIGTERM, before)

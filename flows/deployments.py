@@ -13,17 +13,15 @@ from typing import Any
 
 from prefect import flow
 
+from flows import start
 from flows.artifacts import name_flow_run, show_differences, show_result, shown_in_prefect
 from flows.cancellation import gone_soon_when_cancelled
-from flows.cli.recovery import run_to_resume
-from flows.configuration import given_configuration, run_preflight
+from flows.configuration import run_preflight
 from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
-from flows.run_identity import check_run_id, new_run_id
 from flows.server.prefect_server import close_orphaned_flow_runs
-from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore, check_resumable
-from storage.errors import CheckpointError, ConfigurationError
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
 from storage.home import Home
 
 
@@ -34,11 +32,13 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     Watch it in the dashboard. Cancel ends it in order; it can be resumed from its last iteration.
     """
     with gone_soon_when_cancelled(), shown_in_prefect():
-        store = RunStore(Home.from_environment().ensure())
+        home = Home.from_environment().ensure()
+        store = RunStore(home)
         if form.resume:
-            run_id, config = _run_to_resume(store, form)
+            run_id, config = form.resume, _resumed(home, form)
         else:
-            run_id, config = _new_run(store, form)
+            config = start.new_configuration(form.preset, _settings(form))
+            run_id = start.free_run_id(store, config, form.run_id or None)
         interrupted = store.reconcile()
         run_preflight(config)
         close_orphaned_flow_runs([*interrupted, run_id])
@@ -53,10 +53,8 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts."""
     with gone_soon_when_cancelled(), shown_in_prefect():
         home = Home.from_environment().ensure()
-        base = RunStore(home).run(form.run_id).config if form.run_id else None
-        config = given_configuration(None if form.run_id else form.preset, form.settings, base=base)
-        if form.run_id and not CheckpointStore(home.checkpoints(form.run_id), 1).iterations():
-            raise CheckpointError(f"run {form.run_id!r} has no checkpoint yet; resume it first")
+        preset = None if form.run_id else form.preset
+        config = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
         run_preflight(config)
         result = _function("flows.evaluate", "evaluate_model")(config, form.run_id or None)
         show_result(result)
@@ -92,26 +90,13 @@ def _function(module: str, name: str) -> Any:
     return getattr(importlib.import_module(module), name).fn
 
 
-def _new_run(store: RunStore, form: TrainingForm) -> tuple[str, RunConfig]:
-    from tasks.prices import with_prices
-
-    settings = [*form.settings, *([f"iterations={form.iterations}"] if form.iterations else [])]
-    config = with_prices(given_configuration(form.preset, settings))
-    run_id = form.run_id or new_run_id(config.name)
-    check_run_id(run_id)
-    if any(row.run_id == run_id for row in store.runs()):
-        raise ConfigurationError(f"run {run_id!r} exists already; put it under `resume`, or choose another")
-    return run_id, config
+def _settings(form: TrainingForm) -> list[str]:
+    return [*form.settings, *([f"iterations={form.iterations}"] if form.iterations else [])]
 
 
-def _run_to_resume(store: RunStore, form: TrainingForm) -> tuple[str, RunConfig]:
-    from tasks.inputs import refuse_changed_inputs
-
+def _resumed(home: Home, form: TrainingForm) -> RunConfig:
     if form.settings or form.iterations or form.run_id:
         raise ConfigurationError(
             f"run {form.resume!r} goes on with its own configuration; leave the other fields empty"
         )
-    row = run_to_resume(store.home, form.resume)
-    check_resumable(row)
-    refuse_changed_inputs(row.environment, row.config)
-    return row.run_id, row.config
+    return start.resumed_configuration(home, form.resume)

@@ -8,8 +8,8 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cli.recovery import back_up
 from flows.progress import reporter
+from flows.recovery import back_up
 from flows.run_identity import new_run_id
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore

@@ -18,8 +18,8 @@ from typing import Any
 from prefect import flow
 from prefect.futures import PrefectFuture
 
-from flows.cli.recovery import back_up
 from flows.progress import reporter
+from flows.recovery import back_up
 from flows.run_guard import RunGuard
 from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock

@@ -8,11 +8,11 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cli.recovery import back_up
 from flows.configuration import run_preflight
 from flows.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
+from flows.recovery import back_up
 from flows.reproduction_inputs import config_again, find_reference
 from flows.run_identity import new_run_id
 from storage import clock

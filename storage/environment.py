@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 DRAFT_TIMING = "drafts are made"
-"""Fact stored with a run: `never`, `training window` or `before the rollout`. The strategy's name alone may be of
-a package that the reader of a run does not have."""
+"""Fact stored with a run: `never`, `training window` or `before the rollout`. The strategy's name may
+be of a package that the reader of a run does not have."""
 
 CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""

@@ -80,6 +80,10 @@ class RunNotFoundError(SpotlightError, LookupError):
     """No run has the given identifier."""
 
 
+class RunCancelledError(SpotlightError, RuntimeError):
+    """A run was cancelled in the Prefect UI; it can be resumed."""
+
+
 class ServerError(SpotlightError, RuntimeError):
     """The Prefect server or the dashboard did not start or cannot be reached."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -11,21 +11,17 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flows.cli.evaluations import evaluate_and_show, evaluations, look_at_outputs
+from flows import start
+from flows.cli.evaluations import evaluations, show_evaluation
 from flows.cli.listings import presets, runs
 from flows.cli.operating import down, reproduce, up
 from flows.cli.prompts import prompts
-from flows.cli.recovery import rebuild, run_to_resume
-from flows.configuration import given_configuration as _configuration
-from flows.configuration import look_at_inputs, on_cluster
-from flows.configuration import run_preflight as _preflight
+from flows.cli.rebuild import rebuild
+from flows.configuration import given_configuration, run_preflight
 from flows.progress import reporter
-from flows.run_identity import check_run_id, new_run_id
-from flows.server.loss import leave, result_without_server
-from storage.checkpoints import CheckpointStore
-from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore, check_resumable
-from storage.errors import CheckpointError, ConfigurationError, SpotlightError, shortened
+from flows.run_identity import new_run_id
+from flows.server.loss import leave
+from storage.errors import ConfigurationError, RunCancelledError, SpotlightError, shortened
 from storage.home import Home
 from storage.new_folder import claim_folder
 from storage.text import one_line
@@ -80,17 +76,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a new run and print its result as one line of JSON."""
-    from tasks.prices import with_prices
-
-    if run_id is not None:
-        check_run_id(run_id)
-    config = with_prices(_configuration(preset, set_, ray_address, cluster=cluster))
-    home = Home.from_environment().ensure()
-    run_id = run_id or new_run_id(config.name)
-    if any(row.run_id == run_id for row in RunStore(home).runs()):
-        raise ConfigurationError(f"run {run_id!r} exists already; go on with `spotlight resume {run_id}`")
-    _preflight(config)
-    _post_train(home, run_id, config)
+    summary = start.train(preset, set_ or [], run_id=run_id, cluster=cluster, ray_address=ray_address)
+    _print_json(summary)
 
 
 @app.command(epilog="Example: spotlight resume glyphs-20261121-101500-a1b2")
@@ -108,19 +95,7 @@ def resume(
     ] = False,
 ) -> None:
     """Go on with a run that was killed, cancelled or failed, from its last committed iteration."""
-    home = Home.from_environment().ensure()
-    row = run_to_resume(home, run_id, take_over)
-    if take_over and row.status == "running":
-        store = RunStore(home)
-        store.take_over(row)
-        row = store.run(run_id)
-    check_resumable(row)
-    config = on_cluster(row.config, cluster, ray_address)
-    from tasks.inputs import refuse_changed_inputs
-
-    refuse_changed_inputs(row.environment, config)
-    _preflight(config)
-    _post_train(home, run_id, config)
+    _print_json(start.resume(run_id, cluster=cluster, ray_address=ray_address, take_over=take_over))
 
 
 @app.command(
@@ -143,19 +118,12 @@ def evaluate(
     ] = None,
 ) -> None:
     """Score a run's newest checkpoint, or an untouched model, on the held-out prompts; by tag and overall."""
-    home = Home.from_environment().ensure()
-    if run_id is not None and preset is not None:
-        raise ConfigurationError(
-            "--preset is given with a run, which has a configuration of its own; drop one"
-        )
-    base = RunStore(home).run(run_id).config if run_id else None
-    config = _configuration(preset, set_, ray_address, base, cluster)
-    if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
-        raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
-    look_at_inputs(config)
-    folder, earlier = look_at_outputs(home, config, images, compare)
-    _preflight(config)
-    _print_json(evaluate_and_show(home, config, run_id, folder, earlier))
+    result = start.evaluate(
+        run_id, preset, set_ or [],
+        cluster=cluster, ray_address=ray_address, images=images, compare=compare,
+    )  # fmt: skip
+    show_evaluation(result)
+    _print_json(result)
 
 
 app.command(epilog="Example: spotlight evaluations RUN OTHER-RUN")(evaluations)
@@ -198,7 +166,7 @@ def chaos(
 
     shared = [f"sequence_parallel.rollout={degree}"] if degree > 1 else []
     changes = [*SETTINGS, *shared, *(set_ or [])]
-    config = _configuration(preset, changes, None)
+    config = given_configuration(preset, changes, None)
     chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
     if trace is None:
         from tasks.chaos import plan_faults
@@ -214,7 +182,7 @@ def chaos(
         plan = plan_trace(config, trace, seed, most, notice)
         reporter().note(plan.describe())
     home = Home.from_environment().ensure()
-    _preflight(config, here=False)
+    run_preflight(config, here=False)
     arguments = [item for change in changes for item in ("--set", change)]
     arguments += [] if preset is None else ["--preset", preset]
     result = run_chaos(home, new_run_id(f"chaos-{config.name}"), config, arguments, plan)
@@ -284,29 +252,7 @@ def doctor(preset: Preset = None, set_: Sets = None) -> None:
     """Check this machine, its home and database, and a model, every number of it, with its scorer."""
     from flows.cli.doctor import examine
 
-    raise typer.Exit(0 if examine(_configuration(preset, set_)) else 1)
-
-
-def _post_train(home: Home, run_id: str, config: RunConfig) -> None:
-    import httpx
-
-    from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
-
-    store = RunStore(home)
-    interrupted = store.reconcile()
-    with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
-        from flows.cancellation import cancellable
-        from flows.post_train import post_train
-
-        try:
-            close_orphaned_flow_runs([*interrupted, run_id])
-            reporter().note(f"Prefect UI: {ui_url}")
-            with cancellable(run_id):
-                summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
-        except httpx.HTTPError as error:
-            summary = result_without_server(store, run_id, error)
-    reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
-    _print_json(summary)
+    raise typer.Exit(0 if examine(given_configuration(preset, set_)) else 1)
 
 
 def _print_json(value: dict[str, Any]) -> None:
@@ -317,6 +263,8 @@ def main() -> None:
     """Entry point: what is refused is one clear message and exit code 2, not a traceback."""
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="spotlight", standalone_mode=False)
+    except RunCancelledError:
+        leave(128 + signal.SIGTERM)  # as any process that ends by this signal
     except SpotlightError as error:
         _refuse(str(error))
     except typer.TyperException as error:  # an option or a command that is none

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.markup import escape
 
-from flows.cli.recovery import backups_in_words
+from flows.recovery import backups_in_words
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import SpotlightError, StorageError

@@ -7,8 +7,12 @@ of retries for each. Here that gets a limit, and what the run did counts.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NoReturn
 
 from flows.progress import reporter
@@ -31,9 +35,24 @@ def hand_over() -> None:
     module = sys.modules.get("prefect.events.worker")
     if module is None:  # no flow has run
         return
-    _, waiting = module.EventsWorker.drain_all(timeout=_HAND_OVER_S)
+    drain = partial(module.EventsWorker.drain_all, timeout=_HAND_OVER_S)
+    _, waiting = _in_a_thread(drain) if _loop_runs() else drain()
     if waiting:
         _leaves_at_once = True
+
+
+def _loop_runs() -> bool:
+    """Whether an event loop runs in this thread, as in a notebook; Prefect returns a coroutine then."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _in_a_thread(drain: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(drain).result()
 
 
 def leave(code: int) -> NoReturn:

@@ -38,9 +38,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         meanwhile: called while the local server starts, such as an import that takes seconds.
 
     Raises:
-        ServerError: if the named one does not answer, or the local one does not start, or Prefect
-            was imported before it: its settings are read then, and threads of its own would use an
-            ephemeral server.
+        ServerError: if the named one does not answer, or the local one does not start.
     """
     configured = os.environ.get("PREFECT_API_URL", "")
     if configured:
@@ -54,15 +52,15 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         finally:
             hand_over()
         return
-    if "prefect" in sys.modules:
-        raise ServerError(
-            "Prefect was imported before its local server was started; import it later, or start a server "
-            "and set PREFECT_API_URL"
-        )
     server = LocalServer(home)
     before = dict(os.environ)
     os.environ.update({**server.client_environment, **_chosen_by_a_person(before)})
+    imported_before = "prefect" in sys.modules
     try:
+        if imported_before:
+            # Events of flows before this one go where they belong; the next thread reads the new settings.
+            hand_over()
+            _read_settings_again()
         meanwhile()
         server.wait_ready()
         with server.kept_alive():
@@ -75,7 +73,16 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             os.environ.pop(name)
             if name in before:
                 os.environ[name] = before[name]
+        if imported_before:
+            _read_settings_again()
         server.stop()
+
+
+def _read_settings_again() -> None:
+    """Prefect reads the environment when it is imported; a later server needs it to be read again."""
+    from prefect.context import refresh_global_settings_context
+
+    refresh_global_settings_context()
 
 
 def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:

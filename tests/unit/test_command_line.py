@@ -11,6 +11,7 @@ import pytest
 from typer.main import get_command
 
 import flows.server.prefect_server
+from flows import start
 from flows.cli import command_line
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
@@ -172,10 +173,13 @@ def test_runs_that_cannot_be_resumed(shell: Shell, home: Home):
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
     """Runs that passed all checks, with their configuration; nothing is started."""
     passed: list[tuple[str, RunConfig]] = []
-    monkeypatch.setattr(command_line, "_preflight", lambda config: None)
-    monkeypatch.setattr(
-        command_line, "_post_train", lambda home, run_id, config: passed.append((run_id, config))
-    )
+
+    def begin(home: Home, run_id: str, config: RunConfig) -> dict[str, str]:
+        passed.append((run_id, config))
+        return {"run_id": run_id}
+
+    monkeypatch.setattr(start, "run_preflight", lambda config: None)
+    monkeypatch.setattr(start, "post_train_under_server", begin)
     return passed
 
 

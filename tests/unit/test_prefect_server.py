@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,57 @@ def test_a_named_server_that_answers_is_used_as_it_is(tmp_path: Path, monkeypatc
     with prefect_server(Home(tmp_path)) as ui_url:
         assert ui_url == "http://10.0.0.5:4200"
     assert os.environ["PREFECT_API_URL"] == "http://10.0.0.5:4200/api"
+
+
+class SilentServer:
+    """Takes the place of a home's server; nothing listens."""
+
+    def __init__(self, home: Home) -> None:
+        self.ui_url = f"http://127.0.0.1:9/{home.path.name}"
+        self.client_environment = {
+            "PREFECT_API_URL": f"{self.ui_url}/api",
+            "PREFECT_API_AUTH_STRING": home.path.name,
+            "PREFECT_HOME": "not taken: a person has chosen",
+        }
+
+    def wait_ready(self) -> None:
+        """It is."""
+
+    def kept_alive(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do."""
+        return contextlib.nullcontext()
+
+    def stop(self) -> None:
+        """Nothing to do."""
+
+
+def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "1")
+    for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(module, "LocalServer", SilentServer)
+    import prefect.context
+    from prefect.settings import get_current_settings
+
+    monkeypatch.setattr(prefect.context, "GLOBAL_SETTINGS_CONTEXT", prefect.context.root_settings_context())
+    seen: list[str | None] = []
+
+    def look() -> None:
+        seen.append(get_current_settings().api.url)
+
+    for name in ("first", "second"):
+        with prefect_server(Home(tmp_path / name)):
+            assert get_current_settings().home == tmp_path / "prefect"
+            look()
+            thread = threading.Thread(target=look)  # as those of Prefect's own that begin meanwhile
+            thread.start()
+            thread.join()
+    look()
+    first, second = (f"http://127.0.0.1:9/{name}/api" for name in ("first", "second"))
+    assert seen == [first, first, second, second, None]
 
 
 def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner._process_manager import ProcessHandle
 
 from flows.deployments import (
-    _run_to_resume,
+    _resumed,
     evaluate_by_form,
     post_train_by_form,
     pretrain_by_form,
@@ -26,7 +26,6 @@ from flows.forms import ReproductionForm, TrainingForm
 from flows.run_processes import RunProcesses
 from flows.schedule import Nightly
 from flows.server.serving import deployments
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
 
@@ -79,7 +78,7 @@ def test_the_files_schedules_are_those_of_up_and_off(declared: list[dict[str, An
 
 def test_a_run_to_resume_has_no_other_settings(tmp_path: Path):
     with pytest.raises(ConfigurationError, match="goes on with its own configuration"):
-        _run_to_resume(RunStore(Home(tmp_path)), TrainingForm(resume="a", iterations=3))
+        _resumed(Home(tmp_path), TrainingForm(resume="a", iterations=3))
 
 
 @pytest.mark.parametrize(("heeds", "grace_s", "code"), [(True, 6000, 0), (False, 1, -signal.SIGKILL)])

@@ -82,6 +82,23 @@ def metric_curves(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Data
     return frame.merge(wide, how="left", left_on="iteration", right_index=True)
 
 
+def rolled_out_samples(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The samples of all rollouts that were kept, in the order of iteration, prompt and seed.
+
+    Columns: iteration, prompt_id, prompt, seed_index, policy_version, score, exact, detail, error (None where
+    it was judged), explored_score (of its draft), advantage (None where it was not trained on), worker.
+    """
+    return connection.execute(
+        """
+        SELECT iteration, prompt_id, prompt, seed_index, policy_version, score, exact, detail, error,
+            explored_score, advantage, worker
+        FROM samples JOIN prompts USING (run_id, prompt_id) WHERE run_id = ? AND purpose = 'train'
+        ORDER BY iteration, prompt_id, seed_index
+        """,
+        [run_id],
+    ).df()
+
+
 def cost_by_iteration(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """What was paid up to each iteration, evaluations and discarded work included.
 

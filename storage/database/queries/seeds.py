@@ -35,6 +35,25 @@ def spread_iterations(
     return [iteration for (iteration,) in rows]
 
 
+def drafted_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """All drafts, in the order in which they were asked for; the monitor's re-scores are left out.
+
+    Columns: iteration, prompt_id, prompt, seed_index, fidelity, policy_version (of the weights that drew it),
+    score, exact, error (None where it was judged), round (of the planner), kept (whether its seed was
+    rolled out).
+    """
+    return connection.execute(
+        """
+        SELECT iteration, prompt_id, prompt, seed_index, fidelity, policy_version, score, exact, error, round,
+            kept
+        FROM candidates JOIN prompts USING (run_id, prompt_id)
+        WHERE run_id = ? AND purpose = 'train' AND round >= 0
+        ORDER BY iteration, round, prompt_id, seed_index
+        """,
+        [run_id],
+    ).df()
+
+
 def stale_and_fresh(
     connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:

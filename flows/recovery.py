@@ -1,31 +1,14 @@
-"""`spotlight rebuild`, and the rows of a run that is resumed although the database lost them."""
+"""Rows that the database lost: made again for `spotlight rebuild`, and for a run that is resumed."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from flows.progress import reporter
 from storage.database.run_store import RunRow, RunStore
 from storage.errors import DatabaseDamagedError, RunNotFoundError
 from storage.home import Home
-
-
-def rebuild(
-    take_over: Annotated[
-        bool,
-        typer.Option(
-            "--take-over",
-            help="Also where a run is marked as running on another machine. Only where no process works on "
-            "it any more.",
-        ),
-    ] = False,
-) -> None:
-    """Make the database's rows again after damage or loss, from backups, journals and checkpoints."""
-    _rebuild(Home.from_environment().ensure(), None, take_over)
 
 
 def run_to_resume(home: Home, run_id: str, take_over: bool = False) -> RunRow:
@@ -42,20 +25,26 @@ def run_to_resume(home: Home, run_id: str, take_over: bool = False) -> RunRow:
         return store.run(run_id)
     except DatabaseDamagedError as error:
         reporter().note(f"warning: {error}")
-        _rebuild(home, None, take_over)
+        rebuild_and_report(home, None, take_over)
     except RunNotFoundError as error:
         if run_id not in home.run_folders():
             raise
         reporter().note(f"warning: {error}")
-        _rebuild(home, run_id, take_over)
+        rebuild_and_report(home, run_id, take_over)
     return store.run(run_id)
 
 
-def _rebuild(home: Home, only: str | None, take_over: bool) -> None:
-    """Rebuild, and say what was done and what could not be."""
-    from storage.database.rebuilding import rebuild as make_again
+def rebuild_and_report(home: Home, only: str | None, take_over: bool) -> None:
+    """Make rows again, and report what was done and what could not be.
 
-    done = make_again(home, only, take_over)
+    Args:
+        home: whose database lost them.
+        only: the one run to make again; None makes all.
+        take_over: also those that are marked as running on another machine.
+    """
+    from storage.database.rebuilding import rebuild
+
+    done = rebuild(home, only, take_over)
     note = reporter().note
     if done.kept_at is not None:
         note(f"the damaged database is kept as {done.kept_at}")

@@ -1,0 +1,243 @@
+"""Starting runs and evaluations: one place for the commands, the forms and `import spotlight`.
+
+Whatever can be known to be wrong is refused before anything starts. What takes seconds to import is imported
+where it is used, so that a refusal comes at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flows.configuration import given_configuration, look_at_inputs, on_cluster, run_preflight
+from flows.progress import reporter
+from flows.recovery import run_to_resume
+from flows.run_identity import check_run_id, new_run_id
+from flows.server.loss import result_without_server
+from storage.checkpoints import CheckpointStore
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore, check_resumable
+from storage.errors import CheckpointError, ConfigurationError
+from storage.home import Home
+from storage.new_folder import claim_folder
+
+
+def train(
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    *,
+    run_id: str | None = None,
+    cluster: str | None = None,
+    ray_address: str | None = None,
+) -> dict[str, Any]:
+    """Train a new run to its end.
+
+    Args:
+        preset: a preset's name, or a TOML file; None takes the defaults.
+        settings: `section.key=value` each.
+        run_id: identifier of the new run; made up where it is None.
+        cluster: what starts the processes; None leaves what the settings say.
+        ray_address: a running Ray cluster; None leaves what the settings say.
+
+    Returns:
+        The run's result, as `storage.database.results.run_result` has it.
+
+    Raises:
+        SpotlightError: what was refused before the start, or ended the run.
+    """
+    if run_id is not None:
+        check_run_id(run_id)
+    config = new_configuration(preset, settings, ray_address, cluster)
+    home = Home.from_environment().ensure()
+    run_id = free_run_id(RunStore(home), config, run_id)
+    run_preflight(config)
+    return post_train_under_server(home, run_id, config)
+
+
+def resume(
+    run_id: str, *, cluster: str | None = None, ray_address: str | None = None, take_over: bool = False
+) -> dict[str, Any]:
+    """Resume a run that was killed, cancelled or failed, from its last committed iteration.
+
+    Args:
+        run_id: the run.
+        cluster: what starts the processes; None leaves it as it was.
+        ray_address: a running Ray cluster; None leaves it as it was.
+        take_over: also where the run is marked as running on another machine, which is gone.
+
+    Returns:
+        As `train`.
+
+    Raises:
+        SpotlightError: what was refused before the start, or ended the run.
+    """
+    home = Home.from_environment().ensure()
+    config = resumed_configuration(home, run_id, cluster, ray_address, take_over)
+    run_preflight(config)
+    return post_train_under_server(home, run_id, config)
+
+
+def evaluate(
+    run_id: str | None = None,
+    preset: str | None = None,
+    settings: Sequence[str] = (),
+    *,
+    cluster: str | None = None,
+    ray_address: str | None = None,
+    images: str | Path | None = None,
+    compare: str | None = None,
+) -> dict[str, Any]:
+    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts.
+
+    Args:
+        run_id: the run; None scores the untouched model of the settings.
+        preset: a preset's name, or a TOML file; not with a run, which has its own settings.
+        settings: `section.key=value` each; on top of the run's.
+        cluster: what starts the processes; None leaves what the settings say.
+        ray_address: a running Ray cluster; None leaves what the settings say.
+        images: a new folder for the images; None keeps none.
+        compare: an earlier evaluation, or a run that was evaluated, to compare with.
+
+    Returns:
+        What `flows.evaluate.evaluate_model` returns.
+
+    Raises:
+        SpotlightError: what was refused before the start, or ended the evaluation.
+    """
+    from storage.evaluations.pairs import comparable
+
+    home = Home.from_environment().ensure()
+    config = evaluated_configuration(home, run_id, preset, settings, ray_address, cluster)
+    look_at_inputs(config)
+    earlier = None if compare is None else comparable(home, config, compare)
+    folder = None if images is None else claim_folder(images, "--images")
+    run_preflight(config)
+    # Prefect is imported by the flow, and reads its settings then: the server comes first.
+    from flows.server.prefect_server import prefect_server
+
+    with prefect_server(home):
+        from flows.evaluate import evaluate_model
+
+        return evaluate_model(config, run_id, folder, earlier)
+
+
+def new_configuration(
+    preset: str | None,
+    settings: Sequence[str],
+    ray_address: str | None = None,
+    cluster: str | None = None,
+) -> RunConfig:
+    """The configuration of a new run, with the prices of its price book; arguments as of `train`.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+    """
+    from tasks.prices import with_prices
+
+    return with_prices(given_configuration(preset, settings, ray_address, cluster=cluster))
+
+
+def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
+    """The identifier of a new run: the one that is asked for, or a new one.
+
+    Args:
+        store: of all runs.
+        config: of the new run, whose name a new identifier begins with.
+        run_id: what is asked for; None makes one up.
+
+    Raises:
+        ConfigurationError: it cannot name a folder, or another run has it.
+    """
+    chosen = new_run_id(config.name) if run_id is None else run_id
+    check_run_id(chosen)
+    if any(row.run_id == chosen for row in store.runs()):
+        raise ConfigurationError(
+            f"run {chosen!r} exists already; resume it (`spotlight resume {chosen}`), or choose another "
+            "identifier"
+        )
+    return chosen
+
+
+def resumed_configuration(
+    home: Home,
+    run_id: str,
+    cluster: str | None = None,
+    ray_address: str | None = None,
+    take_over: bool = False,
+) -> RunConfig:
+    """The configuration that a run is resumed with; arguments as of `resume`.
+
+    Raises:
+        SpotlightError: there is no such run, it is finished or running, or its inputs have changed.
+    """
+    from tasks.inputs import refuse_changed_inputs
+
+    row = run_to_resume(home, run_id, take_over)
+    if take_over and row.status == "running":
+        store = RunStore(home)
+        store.take_over(row)
+        row = store.run(run_id)
+    check_resumable(row)
+    config = on_cluster(row.config, cluster, ray_address)
+    refuse_changed_inputs(row.environment, config)
+    return config
+
+
+def evaluated_configuration(
+    home: Home,
+    run_id: str | None,
+    preset: str | None,
+    settings: Sequence[str],
+    ray_address: str | None = None,
+    cluster: str | None = None,
+) -> RunConfig:
+    """The configuration of an evaluation; arguments as of `evaluate`.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+        RunNotFoundError: there is no such run.
+        CheckpointError: it has no checkpoint.
+    """
+    if run_id is not None and preset is not None:
+        raise ConfigurationError(
+            "--preset is given with a run, which has a configuration of its own; drop one"
+        )
+    base = RunStore(home).run(run_id).config if run_id else None
+    config = given_configuration(preset, settings, ray_address, base, cluster)
+    if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
+        raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
+    return config
+
+
+def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[str, Any]:
+    """Do the flow `post-train` under the Prefect server of a home; returns the run's result.
+
+    Args:
+        home: where the run is kept.
+        run_id: the run, new or to resume.
+        config: checked settings.
+
+    Raises:
+        SpotlightError: what ended the run.
+    """
+    import httpx
+
+    from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
+
+    store = RunStore(home)
+    interrupted = store.reconcile()
+    with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
+        from flows.cancellation import cancellable
+        from flows.post_train import post_train
+
+        try:
+            close_orphaned_flow_runs([*interrupted, run_id])
+            reporter().note(f"Prefect UI: {ui_url}")
+            with cancellable(run_id):
+                summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
+        except httpx.HTTPError as error:
+            summary = result_without_server(store, run_id, error)
+    reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
+    return summary

@@ -1,0 +1,357 @@
+"""Spotlight from Python: train, resume, evaluate and export runs, and read what was recorded of them.
+
+    import spotlight
+
+    result = spotlight.train(preset="glyphs", settings={"iterations": 4, "sampling.noise_level": 0.5})
+    print(result.score_before, result.score_after)
+    result.load().curves.plot(x="iteration", y="reward_mean")
+
+These are the functions of the command line. Runs are kept in the folder that `SPOTLIGHT_HOME` names, and
+`SPOTLIGHT_*` variables set settings, as there: defaults < preset < variables < `settings`. Progress is
+printed. What Spotlight refuses is a `SpotlightError`. Importing this module is quick: a function imports what
+it needs when it is called.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from storage.errors import ConfigurationError, SpotlightError
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas as pd
+
+    from storage.database.run_store import RunRow
+    from storage.home import Home
+
+__all__ = [
+    "Evaluation", "Result", "Run", "SpotlightError",
+    "evaluate", "export", "load_run", "resume", "runs", "settings", "train",
+]  # fmt: skip
+
+Settings = Mapping[str, Any]
+"""Settings by their dotted names (`{"sampling.noise_level": 0.5}`), or nested by section."""
+
+Cluster = Literal["ray", "local"]
+"""What starts the processes of a run: Ray, or forks on this machine."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished run came to.
+
+    Attributes:
+        run_id: its identifier.
+        score_before, score_after: mean held-out score of its first and its last evaluation, in [0, 1].
+        summary: these and all other results, as `spotlight train` prints them (`cost_usd`, `wall_s`, ...).
+    """
+
+    run_id: str
+    score_before: float
+    score_after: float
+    summary: Mapping[str, Any] = field(repr=False)
+
+    def load(self) -> Run:
+        """What was recorded of the run."""
+        return load_run(self.run_id)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a model on held-out prompts.
+
+    Attributes:
+        evaluation_id: its identifier.
+        run_id: the run whose newest checkpoint was scored; None for an untouched model.
+        iteration: after which the checkpoint was made; 0 for an untouched model.
+        score: mean over the images, in [0, 1].
+        exact: share of the images that do all that their prompt asks.
+        figures: these and all others, as `spotlight evaluate` prints them (intervals, by tag, `difference`).
+    """
+
+    evaluation_id: str
+    run_id: str | None
+    iteration: int
+    score: float
+    exact: float
+    figures: Mapping[str, Any] = field(repr=False)
+
+
+class Run:
+    """A recorded run. Each property reads the database anew, so that one can follow a run that goes on.
+
+    Args:
+        run_id: its identifier.
+        home: where it is recorded.
+
+    Every property may raise StorageError: the database stayed locked, or is of another version.
+    """
+
+    def __init__(self, run_id: str, home: Home) -> None:
+        self.run_id = run_id
+        self._home = home
+
+    def __repr__(self) -> str:
+        return f"Run({self.run_id!r})"
+
+    @property
+    def status(self) -> str:
+        """`running`, `finished`, `failed`, `cancelled` or `interrupted`."""
+        return self._row.status
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The run's results; empty until it is finished."""
+        return self._row.summary
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that the run was started with, by dotted name."""
+        return dict(_flat(self._row.config.model_dump(mode="json")))
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """One row an iteration: `iteration`, `policy_version`, `ended_at`, `elapsed_s`, and every metric.
+
+        Times are in seconds (`ended_at` since 1970); metrics are, for example, `reward_mean`, `loss`, `kl`.
+        """
+        from storage.database.queries.runs import metric_curves
+
+        return self._read(metric_curves)
+
+    @property
+    def scores(self) -> pd.DataFrame:
+        """One row a held-out evaluation: `iteration`, `score`, `exact`, `ended_at`, `elapsed_s`, ..."""
+        from storage.database.queries.runs import score_curve
+
+        return self._read(score_curve)
+
+    @property
+    def samples(self) -> pd.DataFrame:
+        """One row a rolled-out sample: its prompt and seed, `score`, `advantage`, the `worker`, ..."""
+        from storage.database.queries.runs import rolled_out_samples
+
+        return self._read(rolled_out_samples)
+
+    @property
+    def seeds(self) -> pd.DataFrame:
+        """One row a draft of exploration: its prompt and seed, `score`, whether it was `kept`, ...
+
+        Empty for a run that did not explore.
+        """
+        from storage.database.queries.seeds import drafted_seeds
+
+        return self._read(drafted_seeds)
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        """What was paid: `phase`, `market`, `state`, `device_s` (seconds), `usd`; rows sum to the bill."""
+        import pandas as pd
+
+        from storage.ledger.ledger import read_ledger
+
+        entries = self._read(read_ledger).entries
+        rows = [{"phase": e.phase, "market": e.market, "state": e.state, **asdict(e.spent)} for e in entries]
+        return pd.DataFrame(rows, columns=["phase", "market", "state", "device_s", "usd"])
+
+    @property
+    def _row(self) -> RunRow:
+        from storage.database.run_store import RunStore
+
+        return RunStore(self._home).run(self.run_id)
+
+    def _read(self, query: Callable[[duckdb.DuckDBPyConnection, str], _T]) -> _T:
+        from storage.database.database import Database
+
+        with Database(self._home.database).reading() as connection:
+            return query(connection, self.run_id)
+
+
+def train(
+    preset: str | None = None,
+    settings: Settings | None = None,
+    *,
+    name: str | None = None,
+    run_id: str | None = None,
+    cluster: Cluster | None = None,
+    ray_address: str | None = None,
+) -> Result:
+    """Train a new run to its end.
+
+    Args:
+        preset: a preset's name (`spotlight presets` lists them), or a TOML file; None takes the defaults.
+        settings: what differs from the preset.
+        name: what the new run's identifier begins with.
+        run_id: the whole identifier; made up where it is None.
+        cluster: what starts the processes; None leaves what the settings say.
+        ray_address: a running Ray cluster; without one a local one is started.
+
+    Raises:
+        SpotlightError: what was refused before the start, or ended the run; say `resume` then.
+    """
+    from flows import start
+
+    changes = dict(settings or {}) | ({} if name is None else {"name": name})
+    summary = start.train(
+        preset, _assignments(changes), run_id=run_id, cluster=cluster, ray_address=ray_address
+    )
+    return _result(summary)
+
+
+def resume(
+    run_id: str,
+    *,
+    cluster: Cluster | None = None,
+    ray_address: str | None = None,
+    take_over: bool = False,
+) -> Result:
+    """Resume a run that was killed, cancelled or failed, from its last committed iteration.
+
+    Args:
+        run_id: the run.
+        cluster: what starts the processes; None leaves it as it was.
+        ray_address: a running Ray cluster; None leaves it as it was.
+        take_over: take over a run that is marked as running on a machine that is gone.
+
+    Raises:
+        SpotlightError: what was refused before the start, or ended the run.
+    """
+    from flows import start
+
+    return _result(start.resume(run_id, cluster=cluster, ray_address=ray_address, take_over=take_over))
+
+
+def evaluate(
+    run_id: str | None = None,
+    *,
+    preset: str | None = None,
+    settings: Settings | None = None,
+    images: str | Path | None = None,
+    compare: str | None = None,
+    cluster: Cluster | None = None,
+    ray_address: str | None = None,
+) -> Evaluation:
+    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts.
+
+    Args:
+        run_id: the run; None scores the untouched model of `preset`.
+        preset: a preset's name, or a TOML file; not with a run, which has its own settings.
+        settings: what differs from the preset, or from the run's settings.
+        images: a new folder for the images; None keeps none.
+        compare: an earlier evaluation, or a run that was evaluated: `figures["difference"]` is by how much
+            this one is better.
+        cluster: what starts the processes; None leaves what the settings say.
+        ray_address: a running Ray cluster; without one a local one is started.
+
+    Raises:
+        SpotlightError: what was refused before the start, or ended the evaluation.
+    """
+    from flows import start
+
+    figures = start.evaluate(
+        run_id, preset, _assignments(settings or {}),
+        cluster=cluster, ray_address=ray_address, images=images, compare=compare,
+    )  # fmt: skip
+    names = ("evaluation_id", "run_id", "iteration", "score", "exact")
+    return Evaluation(*(figures[name] for name in names), figures=figures)
+
+
+def export(run_id: str, out: str | Path) -> Path:
+    """Write a run's weights as diffusers loads them, with a model card; returns the folder's absolute path.
+
+    Args:
+        run_id: the run, finished or not.
+        out: a new or empty folder.
+
+    Raises:
+        SpotlightError: there is no such run or no checkpoint of it, or the folder is not empty.
+    """
+    from storage.home import Home
+    from tasks.export import export_run
+
+    return Path(export_run(Home.from_environment(), run_id, Path(out))["out"])
+
+
+def runs() -> pd.DataFrame:
+    """All runs, newest first, one row each.
+
+    Columns: `run_id`, `name`, `status`, `created_at`, `ended_at` (seconds since 1970), `iterations`,
+    `score_before`, `score_now`, `exact_before`, `exact_now`, `usd`.
+    """
+    from storage.database.queries.runs import run_overview
+    from storage.database.run_store import RunStore
+    from storage.home import Home
+
+    store = RunStore(Home.from_environment())
+    store.reconcile()
+    with store.database.reading() as connection:
+        return run_overview(connection)
+
+
+def load_run(run_id: str) -> Run:
+    """What was recorded of a run, finished or not.
+
+    Raises:
+        RunNotFoundError: there is no such run; the message names near ones.
+    """
+    from storage.database.run_store import RunStore
+    from storage.home import Home
+
+    home = Home.from_environment()
+    return Run(RunStore(home).run(run_id).run_id, home)
+
+
+def settings(preset: str | None = None, settings: Settings | None = None) -> dict[str, Any]:
+    """The settings that a new run would have, by dotted name: defaults, preset, `SPOTLIGHT_*`, `settings`.
+
+    Args:
+        preset: a preset's name, or a TOML file; None takes the defaults.
+        settings: what differs from the preset.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+    """
+    from flows.start import new_configuration
+
+    return dict(_flat(new_configuration(preset, _assignments(settings or {})).model_dump(mode="json")))
+
+
+def _result(summary: Mapping[str, Any]) -> Result:
+    return Result(summary["run_id"], summary["score_before"], summary["score_after"], summary)
+
+
+def _flat(sections: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in sections.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+        else:
+            yield name, value
+
+
+def _assignments(settings: Settings, section: str = "") -> list[str]:
+    """Settings as the command line takes them: `section.key=value`, the value in TOML."""
+    lines: list[str] = []
+    for key, value in settings.items():
+        name = f"{section}{key}"
+        if isinstance(value, Mapping):
+            lines += _assignments(value, f"{name}.") if value else [f"{name}={{}}"]
+            continue
+        try:
+            # JSON's texts, numbers, true and false, and lists of them are TOML's.
+            text = json.dumps(value, ensure_ascii=False, default=os.fspath)
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{name} = {value!r}: give text, a number, True or False, a path, or a list of these"
+            ) from error
+        if value is None:
+            raise ConfigurationError(f"{name} = None: leave the setting out to keep its default")
+        lines.append(f"{name}={text}")
+    return lines

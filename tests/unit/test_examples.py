@@ -1,0 +1,104 @@
+"""The examples run, and the one of the algorithm computes what a run does."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import spotlight
+from benchmarks.bare_loop import run as bare_loop
+from examples import algorithm, run_curves
+from gpu_runtime.learning.policy import weights_digest
+from gpu_runtime.rewards.protocol import Score
+from storage.config.loading import load_config
+from storage.database.run_store import RunStore
+from storage.home import Home
+from tests.sample_run import write_sample_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_example_is_run_here():
+    named = {"algorithm", "run_curves"}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == named
+
+
+def test_the_algorithm_is_one_readable_file():
+    lines = (ROOT / "examples" / "algorithm.py").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+
+
+@pytest.mark.takes(20)  # two iterations, twice
+def test_the_algorithm_ends_with_the_weights_of_a_run():
+    config = load_config("smoke", ["seed=3"], {})
+    example = algorithm.Algorithm(config, drafts=0)
+    untrained = [weight.detach().clone() for weight in example.weights]
+    rewards = example.run(2)
+    assert not all(torch.equal(a, b) for a, b in zip(untrained, example.weights, strict=True))
+    named = example.model.transformer.named_parameters()
+    state = {name: weight.detach().numpy() for name, weight in named}
+    expected = bare_loop(config, 2)
+    assert rewards == pytest.approx(expected.rewards, abs=0)
+    assert weights_digest(state) == expected.digest
+
+
+class Brightness:
+    """Scores without a text reader: how bright an image is."""
+
+    name = "brightness"
+
+    def check(self, prompt: object) -> None:
+        """Any prompt will do."""
+
+    def score(self, image_HWC: np.ndarray, prompt: object) -> Score:
+        """The mean of all pixels."""
+        return Score(float(image_HWC.mean()) / 255, False, "")
+
+
+@pytest.mark.takes(20)
+def test_exploration_keeps_the_seeds_whose_rewards_differ_most():
+    example = algorithm.Algorithm(load_config("smoke", [], {}), drafts=8)
+    example.scorer = Brightness()
+    plan = example.explore(1)
+    assert len(plan) == 4
+    for prompt, kept in plan:
+        images, _ = example.rollout([(prompt, seed) for seed in range(8)], 1)
+        brightness = np.array([image.mean() / 255 for image in images])
+        variances = {group: brightness[list(group)].var() for group in itertools.combinations(range(8), 4)}
+        assert tuple(kept) == max(variances, key=variances.__getitem__)
+    assert any(tuple(kept) != (0, 1, 2, 3) for _, kept in plan)
+
+
+@pytest.mark.takes(20)  # a process that imports torch and the text reader
+def test_the_algorithm_runs_as_a_script(tmp_path: Path):
+    answer = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "algorithm.py"), "--iterations", "1", "--drafts", "4"],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert answer.stdout.startswith("iteration 1: reward 0.")
+    assert "of 4 prompts taught" in answer.stdout
+
+
+def test_a_runs_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    out = tmp_path / "curves.html"
+    monkeypatch.setattr(sys, "argv", ["run_curves.py", "--out", str(out)])
+    with pytest.raises(SystemExit, match="no runs yet"):
+        run_curves.main()
+    write_sample_run(RunStore(Home(tmp_path / "home")), "my-run", iterations=3)
+    run_curves.main()
+    assert "my-run" in out.read_text(encoding="utf-8")
+    run = spotlight.load_run("my-run")
+    traces: Any = run_curves.figure_of(run).data
+    reward, score, *states = traces
+    assert list(reward.y) == run.curves["reward_mean"].tolist()
+    assert list(score.y) == run.scores["score"].tolist()
+    assert {bars.name for bars in states} == {"reserved", "spot"}
+    assert sum(sum(bars.y) for bars in states) == pytest.approx(sum(run.ledger["device_s"].tolist()) / 3600)

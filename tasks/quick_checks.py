@@ -85,7 +85,7 @@ def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[Non
 
 
 def _check_processes(config: RunConfig) -> list[str]:
-    """Refuse more processes and threads than the cores of this machine can serve.
+    """Refuse more processes than the cores of this machine can serve.
 
     Returns:
         A warning where they can, but slowly.
@@ -96,12 +96,11 @@ def _check_processes(config: RunConfig) -> list[str]:
         ("reserved_workers + runtime.spot_workers", workers, most),
         ("standby_workers", runtime.standby_workers, most),
         ("scorer_workers", runtime.scorer_workers, most),
-        ("threads", runtime.threads, cores),
     ):
         if count > largest:
             raise ConfigurationError(
                 f"runtime.{setting} = {count:,}, but this machine has {cores} cores: set at most {largest} "
-                "for a run on it alone, or name a cluster that has the devices (runtime.ray_address)"
+                "for a run on it alone, or name a cluster that has the devices (runtime.cluster)"
             )
     if workers <= _MANY_PROCESSES_A_CORE * cores:
         return []

@@ -140,14 +140,11 @@ def losses(evidence: Evidence) -> Finding:
     )
     if cut_s / spot_s <= _CUT:
         return Finding("fine", title, text)
-    steps, seconds = evidence.number("runtime", "commit_steps"), evidence.number("runtime", "commit_s")
-    if steps is None or seconds is None:
-        return Finding("look", title, text, "Save unfinished samples oftener: lower `runtime.commit_s`.")
+    steps = evidence.number("runtime", "commit_steps")
+    now = f"now {steps:.0f}" if steps else "now 0: at least a second of work between two saves"
     return Finding(
-        "look", title, text,
-        f"Save unfinished samples oftener: lower `runtime.commit_steps` (now {steps:.0f}) or "
-        f"`runtime.commit_s` (now {seconds:g}).",
-    )  # fmt: skip
+        "look", title, text, f"Save unfinished samples oftener: set `runtime.commit_steps` to 1 ({now})."
+    )
 
 
 def accounts(evidence: Evidence) -> Finding:

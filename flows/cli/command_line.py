@@ -150,7 +150,7 @@ def evaluate(
         )
     base = RunStore(home).run(run_id).config if run_id else None
     config = _configuration(preset, set_, ray_address, base, cluster)
-    if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
+    if run_id and not CheckpointStore(home.checkpoints(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     look_at_inputs(config)
     folder, earlier = look_at_outputs(home, config, images, compare)

@@ -65,7 +65,7 @@ class DeviceWorker:
         # First of all, as who looks for this process finds it by its history. The watch comes before the
         # model, whose loading takes long: a machine may be taken while it starts.
         self._open_place(name, watches, history)
-        torch.set_num_threads(config.runtime.threads)
+        torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._among = among

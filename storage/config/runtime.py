@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from storage.config.section import LONGEST_S, Section
+from storage.errors import quoted
 
 WORKER_IN_URL = "{worker}"
 """What stands for a worker's name in `runtime.notice_url`."""
 
 
+_STARTED_HERE = ("ray", "local")
+"""Clusters of this machine alone."""
+
+
 class RuntimeConfig(Section):
     """Processes and where they run."""
 
-    cluster: Literal["ray", "local"] = "ray"
-    """What starts the processes. `local` forks them on this machine without Ray, which takes seconds less."""
-
-    ray_address: str = ""
-    """Address of a running Ray cluster; empty starts a local one."""
+    cluster: str = "ray"
+    """What starts the processes: `ray` on this machine, `local` by forking them here without Ray, which takes
+    seconds less, or the running Ray cluster at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
     reserved_workers: int = Field(default=1, ge=1, le=64)
     """Reserved devices. The first ones train (see `trainer_workers`); all of them generate."""
@@ -42,19 +45,13 @@ class RuntimeConfig(Section):
     """Share of a GPU that each of them takes, for judges that are large models (`geneval`, `deepseek-ocr`,
     `clip-score`, `pick-score`); 0 leaves them on the CPU."""
 
-    threads: int = Field(default=1, ge=1, le=256)
-    """Torch threads a worker. More than one is slower when workers share cores."""
-
     start_timeout_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds that all workers together may take to start."""
 
-    commit_steps: int = Field(default=4, ge=0, le=200)
+    commit_steps: int = Field(default=0, ge=0, le=200)
     """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
-    takes with it. 0 saves finished samples only. Drafts are saved every two steps at most."""
-
-    commit_s: float = Field(default=1.0, ge=0, le=LONGEST_S)
-    """Seconds of work that such a save must be worth: where `commit_steps` take a device less, it does a
-    multiple of them first. 0 saves every `commit_steps`, however quick they are."""
+    takes with it. 0 goes by measured times: every 4 steps, or the multiple of 4 that takes a second. A number
+    above a sample's steps saves finished samples only. Drafts are saved every two steps at most."""
 
     lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
@@ -64,10 +61,6 @@ class RuntimeConfig(Section):
     trainer_limit_s: float = Field(default=7200.0, ge=1, le=LONGEST_S)
     """Seconds that one call of the trainer may take, such as an iteration's training steps, before it counts
     as hung: the run then ends with an error, and can be resumed."""
-
-    scorer_limit_s: float = Field(default=1800.0, ge=1, le=LONGEST_S)
-    """Seconds that a scorer may take for one call, 16 images at most, before it counts as hung: it is killed
-    and replaced, and its images are judged again. It must be longer than a remote judge's own retries."""
 
     notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
     """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has
@@ -81,6 +74,22 @@ class RuntimeConfig(Section):
     """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
     step, a line each, by which `spotlight chaos` checks its promises. Workers stop after each step then."""
 
+    @field_validator("cluster")
+    @classmethod
+    def _is_a_cluster(cls, value: str) -> str:
+        host, colon, port = value.rpartition(":")
+        if value not in (*_STARTED_HERE, "auto") and not (host and colon and port.isdigit()):
+            raise ValueError(
+                f"runtime.cluster is {quoted(value)}; write ray, local, or the address of a running Ray "
+                "cluster: HOST:PORT, ray://HOST:PORT or auto"
+            )
+        return value
+
+    @property
+    def ray_address(self) -> str:
+        """Address of the running Ray cluster to join; empty where the processes are started here."""
+        return "" if self.cluster in _STARTED_HERE else self.cluster
+
     @model_validator(mode="after")
     def _enough_devices_to_train(self) -> Self:
         if self.trainer_workers > self.reserved_workers:
@@ -92,14 +101,7 @@ class RuntimeConfig(Section):
 
     @model_validator(mode="after")
     def _local_processes_suffice(self) -> Self:
-        if self.cluster == "ray":
-            return self
-        if self.ray_address:
-            raise ValueError(
-                "runtime.cluster is local, which starts processes of this machine, but runtime.ray_address "
-                f"is {self.ray_address!r}; leave it empty, or set runtime.cluster=ray"
-            )
-        if self.scorer_gpu:
+        if self.cluster == "local" and self.scorer_gpu:
             raise ValueError(
                 f"runtime.scorer_gpu is {self.scorer_gpu:g}, but runtime.cluster=local divides no GPUs; set "
                 "it to 0, or set runtime.cluster=ray"

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",
-    "runtime.commit_s=0", "runtime.lease_s=40",
+    "runtime.lease_s=40",
 ]  # fmt: skip
 REQUESTS = [
     SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt, seed, 0, f'a red sign that says "A{prompt}C"')

@@ -211,8 +211,10 @@ def test_resuming_on_another_cluster(shell: Shell, home: Home, begun: list[tuple
     ("stored", "options", "cluster"),
     [
         ({}, ("--cluster", "local"), ("local", "")),
-        ({"ray_address": "10.0.0.1:6379"}, ("--cluster", "local"), ("local", "")),
-        ({"cluster": "local"}, ("--ray-address", "10.0.0.1:6379"), ("ray", "10.0.0.1:6379")),
+        ({"cluster": "10.0.0.1:6379"}, ("--cluster", "local"), ("local", "")),
+        ({"cluster": "10.0.0.1:6379"}, (), ("10.0.0.1:6379", "10.0.0.1:6379")),
+        ({"cluster": "local"}, ("--ray-address", "10.0.0.1:6379"), ("10.0.0.1:6379", "10.0.0.1:6379")),
+        ({}, ("--cluster", "ray", "--ray-address", "auto"), ("auto", "auto")),
         ({"cluster": "local"}, ("--cluster", "ray"), ("ray", "")),
         ({"cluster": "local"}, (), ("local", "")),
     ],
@@ -234,7 +236,7 @@ def test_a_local_cluster_has_no_address(shell: Shell, home: Home, begun: list[tu
     store.create_run("mine", RunConfig(), {}, os.getpid())
     store.set_status("mine", "failed", "gone")
     refusal = shell.refusal("resume", "mine", "--cluster", "local", "--ray-address", "10.0.0.1:6379")
-    assert "leave it empty, or set runtime.cluster=ray" in refusal
+    assert "--ray-address is '10.0.0.1:6379'; leave one of them out" in refusal
     assert begun == []
 
 

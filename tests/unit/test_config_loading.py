@@ -174,7 +174,7 @@ def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
     preset.write_text('extends = ["flux", "ocr"]\n[adaptation]\nrank = 8\n')
     config = load_config(str(preset), [], {})
     assert (config.model.family, config.reward.ocr_layout) == ("flux", "page")
-    assert (config.adaptation.rank, config.adaptation.alpha) == (8, 128.0)
+    assert (config.adaptation.rank, config.optimizer.ema_interval) == (8, 8)
     preset.write_text('extends = "flax"\n')
     assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))
 

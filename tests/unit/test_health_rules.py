@@ -116,7 +116,7 @@ def test_what_lost_devices_took_with_them():
     assert found(device_health.losses, view(), few).level == "fine"
     many = ledger(("spot", "rollout", 149.0), losses=(loss,))
     finding = found(device_health.losses, view(), many)
-    assert (finding.level, "`runtime.commit_steps` (now 4)" in finding.advice) == ("look", True)
+    assert (finding.level, "`runtime.commit_steps` to 1 (now 0" in finding.advice) == ("look", True)
 
 
 def test_a_bill_that_does_not_add_up():

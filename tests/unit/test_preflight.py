@@ -150,7 +150,7 @@ def test_the_model_is_loaded_on_the_cpu(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cuda = {"device": "cuda"}
     with pytest.raises(Judged):  # the cluster has the GPUs, this machine needs none
-        preflight.check(config(tmp_path, model=cuda, runtime={"ray_address": "far:6379"}))
+        preflight.check(config(tmp_path, model=cuda, runtime={"cluster": "far:6379"}))
     with pytest.raises(ConfigurationError, match="no CUDA device is visible here"):
         preflight.check(config(tmp_path, model=cuda))
 

@@ -16,6 +16,7 @@ from flows.cli.listings import presets, runs
 from flows.cli.operating import down, reproduce, up
 from flows.cli.prompts import prompts
 from flows.cli.recovery import rebuild, run_to_resume
+from flows.cli.settings import preset_names, setting_names, settings, version_option
 from flows.configuration import given_configuration as _configuration
 from flows.configuration import look_at_inputs, on_cluster
 from flows.configuration import run_preflight as _preflight
@@ -35,7 +36,9 @@ app = typer.Typer(
     help="Post-train diffusion transformers by reinforcement learning on reserved and spot GPUs.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(version_option)
 
 
 class EmbeddedTaskName(StrEnum):
@@ -52,10 +55,19 @@ class ClusterName(StrEnum):
     LOCAL = "local"
 
 
-Preset = Annotated[str | None, typer.Option("--preset", "-p", help="A preset's name, or a TOML file.")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one setting; repeatable.",
+        autocompletion=setting_names,
+    ),
 ]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
@@ -276,6 +288,7 @@ app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(r
 app.command(epilog="Example: spotlight rebuild")(rebuild)
 app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
+app.command(epilog="Example: spotlight settings sampling")(settings)
 app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 from storage.config.section import Section
 
@@ -33,7 +33,11 @@ def _write_degree(degree: int) -> int | str:
     return _AUTO_AS_TEXT if degree == AUTO else degree
 
 
-Degree = Annotated[int, BeforeValidator(_read_degree), PlainSerializer(_write_degree)]
+_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_DEGREE}, {"const": _AUTO_AS_TEXT}]}
+
+Degree = Annotated[
+    int, BeforeValidator(_read_degree), PlainSerializer(_write_degree), WithJsonSchema(_SCHEMA)
+]
 """Devices that share an image, or `AUTO`."""
 
 

@@ -21,7 +21,7 @@ from tests.sample_run import write_sample_run
 
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
-    "chaos", "up", "down", "report", "reproduce", "rebuild", "prompts",
+    "chaos", "up", "down", "report", "reproduce", "rebuild", "prompts", "settings",
 )  # fmt: skip
 
 
@@ -77,6 +77,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
     code, out, _ = shell(command, "--help")
     assert code == 0
     assert f"Example: spotlight {command}" in out
+    assert shell(command, "-h")[:2] == (0, out)
 
 
 @pytest.mark.parametrize(

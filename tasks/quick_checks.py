@@ -119,4 +119,4 @@ def _check_notice_url(url: str) -> None:
     try:
         checked_url(url)
     except ConfigurationError as error:
-        raise ConfigurationError(f"runtime.notice_url: {error}") from error
+        raise ConfigurationError(f"runtime.notices: {error}") from error

@@ -60,7 +60,7 @@ class DeviceWorker:
         history: HistoryPlace | None = None,
         among: TrainingMembership | None = None,
     ) -> None:
-        self._notices = config.runtime.notices
+        self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
         # First of all, as who looks for this process finds it by its history. The watch comes before the
         # model, whose loading takes long: a machine may be taken while it starts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,11 +10,18 @@ from storage.config.section import LONGEST_S, Section
 from storage.errors import quoted
 
 WORKER_IN_URL = "{worker}"
-"""What stands for a worker's name in `runtime.notice_url`."""
+"""What stands for a worker's name in the address of `runtime.notices`."""
 
 
 _STARTED_HERE = ("ray", "local")
 """Clusters of this machine alone."""
+
+_ASKED_BY_URL = ("aws", "gcp", "azure", "alibaba")
+"""Providers whose metadata service is asked for notices."""
+
+_TRAINER_LIMIT_S = 7200.0
+_LEASES_OF_A_TRAINER = 24
+"""Least time of a trainer's call, and its time in leases."""
 
 
 class RuntimeConfig(Section):
@@ -56,19 +63,13 @@ class RuntimeConfig(Section):
     lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
     samples. It must be longer than loading the weights takes, and longer than what a device does between two
-    saves (see `commit_steps`), decoding included."""
+    saves (see `commit_steps`), decoding included. A call of the trainer, such as an iteration's training
+    steps, may take 24 times as long, and two hours at least; the run then ends, and can be resumed."""
 
-    trainer_limit_s: float = Field(default=7200.0, ge=1, le=LONGEST_S)
-    """Seconds that one call of the trainer may take, such as an iteration's training steps, before it counts
-    as hung: the run then ends with an error, and can be resumed."""
-
-    notices: Literal["none", "aws", "gcp", "azure", "alibaba", "kubernetes"] = "none"
-    """Whose preemption notices the spot workers watch for. Under a notice a worker gives back what it has
-    and gets nothing more."""
-
-    notice_url: str = ""
-    """Where the provider's metadata service answers, http://HOST[:PORT]; empty is the provider's own.
-    `{worker}` in its path becomes the worker's name, for a service that answers for several."""
+    notices: str = "none"
+    """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba` or
+    `kubernetes`. Under a notice a worker gives back what it has and gets nothing more. `gcp@http://HOST:PORT`
+    asks at that address in place of the provider's own; `{worker}` in its path becomes the worker's name."""
 
     history: bool = False
     """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
@@ -84,6 +85,21 @@ class RuntimeConfig(Section):
                 "cluster: HOST:PORT, ray://HOST:PORT or auto"
             )
         return value
+
+    @property
+    def notice_provider(self) -> str:
+        """Who announces preemptions; `none` where nobody does."""
+        return self.notices.partition("@")[0]
+
+    @property
+    def notice_url(self) -> str:
+        """Where the provider's metadata service answers; empty is the provider's own address."""
+        return self.notices.partition("@")[2]
+
+    @property
+    def trainer_limit_s(self) -> float:
+        """Seconds after which a trainer's call counts as hung; it gives no sign of life before it ends."""
+        return max(_TRAINER_LIMIT_S, _LEASES_OF_A_TRAINER * self.lease_s)
 
     @property
     def ray_address(self) -> str:
@@ -117,11 +133,19 @@ class RuntimeConfig(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _the_url_has_a_use(self) -> Self:
-        if self.notice_url and self.notices in ("none", "kubernetes"):
+    @field_validator("notices")
+    @classmethod
+    def _is_a_provider(cls, value: str) -> str:
+        provider, at, url = value.partition("@")
+        known = ("none", *_ASKED_BY_URL, "kubernetes")
+        if provider not in known or (at and not url):
             raise ValueError(
-                f"runtime.notice_url is {self.notice_url!r}, but runtime.notices={self.notices} asks no "
-                "address; leave it empty, or set runtime.notices to aws, gcp, azure or alibaba"
+                f"runtime.notices is {quoted(value)}; it must be one of {', '.join(known)}, or an address "
+                "too, as in gcp@http://HOST:PORT"
             )
-        return self
+        if url and provider not in _ASKED_BY_URL:
+            raise ValueError(
+                f"runtime.notices is {quoted(value)}, but {provider} asks no address; leave it out, or name "
+                f"one of {', '.join(_ASKED_BY_URL)}"
+            )
+        return value

@@ -24,6 +24,7 @@ _WITHOUT_EFFECT: tuple[KeyPath, ...] = (
     ("evaluation", "gallery"),
     ("checkpoint", "keep"),
     ("runtime", "scorer_limit_s"),
+    ("runtime", "trainer_limit_s"),
     ("sequence_parallel", "at_most"),
 )
 """Settings that are gone, and on which no number of a run depends but by rounding."""
@@ -53,6 +54,13 @@ def carried_over(stored: Mapping[str, Any]) -> dict[str, Any]:
         if "commit_s" in runtime:  # commit_steps 0 meant finished samples only, and is 200 now
             was_default = (runtime.get("commit_steps"), runtime.pop("commit_s")) == (4, 1.0)
             runtime["commit_steps"] = 0 if was_default else runtime.get("commit_steps") or 200
+        url = runtime.pop("notice_url", "")
+        if url:
+            runtime["notices"] = f"{runtime.get('notices')}@{url}"
+    price = values.get("price")
+    if isinstance(price, dict) and "device" in price:
+        device, zone, spot = (price.pop(name, "") for name in ("device", "reserved_zone", "spot_zone"))
+        price["offer"] = f"{device}@{zone}{',' if spot else ''}{spot}" if device else ""
     return values
 
 

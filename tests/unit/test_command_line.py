@@ -113,10 +113,10 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         ),
         (("--preset", "glyphs", "--set", "reward.scorer=shapes"), ("scorer 'shapes'", "choose prompts")),
         (
-            ("--set", "price.book=none.csv", "--set", "price.device=H1", "--set", "price.reserved_zone=here"),
+            ("--set", "price.book=none.csv", "--set", "price.offer=H1@here"),
             ("none.csv", "check the path"),
         ),
-        (("--set", "price.spot_zone=here"), ("price.spot_zone='here' without price.book",)),
+        (("--set", "price.offer=H1@here"), ("price.offer='H1@here' without price.book",)),
         (("--run-id", "../up"), ("run identifier '../up'", "use letters, digits")),
         (("--run-id", ""), ("run identifier ''",)),
     ],

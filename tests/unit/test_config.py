@@ -57,12 +57,10 @@ def test_it_is_frozen():
             "trainer_workers is 2 and sequence_parallel shares samples between up to 2 devices",
         ),
         ({"price": {"spot_usd_per_hour": 20}}, "raise price.reserved_usd_per_hour"),
-        ({"runtime": {"notice_url": "http://10.0.0.1"}}, "notices=none asks no address"),
-        (
-            {"runtime": {"notice_url": "http://10.0.0.1", "notices": "kubernetes"}},
-            "set runtime.notices to aws, gcp, azure or alibaba",
-        ),
-        ({"runtime": {"notices": "oracle"}}, "notices"),
+        ({"runtime": {"notices": "none@http://10.0.0.1"}}, "none asks no address"),
+        ({"runtime": {"notices": "kubernetes@http://10.0.0.1"}}, "name one of aws, gcp, azure, alibaba"),
+        ({"runtime": {"notices": "gcp@"}}, "or an address too, as in gcp@http://HOST:PORT"),
+        ({"runtime": {"notices": "oracle"}}, "runtime.notices is 'oracle'; it must be one of none, aws"),
         ({"runtime": {"lease_s": 0}}, "lease_s"),
         (
             {"sequence_parallel": {"rollout": 0}},

@@ -129,8 +129,8 @@ def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, A
 
 
 def test_an_address_of_notices_that_is_none(tmp_path: Path):
-    runtime = {"notices": "gcp", "notice_url": "metadata.internal"}
-    with pytest.raises(ConfigurationError, match=r"runtime\.notice_url: base URL 'metadata.internal' is not"):
+    runtime = {"notices": "gcp@metadata.internal"}
+    with pytest.raises(ConfigurationError, match=r"runtime\.notices: base URL 'metadata.internal' is not"):
         preflight.check(config(tmp_path, runtime=runtime))
 
 

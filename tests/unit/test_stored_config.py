@@ -19,8 +19,10 @@ GONE: dict[str, dict[str, Any]] = {
     "evaluation": {"gallery": 12},
     "checkpoint": {"keep": 2},
     "runtime": {
-        "ray_address": "", "threads": 1, "scorer_limit_s": 1800.0, "commit_steps": 4, "commit_s": 1.0,
+        "ray_address": "", "threads": 1, "scorer_limit_s": 1800.0, "trainer_limit_s": 7200.0,
+        "commit_steps": 4, "commit_s": 1.0, "notice_url": "",
     },
+    "price": {"device": "", "reserved_zone": "", "spot_zone": ""},
     "sequence_parallel": {"at_most": 64},
 }  # fmt: skip
 
@@ -57,10 +59,18 @@ def test_what_this_version_stores_comes_back_as_it_was():
         ({"commit_steps": 2, "commit_s": 0.0}, {"commit_steps": 2}),
         ({"commit_steps": 0}, {"commit_steps": 200}),
         ({"scorer_limit_s": 60.0}, {}),
+        ({"notices": "gcp"}, {"notices": "gcp"}),
+        ({"notices": "gcp", "notice_url": "http://far:80/x"}, {"notices": "gcp@http://far:80/x"}),
     ],
 )
 def test_settings_that_were_merged_are_carried_over(runtime: dict[str, Any], expected: dict[str, Any]):
     assert read(runtime=runtime) == RunConfig.model_validate({"runtime": expected})
+
+
+def test_an_offer_of_a_price_book_is_carried_over():
+    offer = {"book": "b.csv", "device": "H100", "reserved_zone": "here", "spot_zone": ""}
+    assert read(price=offer).price.offer == "H100@here"
+    assert read(price=offer | {"spot_zone": "there"}).price.offer == "H100@here,there"
 
 
 def test_what_no_number_depends_on_is_dropped():

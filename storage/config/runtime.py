@@ -81,8 +81,8 @@ class RuntimeConfig(Section):
         host, colon, port = value.rpartition(":")
         if value not in (*_STARTED_HERE, "auto") and not (host and colon and port.isdigit()):
             raise ValueError(
-                f"runtime.cluster is {quoted(value)}; write ray, local, or the address of a running Ray "
-                "cluster: HOST:PORT, ray://HOST:PORT or auto"
+                f"runtime.cluster is {quoted(value)}, which is no address of a Ray cluster; give HOST:PORT, "
+                "ray://HOST:PORT or auto, or ray or local for processes of this machine"
             )
         return value
 

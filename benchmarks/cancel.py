@@ -135,7 +135,7 @@ def is_kept(home: Home, row: RunRow) -> bool:
     """Whether a cancelled run can be gone on with, and its bill is whole."""
     if row.status != "cancelled" or not row.last_iteration:
         return False
-    checkpoints = CheckpointStore(home.checkpoints(row.run_id), row.config.checkpoint.keep).iterations()
+    checkpoints = CheckpointStore(home.checkpoints(row.run_id)).iterations()
     with RunStore(home).database.reading() as connection:
         balanced = read_ledger(connection, row.run_id).is_balanced
     return balanced and max(checkpoints) == row.last_iteration

@@ -63,7 +63,7 @@ def commit_cost(config: RunConfig, turns: int) -> CommitCost:
         _cpu_s_of(device, requests, config, 1)  # the first batches of a process are slow
         plain, saved, commits = [], [], 0
         for _ in range(turns):
-            plain.append(_cpu_s_of(device, requests, config, 0)[0])
+            plain.append(_cpu_s_of(device, requests, config, config.sampling.rollout_steps)[0])
             cpu_s, commits = _cpu_s_of(device, requests, config, 1)
             saved.append(cpu_s)
     finally:
@@ -77,7 +77,7 @@ def _cpu_s_of(
     device: Device, requests: Sequence[SampleRequest], config: RunConfig, commit_steps: int
 ) -> tuple[float, int]:
     """CPU seconds of some batches, and how many commits there were."""
-    settings = config.runtime.model_copy(update={"commit_steps": commit_steps, "commit_s": 0.0})
+    settings = config.runtime.model_copy(update={"commit_steps": commit_steps})
     dispatcher = Dispatcher(config.model_copy(update={"runtime": settings}))
     before = _cpu_s()
     dispatcher.run(UnevenFleet([device]), SamplePhase(requests, config.sampling))

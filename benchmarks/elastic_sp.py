@@ -49,7 +49,7 @@ from storage.environment import environment
 _DEVICES = 4
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", f"runtime.spot_workers={_DEVICES - 1}",
-    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.commit_s=0", "runtime.lease_s=20",
+    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.lease_s=20",
     "runtime.start_timeout_s=600", f"sequence_parallel.rollout={_DEVICES}",
     "sampling.rollout_steps=20", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip

@@ -122,10 +122,7 @@ class Parts:
 
     def __init__(self, settings: Sequence[str], cluster: str, seed: int, size: int, iterations: int) -> None:
         self.cluster = cluster
-        self._settings = (
-            *settings, f"runtime.cluster={cluster}", f"iterations={iterations}",
-            f"checkpoint.keep={iterations}",
-        )  # fmt: skip
+        self._settings = (*settings, f"runtime.cluster={cluster}", f"iterations={iterations}")
         self.config = load_config(PRESET, self._settings, {})
         self._seed, self._size, self._iterations = seed, size, iterations
         facts = {name: value for name, value in environment().items() if name != "commit"}

@@ -115,7 +115,7 @@ class LiveCoordinator:
         workers: processes.
         batch_size: requests in a lease.
         commits: whether each lease is committed once on its way. A run does so only where its steps are worth
-            it (`runtime.commit_s`), which costless ones never are.
+            it, which costless ones never are.
     """
 
     def __init__(self, workers: int, batch_size: int, commits: bool) -> None:
@@ -124,8 +124,7 @@ class LiveCoordinator:
                 "sampling": {"rollout_steps": _STEPS, "batch_size": batch_size},
                 "runtime": {
                     "spot_workers": workers - 1,
-                    "commit_steps": _STEPS // CALLS_A_ROUND if commits else 0,
-                    "commit_s": 0.0,
+                    "commit_steps": _STEPS // CALLS_A_ROUND if commits else _STEPS,
                 },
             }
         )

@@ -80,7 +80,7 @@ def run(
     with ExitStack() as opened:
         notices = opened.enter_context(PlayedNotices(WORKER_IN_URL)) if draw else None
         if notices is not None:
-            told = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
+            told = config.runtime.model_copy(update={"notices": f"gcp@{notices.url}"})
             config = config.model_copy(update={"runtime": told})
         cluster = opened.enter_context(open_cluster(config))
         runtime = opened.enter_context(Runtime(config, cluster, history))

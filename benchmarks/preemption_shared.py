@@ -29,7 +29,7 @@ from storage.environment import environment
 
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=3",
-    "runtime.scorer_workers=1", "runtime.commit_steps=2", "runtime.commit_s=0",
+    "runtime.scorer_workers=1", "runtime.commit_steps=2",
     "runtime.lease_s=20", "runtime.start_timeout_s=600", "sampling.rollout_steps=20",
     "sampling.window_size=1", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip

@@ -228,7 +228,7 @@ class ProfiledModel:
                 # Whether the ratio is 1 in bf16 is a finding here, and not a condition.
                 "algorithm": {"options": {"clip_range": 0.9}, "ratio_tolerance": 0.9},
                 "adaptation": {
-                    "mode": "lora", "rank": plan.rank, "alpha": 2.0 * plan.rank, "targets": TARGETS,
+                    "mode": "lora", "rank": plan.rank, "targets": TARGETS,
                 },
                 "optimizer": {"learning_rate": 1e-6, "ema_interval": 8},
             }

@@ -45,7 +45,7 @@ from storage.environment import environment
 
 _SETTINGS = (
     "runtime.history=true", "runtime.reserved_workers=1", "runtime.spot_workers=2",
-    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.commit_s=0", "runtime.lease_s=60",
+    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.lease_s=60",
     "runtime.start_timeout_s=600", "sampling.batch_size=4", "sampling.rollout_steps=20",
     "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip

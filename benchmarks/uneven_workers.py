@@ -35,7 +35,7 @@ _VICTIM = 1
 
 _PROMPTS, _GROUP = 12, 16
 _WEIGHTS = WeightsVersion(0)
-_SETTINGS = ("runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.commit_s=0")
+_SETTINGS = ("runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.commit_steps=4")
 
 
 class UnevenWorker(DeviceWorker):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from flows.progress import reporter
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
 
 
@@ -30,12 +31,9 @@ def given_configuration(
     Raises:
         ConfigurationError: any problem, one line each.
     """
-    changes = list(settings or [])
-    if ray_address is not None:
-        changes.append(f'runtime.ray_address="{ray_address}"')
-    changes += [f"runtime.cluster={cluster}"] if cluster is not None else []
     from tasks.quick_checks import with_read_options
 
+    changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]
     return with_absolute_paths(with_read_options(load_config(preset, changes, os.environ, base)))
 
 
@@ -45,18 +43,25 @@ def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) 
     Args:
         config: as the run was started with.
         cluster: what starts the processes; None leaves it, unless an address is given.
-        ray_address: a running Ray cluster; None leaves it, unless the cluster is local.
+        ray_address: a running Ray cluster; None leaves it.
 
     Raises:
         ConfigurationError: the two do not fit, or not to the run.
     """
-    if ray_address is not None:
-        cluster = cluster or "ray"
-    elif cluster == "local":
-        ray_address = ""
-    changes = [f"runtime.cluster={cluster}"] if cluster is not None else []
-    changes += [f'runtime.ray_address="{ray_address}"'] if ray_address is not None else []
+    changes = _cluster_setting(cluster, ray_address)
     return load_config(None, changes, {}, config) if changes else config
+
+
+def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
+    """`--cluster` and `--ray-address` as the one setting that they are."""
+    if ray_address is None:
+        return [] if cluster is None else [f"runtime.cluster={cluster}"]
+    if cluster == "local" and ray_address:
+        raise ConfigurationError(
+            f"--cluster local starts processes of this machine, but --ray-address is {ray_address!r}; leave "
+            "one of them out"
+        )
+    return [f"runtime.cluster={ray_address or cluster or 'ray'}"]
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:

@@ -72,7 +72,7 @@ def disturb(
         simulated_notices() as notices,
         inject(home, run_id, faults, notices, lambda: _server_pid(home)) as injector,
     ):
-        asked = ["--set", "runtime.notices=gcp", "--set", f"runtime.notice_url={notices.url}"]
+        asked = ["--set", f"runtime.notices=gcp@{notices.url}"]
         train = ("train", "--run-id", run_id, *arguments, *(asked if replay is None else ()))
         child = start(home, *train)
         while True:

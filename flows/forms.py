@@ -7,19 +7,17 @@ plain: the UI shows markup as it is written.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from storage.config.loading import list_presets
 from storage.config.section import Section
 
-PresetName = Literal[
-    "glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke",
-    "flux-geneval-1280", "flux-geneval-512", "flux-ocr-1280", "flux-ocr-512",
-    "qwen-image-geneval-1280", "qwen-image-geneval-512", "qwen-image-ocr-1280", "qwen-image-ocr-512",
-    "sd3.5-geneval-1280", "sd3.5-geneval-512", "sd3.5-ocr-1280", "sd3.5-ocr-512",
-    "z-image-geneval-1280", "z-image-geneval-512", "z-image-ocr-1280", "z-image-ocr-512",
-]  # fmt: skip
+if TYPE_CHECKING:
+    PresetName = str
+else:
+    PresetName = Literal[tuple(preset.name for preset in list_presets())]
 """The presets of `presets/`, as a drop-down."""
 
 Setting = Annotated[str, StringConstraints(pattern="^[^=]+=")]

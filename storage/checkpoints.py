@@ -29,6 +29,9 @@ _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _FOLDER = re.compile(r"iteration-(\d{6,})(\.replaced)?")
 _LEFTOVER = re.compile(r"\.(saving|deleting)-.*")
 
+KEPT = 2
+"""Checkpoints of a run that stay by default."""
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -56,13 +59,14 @@ class CheckpointStore:
 
     Args:
         folder: where they lie; made by the first save.
-        keep: how many of the newest stay, at least 1.
+        keep: how many of the newest stay, at least 1. One more than a resumed run needs, as the newest may
+            turn out to be damaged.
 
     Raises:
         ValueError: `keep` is below 1.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int = KEPT) -> None:
         if keep < 1:
             raise ValueError(f"keep is {keep}; at least 1 checkpoint must stay")
         self.folder = folder

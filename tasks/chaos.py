@@ -106,14 +106,10 @@ def _unmet(config: RunConfig) -> dict[str, str]:
     unmet: dict[str, str] = {}
     if os.environ.get("PREFECT_API_URL"):
         unmet["server_death"] = "PREFECT_API_URL names another Prefect server than the run's own; unset it"
-    if config.runtime.cluster != "ray":
-        unmet["agent_death"] = (
-            f"runtime.cluster={config.runtime.cluster} has no agents of Ray; set runtime.cluster=ray"
-        )
+    if config.runtime.cluster == "local":
+        unmet["agent_death"] = "runtime.cluster=local has no agents of Ray; set runtime.cluster=ray"
     elif config.runtime.ray_address:
-        unmet["agent_death"] = (
-            "runtime.ray_address names another Ray cluster than the run's own; leave it empty"
-        )
+        unmet["agent_death"] = "runtime.cluster names another Ray cluster than the run's own; set it to ray"
     return unmet
 
 
@@ -143,8 +139,7 @@ def refuse_unfit(config: RunConfig) -> None:
     own = {one.address for several in psutil.net_if_addrs().values() for one in several}
     if address and not {address, address.rpartition(":")[0]} & {*_HERE, *own}:
         raise ConfigurationError(
-            f"runtime.ray_address is {address!r}: faults are done to processes of this machine; "
-            "leave it empty"
+            f"runtime.cluster is {address!r}: faults are done to processes of this machine; set it to ray"
         )
     in_window = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
     if in_window and config.exploration.stop_with_training:
@@ -234,8 +229,7 @@ def judge(home: Home, run_id: str, undisturbed: Mapping[str, str]) -> Verdict:
 
 def digests(home: Home, run_id: str) -> dict[int, dict[str, str]]:
     """SHA-256 of weights, moving average and optimiser in each checkpoint of a run, by iteration."""
-    config = RunStore(home).run(run_id).config
-    store = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
+    store = CheckpointStore(home.checkpoints(run_id))
     return {
         iteration: {
             name: hashlib.sha256(blob).hexdigest() for name, blob in store.load(iteration).blobs.items()

@@ -23,6 +23,9 @@ from storage.database.records import (
 from tasks.seeds import candidate_records, png_base64, sample_images
 from tasks.session import Session
 
+GALLERY = 12
+"""Images of an evaluation that are kept for the dashboard: the same prompts and seeds every time."""
+
 
 @task(name="commit", cache_policy=NO_CACHE, persist_result=False)
 def commit(session: Session, record: IterationRecord) -> None:
@@ -122,8 +125,7 @@ def evaluation_record(
     ended_at: float,
     intervals: list[StateInterval],
 ) -> EvaluationRecord:
-    """The rows of a held-out evaluation; the first images of the file go into the gallery."""
-    gallery = session.config.evaluation.gallery
+    """The rows of a held-out evaluation; the first `GALLERY` images of the file are kept as pictures."""
     images = [
         EvaluationImage(
             prompt_id=sample.request.prompt_id,
@@ -133,7 +135,7 @@ def evaluation_record(
             exact=score.exact,
             detail=score.detail,
             error=score.error,
-            png_base64=png_base64(sample.image_HWC) if place < gallery else None,
+            png_base64=png_base64(sample.image_HWC) if place < GALLERY else None,
         )
         for place, (sample, score) in enumerate(zip(evaluation.samples, evaluation.scores, strict=True))
     ]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from storage.config.stored import carried_over
 from storage.evaluations.references import HeldOut, Reference
 from storage.evaluations.reproductions import Verdict
 
@@ -17,7 +18,7 @@ _DATA = "digest "
 _CODE = "commit"
 _CONFIDENCE = 0.95
 _SHOWN_PROMPTS = 5
-_IGNORED_SETTINGS = {"runtime.cluster", "runtime.ray_address"}
+_IGNORED_SETTINGS = {"runtime.cluster"}
 """Where a run computes, not what."""
 
 Difference = dict[str, str]
@@ -65,7 +66,7 @@ def compare(was: Reference, now: Reference, tolerance: float) -> Comparison:
     """
     causes = [
         *_environment(was.environment, now.environment),
-        *_configuration(was.config, now.config),
+        *_configuration(carried_over(was.config), carried_over(now.config)),
         *_prompts(was, now),
     ]
     results = [*_results(was, now)]

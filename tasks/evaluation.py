@@ -57,7 +57,7 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     started_at = now()
     checkpoint = None
     if run_id is not None:
-        checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+        checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
         if checkpoint is None:
             raise CheckpointError(
                 f"run {run_id!r} has no checkpoint yet; resume it with `spotlight resume {run_id}`"

@@ -52,7 +52,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     store = RunStore(home)
     row = store.run(run_id)
     config = row.config
-    checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
     if checkpoint is None:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`, then export it"

@@ -89,7 +89,7 @@ def _refuse_missing_gpu_of_scorers(config: RunConfig) -> None:
     if config.runtime.scorer_gpu and device_of(config.model).type != "cuda":
         raise ConfigurationError(
             f"runtime.scorer_gpu = {config.runtime.scorer_gpu:g}, but no CUDA device is visible here; set "
-            "it to 0 to judge on the CPU, or run on a cluster that has one (runtime.ray_address)"
+            "it to 0 to judge on the CPU, or run on a cluster that has one (runtime.cluster)"
         )
 
 
@@ -115,11 +115,10 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
             advice = "" if longer is None else f", or set model.text_length={longer}"
             raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}{advice}") from error
     workers = config.runtime.reserved_workers + config.runtime.spot_workers
-    up_to = min(settings.at_most, workers)
-    if settings.is_measured and shape.degrees(up_to) == (1,):
+    if settings.is_measured and shape.degrees(workers) == (1,):
         return [
             "sequence_parallel is auto, but every device will work alone: the model's sequences divide by no "
-            f"degree from 2 to {up_to} ({workers} workers, sequence_parallel.at_most={settings.at_most})"
+            f"degree from 2 to {workers}, the number of workers"
         ]
     return []
 

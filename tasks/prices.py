@@ -25,17 +25,19 @@ def with_prices(config: RunConfig) -> RunConfig:
     book = known_prices() if price.book == _CARRIED else read_prices(price.book)
     try:
         reserved_usd = book.usd_per_hour(price.device, "on_demand", price.reserved_zone)
-        zone = price.spot_zone or price.reserved_zone
         # A run without spot devices needs no offer of one.
         spot_usd = (
-            book.usd_per_hour(price.device, "spot", zone) if config.runtime.spot_workers else reserved_usd
+            book.usd_per_hour(price.device, "spot", price.spot_zone)
+            if config.runtime.spot_workers
+            else reserved_usd
         )
     except PriceNotFoundError as error:
         raise ConfigurationError(f"price.book = {price.book!r}: {error}") from error
     if spot_usd > reserved_usd:
         raise ConfigurationError(
-            f"price.book = {price.book!r}: {price.device} spot in {zone} costs {spot_usd} usd_per_hour, "
-            f"above {reserved_usd} on demand in {price.reserved_zone}; choose another price.spot_zone"
+            f"price.book = {price.book!r}: {price.device} spot in {price.spot_zone} costs {spot_usd} "
+            f"usd_per_hour, above {reserved_usd} on demand in {price.reserved_zone}; choose another zone in "
+            "price.offer"
         )
     prices = {"reserved_usd_per_hour": reserved_usd, "spot_usd_per_hour": spot_usd}
     return config.model_copy(update={"price": price.model_copy(update=prices)})

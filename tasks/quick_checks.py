@@ -14,7 +14,7 @@ from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_scorer, read_scorer_options
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
-from storage.errors import ConfigurationError, PromptFileError
+from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
 
@@ -96,7 +96,7 @@ def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[Non
 
 
 def _check_processes(config: RunConfig) -> list[str]:
-    """Refuse more processes and threads than the cores of this machine can serve.
+    """Refuse more processes than the cores of this machine can serve.
 
     Returns:
         A warning where they can, but slowly.
@@ -107,12 +107,11 @@ def _check_processes(config: RunConfig) -> list[str]:
         ("reserved_workers + runtime.spot_workers", workers, most),
         ("standby_workers", runtime.standby_workers, most),
         ("scorer_workers", runtime.scorer_workers, most),
-        ("threads", runtime.threads, cores),
     ):
         if count > largest:
             raise ConfigurationError(
                 f"runtime.{setting} = {count:,}, but this machine has {cores} cores: set at most {largest} "
-                "for a run on it alone, or name a cluster that has the devices (runtime.ray_address)"
+                "for a run on it alone, or name a cluster that has the devices (runtime.cluster)"
             )
     if workers <= _MANY_PROCESSES_A_CORE * cores:
         return []
@@ -133,21 +132,24 @@ def _check_gpu_of_scorers(config: RunConfig, scorer: ChosenScorer) -> None:
 
 def _check_notices(runtime: RuntimeConfig) -> None:
     """No provider is asked: the address means the machine of each spot worker, not this one."""
-    if runtime.notices == "none" and not runtime.notice_url:
+    name, at, url = runtime.notices.partition("@")
+    if name == "none" and not at:
         return
     # Imported here, and with it httpx.
     from gpu_runtime.spot.notices.metadata_service import checked_url
     from gpu_runtime.spot.notices.registry import NOTICES
 
-    asked = {name for name in {runtime.notices, *NOTICES.names()} - {"none"} if NOTICES.find(name).asks_url}
-    if not runtime.notice_url:
-        return
-    if runtime.notices not in asked:
+    if name != "none" and (not at or NOTICES.find(name).asks_url):
+        NOTICES.find(name)
+    else:
+        asked = [known for known in NOTICES.names() if NOTICES.find(known).asks_url]
         raise ConfigurationError(
-            f"runtime.notice_url is {runtime.notice_url!r}, but runtime.notices={runtime.notices} asks no "
-            f"address; leave it empty, or set runtime.notices to one of {', '.join(sorted(asked))}"
+            f"runtime.notices is {quoted(runtime.notices)}, but {name} asks no address; leave it out, or "
+            f"name one of {', '.join(asked)}"
         )
+    if not at:
+        return
     try:
-        checked_url(runtime.notice_url)
+        checked_url(url)
     except ConfigurationError as error:
-        raise ConfigurationError(f"runtime.notice_url: {error}") from error
+        raise ConfigurationError(f"runtime.notices: {error}; write it as in gcp@http://HOST:PORT") from error

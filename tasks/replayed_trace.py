@@ -51,7 +51,7 @@ class TracePlan:
     def settings(self, address: str) -> list[str]:
         """What the run needs to join the instances at `address`."""
         notices = ["runtime.notices=kubernetes"] if self.notice_s else []
-        return [f"runtime.ray_address={address}", f"runtime.spot_workers={self.most}", *notices]
+        return [f"runtime.cluster={address}", f"runtime.spot_workers={self.most}", *notices]
 
     def figures(self, replay: TraceReplay, length_s: float) -> dict[str, Any]:
         """What was replayed in so many seconds."""
@@ -102,14 +102,10 @@ def plan_trace(
         ConfigurationError: the run cannot join instances of this machine.
     """
     refuse_unfit(config)
-    if config.runtime.ray_address:
-        raise ConfigurationError(
-            "--trace starts Ray instances of its own, but runtime.ray_address is "
-            f"{config.runtime.ray_address!r}; leave it empty"
-        )
     if config.runtime.cluster != "ray":
         raise ConfigurationError(
-            f"--trace starts Ray instances, but runtime.cluster is {config.runtime.cluster}; set it to ray"
+            f"--trace starts Ray instances of its own, but runtime.cluster is {config.runtime.cluster}; set "
+            "it to ray"
         )
     if config.model.device == "cuda":
         raise ConfigurationError(

@@ -28,7 +28,7 @@ def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     Raises:
         CheckpointError: the run has no checkpoint in this home.
     """
-    checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
     if checkpoint is None:
         raise CheckpointError(
             f"run {run_id!r} has no checkpoint in {home.path}, so it cannot be scored again; train it again"

@@ -18,6 +18,7 @@ from gpu_runtime.runtime import Runtime
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
+from storage.config.stored import stored_config
 from storage.database.records import IterationRecord, RunStatus, record_from_json
 from storage.database.results import last_recorded_at
 from storage.database.run_store import RunStore
@@ -112,7 +113,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         SpotlightError: whatever keeps the run from starting; nothing is written then but the
             run's status.
     """
-    checkpoints = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep)
+    checkpoints = CheckpointStore(home.checkpoints(run_id))
     checkpoint = checkpoints.load_latest()
     _go_on_after_recorded(store, run_id)
     history = home.history(run_id) if config.runtime.history else None
@@ -152,7 +153,10 @@ def _go_on_after_recorded(store: RunStore, run_id: str) -> None:
 
 
 def _go_back(session: Session, checkpoint: Checkpoint) -> None:
-    if not RunConfig.model_validate(checkpoint.config).computes_like(session.config):
+    made_with = stored_config(
+        checkpoint.config, f"checkpoint {checkpoint.path}", f"start a new run in place of {session.run_id}"
+    )
+    if not made_with.computes_like(session.config):
         raise CheckpointError(
             f"checkpoint {checkpoint.path} was made with another configuration than run {session.run_id}; "
             "resume with the run's own, which the database holds"

@@ -45,7 +45,7 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
             "window_stop": 3, "batch_size": 4,
         },
         "algorithm": {"prompts_per_iteration": 2, "group_size": 2},
-        "adaptation": {"mode": "lora", "rank": 4, "alpha": 8.0, "targets": ["to_q", "to_v"]},
+        "adaptation": {"mode": "lora", "rank": 4, "targets": ["to_q", "to_v"]},
         "optimizer": {"learning_rate": 1e-2},
     }  # fmt: skip
     merged = {name: base.get(name, {}) | sections.get(name, {}) for name in base.keys() | sections.keys()}

@@ -31,7 +31,7 @@ def tiny_config(**sections: dict[str, Any]) -> RunConfig:
             "batch_size": 4,
         },
         "algorithm": {"prompts_per_iteration": 3, "group_size": 2},
-        "adaptation": {"mode": "full", "rank": 2, "alpha": 4.0, "targets": ["to_q", "to_v", "to_out.0"]},
+        "adaptation": {"mode": "full", "rank": 2, "targets": ["to_q", "to_v", "to_out.0"]},
         "optimizer": {"learning_rate": 1e-3},
     }
     merged = {name: base.get(name, {}) | sections.get(name, {}) for name in base.keys() | sections.keys()}

@@ -21,7 +21,7 @@ from tasks.replayed_trace import TracePlan, replayed, time_in_phases_s
 
 SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",
-    "runtime.commit_steps=2", "runtime.commit_s=0", "runtime.lease_s=30",
+    "runtime.commit_steps=2", "runtime.lease_s=30",
 )  # fmt: skip
 """What differs from the preset unless --set says otherwise: short, often committed, soon seen to hang."""
 

@@ -17,6 +17,7 @@ from flows.cli.listings import presets, runs
 from flows.cli.operating import down, reproduce, up
 from flows.cli.prompts import prompts
 from flows.cli.rebuild import rebuild
+from flows.cli.settings import preset_names, setting_names, settings, version_option
 from flows.configuration import given_configuration, run_preflight
 from flows.progress import reporter
 from flows.run_identity import new_run_id
@@ -31,7 +32,9 @@ app = typer.Typer(
     help="Post-train diffusion transformers by reinforcement learning on reserved and spot GPUs.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.callback()(version_option)
 
 
 class EmbeddedTaskName(StrEnum):
@@ -48,10 +51,19 @@ class ClusterName(StrEnum):
     LOCAL = "local"
 
 
-Preset = Annotated[str | None, typer.Option("--preset", "-p", help="A preset's name, or a TOML file.")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", "-p", help="A preset's name, or a TOML file.", autocompletion=preset_names),
+]
 Sets = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="SECTION.KEY=VALUE", help="Override one setting; repeatable."),
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="SECTION.KEY=VALUE",
+        help="Override one setting; repeatable.",
+        autocompletion=setting_names,
+    ),
 ]
 RayAddress = Annotated[
     str | None, typer.Option(help="A running Ray cluster; without it a local one is started.")
@@ -244,6 +256,7 @@ app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(r
 app.command(epilog="Example: spotlight rebuild")(rebuild)
 app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
+app.command(epilog="Example: spotlight settings sampling")(settings)
 app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
 
 

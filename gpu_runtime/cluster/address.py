@@ -22,8 +22,8 @@ def refuse_silent_address(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or not 0 < int(port[:6]) <= _LARGEST_PORT:
         raise ConfigurationError(
-            f"runtime.ray_address = {quoted(address)} is no address of a Ray cluster; give HOST:PORT, "
-            "ray://HOST:PORT or auto, or leave it empty for a local one"
+            f"runtime.cluster = {quoted(address)} is no address of a Ray cluster; give HOST:PORT, "
+            "ray://HOST:PORT or auto, or ray for one of this machine"
         )
     if "/" in address:
         return
@@ -31,6 +31,6 @@ def refuse_silent_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_LIMIT_S).close()
     except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host
         raise ConfigurationError(
-            f"no Ray cluster answers at runtime.ray_address = {quoted(address)}: {error}; start one with "
-            f"`ray start --head --port {port}`, or leave the address empty for a local one"
+            f"no Ray cluster answers at runtime.cluster = {quoted(address)}: {error}; start one with "
+            f"`ray start --head --port {port}`, or set runtime.cluster=ray for one of this machine"
         ) from error

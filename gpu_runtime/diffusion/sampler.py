@@ -115,14 +115,13 @@ class Sampler:
         if not requests:
             return []
         shape = self._model.latent_shape
-        room = self._sampling.window_stop - self._sampling.window_start - self._sampling.window_size
+        room = self._sampling.window_stop - self._sampling.window_size
         windows = integers([stream_of(r) for r in requests], Purpose.WINDOW, room + 1)
         states = []
-        for request, offset in zip(requests, windows, strict=True):
+        for request, start in zip(requests, windows, strict=True):
             evaluate = request.kind is RequestKind.EVALUATE
             purpose = Purpose.EVALUATE_INITIAL if evaluate else Purpose.INITIAL
             latents = normal([stream_of(request)], purpose, 0, shape)[0].numpy()
-            start = self._sampling.window_start + offset
             states.append(SampleState(request, 0, start, latents, _empty_trajectory(shape)))
         return states
 

@@ -31,6 +31,12 @@ from storage.errors import RuntimeFailure, WorkerLostError
 _CALLS_AHEAD = 2
 """Calls that a device has at once: while one's commit travels and is booked, it works on the next."""
 
+_COMMIT_STEPS = 4
+"""Denoising steps between two commits, or a multiple of them, where the settings do not say how many."""
+
+_WORTH_A_COMMIT_S = 1.0
+"""Seconds of work that a commit must be worth, where the settings do not say how many steps."""
+
 DRAFT_CHUNK_STEPS = 2
 """Denoising steps of a draft's calls, of which a device has one at a time: what the rollout may have to wait
 for when a training window closes."""
@@ -59,7 +65,6 @@ class Dispatcher:
     ) -> None:
         size = config.sampling.batch_size
         self._commit_steps = config.runtime.commit_steps
-        self._commit_s = config.runtime.commit_s
         self._lease_s = config.runtime.lease_s
         self._batch_size = size
         self._clock = clock
@@ -220,7 +225,7 @@ class Dispatcher:
 
     def _chunk(self, flight: Flight) -> int:
         """Denoising steps of a lease's next call, which are counted as begun."""
-        most = self._steps_to_commit(flight.device) or flight.lease.steps
+        most = self._steps_to_commit(flight.device)
         if flight.lease.kind is RequestKind.EXPLORE:
             most = min(most, DRAFT_CHUNK_STEPS)
         steps = min(most, flight.lease.steps - flight.step)
@@ -228,14 +233,16 @@ class Dispatcher:
         return steps
 
     def _steps_to_commit(self, device: Device) -> int:
-        """Denoising steps of a device's next chunk; 0 for all that are left.
+        """Denoising steps of a device's next chunk.
 
-        A commit costs some milliseconds, whatever the model: it must save more than that.
+        A commit costs some milliseconds, whatever the model: unless the settings say how often, it must save
+        more than that.
         """
-        least = self._commit_steps
-        if not (least and self._commit_s and device.step_s):
-            return least
-        return least * max(1, math.ceil(self._commit_s / (least * device.step_s)))
+        if self._commit_steps:
+            return self._commit_steps
+        if not device.step_s:
+            return _COMMIT_STEPS
+        return _COMMIT_STEPS * max(1, math.ceil(_WORTH_A_COMMIT_S / (_COMMIT_STEPS * device.step_s)))
 
     def _await(self) -> list[Future[Any]]:
         """Wait for a call to end, a lease to expire or the phase's word; all calls that have ended."""

@@ -294,7 +294,7 @@ class Fleet:
 
     def _ask_for_notices(self) -> None:
         """Ask the spot workers whether they will be taken, where anyone watches for it."""
-        if self._config.runtime.notices == "none":
+        if self._config.runtime.notice_provider == "none":
             return
         with self._lock:
             asked = {d.name: d.actor.call(Worker.notice) for d in self._devices if d.market == "spot"}

@@ -23,6 +23,9 @@ from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts.files import PromptRecord
 
 _IMAGES_A_CALL = 16
+CALL_LIMIT_S = 1800.0
+"""Seconds that a scorer may take for one call before it counts as hung."""
+
 _DEATHS_ALLOWED = 3
 """Scorers that may be lost in one phase; more means that an image kills them."""
 
@@ -96,13 +99,13 @@ class ScoringPool:
         self.actors[self.actors.index(actor)] = self._start()
 
     def end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[list[Score]]) -> None:
-        """Kill a scorer whose call takes longer than runtime.scorer_limit_s: the call then ends as lost."""
+        """Kill a scorer whose call takes longer than `CALL_LIMIT_S`: the call then ends as lost."""
 
         def end() -> None:
             self._hung.add(actor.name)
             actor.kill()
 
-        timer = threading.Timer(self._config.runtime.scorer_limit_s, end)
+        timer = threading.Timer(CALL_LIMIT_S, end)
         timer.daemon = True  # a run that ends waits for nobody's limit
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
@@ -111,8 +114,7 @@ class ScoringPool:
         """In words, how a scorer ended."""
         if actor.name not in self._hung:
             return str(error)
-        limit_s = self._config.runtime.scorer_limit_s
-        return f"scorer {actor.name} gave no answer in runtime.scorer_limit_s={limit_s:g} and was killed"
+        return f"scorer {actor.name} gave no answer in {CALL_LIMIT_S:g} s and was killed"
 
     def _start(self) -> RemoteActor[ImageScorer]:
         name = f"scorer-{self._started}"

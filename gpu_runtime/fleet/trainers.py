@@ -106,8 +106,8 @@ class Trainers:
             raise cause
         silent = [device.name for device, call in zip(devices, calls, strict=True) if call in waiting]
         who = "it" if len(self.devices) == 1 else ", ".join(silent)
-        reason = f"{who} did not answer {method.__name__!r} in runtime.trainer_limit_s={self._limit_s:g} s"
-        raise trainer_gone(WorkerLostError(f"{reason} and was ended"))
+        reason = f"{who} did not answer {method.__name__!r} in {self._limit_s:g} s and was ended"
+        raise trainer_gone(WorkerLostError(f"{reason}; for more, raise runtime.lease_s"))
 
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:

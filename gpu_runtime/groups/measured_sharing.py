@@ -37,11 +37,16 @@ class MeasuredSharing(Sharing):
     def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
         if degree != AUTO:
             return super()._grouped(fleet, version, degree)
-        at_most = self._config.sequence_parallel.at_most
-        degrees = [size for size in self._degrees if size <= at_most]
         lease_s = self._config.runtime.lease_s
         return MeasuredFleet(
-            fleet, version, self._pace, degrees, self._meeting_place(), self._book, self._instance_of, lease_s
+            fleet,
+            version,
+            self._pace,
+            self._degrees,
+            self._meeting_place(),
+            self._book,
+            self._instance_of,
+            lease_s,
         )
 
     def take_step_times(self) -> list[StepTimeRecord]:

@@ -23,6 +23,12 @@ from gpu_runtime.learning.sharding import gathered, held_part
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 
+_BETA1 = 0.9
+"""Decay of AdamW's first moment."""
+
+_WEIGHT_DECAY = 1e-4
+"""Decoupled, as Flow-GRPO has it."""
+
 
 @dataclass(frozen=True)
 class TrainingReport:
@@ -61,8 +67,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self._weights,
             lr=settings.learning_rate,
-            betas=(settings.beta1, settings.beta2),
-            weight_decay=settings.weight_decay,
+            betas=(_BETA1, settings.beta2),
+            weight_decay=_WEIGHT_DECAY,
         )
         self._objective = build_objective(policy, sampler, config)
         self.average = MovingAverage(policy.held(), settings.ema_decay, settings.ema_interval)

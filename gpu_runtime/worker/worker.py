@@ -60,12 +60,12 @@ class DeviceWorker:
         history: HistoryPlace | None = None,
         among: TrainingMembership | None = None,
     ) -> None:
-        self._notices = config.runtime.notices
+        self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
         # First of all, as who looks for this process finds it by its history. The watch comes before the
         # model, whose loading takes long: a machine may be taken while it starts.
         self._open_place(name, watches, history)
-        torch.set_num_threads(config.runtime.threads)
+        torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._among = among

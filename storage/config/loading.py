@@ -15,9 +15,11 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource
 
 from storage.config.errors import KeyPath, explain
 from storage.config.run_config import RunConfig
@@ -36,6 +38,9 @@ PREFIX = "SPOTLIGHT_"
 OTHER_VARIABLES = frozenset({HOME_VARIABLE, UP_TOKEN_VARIABLE})
 """Names of the project in the environment that are no settings of a run."""
 
+_Layer = tuple[str, dict[str, Any]]
+"""Where settings came from, and the settings, nested as in a preset."""
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -48,15 +53,6 @@ class Preset:
     name: str
     path: Path
     summary: str
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """One value on its way into the configuration, and where it came from."""
-
-    key: KeyPath
-    value: Any
-    source: str
 
 
 def list_presets(folder: Path = PRESETS) -> list[Preset]:
@@ -83,15 +79,15 @@ def load_config(
         ConfigurationError: any problem, one line each: the setting, its value, what it may be.
     """
     problems: list[str] = []
-    settings: list[_Setting] = []
+    layers: list[_Layer] = []
     if base is not None:
-        settings += _flatten((), differences(base), "the run's configuration")
+        layers.append(("the run's configuration", differences(base)))
     if preset is not None:
-        settings += _preset_settings(preset)
+        layers += _preset_layers(preset)
     for name, text in sorted(environ.items()):
         key = _variable_key(name)
         if key is not None:
-            settings += _parsed(key, text, name)
+            layers.append(_parsed(key, text, name))
     for assignment in sets:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
@@ -100,8 +96,8 @@ def load_config(
             )
             continue
         key = tuple(part.strip() for part in name.split("."))
-        settings += _parsed(key, text.strip(), "--set")
-    return _validated(settings, problems)
+        layers.append(_parsed(key, text.strip(), "--set"))
+    return _validated(layers, problems)
 
 
 def differences(config: RunConfig) -> dict[str, Any]:
@@ -118,21 +114,21 @@ def differences(config: RunConfig) -> dict[str, Any]:
     return changed
 
 
-def _preset_settings(preset: str) -> list[_Setting]:
+def _preset_layers(preset: str) -> list[_Layer]:
     """What a preset's bases say, in their order, and then the preset itself."""
     values = _read_toml(_preset_path(preset))
     named = values.pop("extends", [])
     bases = [named] if isinstance(named, str) else named
     known = sorted(path.stem for path in BASES.glob("*.toml"))
-    settings: list[_Setting] = []
+    layers: list[_Layer] = []
     for base in bases if isinstance(bases, list) else [bases]:
         if base not in known:
             raise ConfigurationError(
                 f"preset {preset}: extends names {base!r}, and there is no such base; there are "
                 f"{', '.join(known)}"
             )
-        settings += _flatten((), _read_toml(BASES / f"{base}.toml"), f"base {base} of preset {preset}")
-    return settings + _flatten((), values, f"preset {preset}")
+        layers.append((f"base {base} of preset {preset}", _read_toml(BASES / f"{base}.toml")))
+    return [*layers, (f"preset {preset}", values)]
 
 
 def _preset_path(preset: str) -> Path:
@@ -167,10 +163,10 @@ def _variable_key(name: str) -> KeyPath | None:
     return key
 
 
-def _parsed(key: KeyPath, text: str, source: str) -> list[_Setting]:
-    """Settings of a value given as text."""
+def _parsed(key: KeyPath, text: str, source: str) -> _Layer:
+    """A setting whose value is given as text."""
     value = text if _takes_text(key) and text[:1] not in ("'", '"') else _toml_value(text)
-    return _flatten(key, value, source)
+    return source, _nested(key, value)
 
 
 def _toml_value(text: str) -> Any:
@@ -197,28 +193,33 @@ def _takes_text(key: KeyPath) -> bool:
     return False
 
 
-def _flatten(prefix: KeyPath, value: Any, source: str) -> list[_Setting]:
+def _keys(prefix: KeyPath, value: Any) -> list[KeyPath]:
     """Settings of a value: one for each key of a table, recursively."""
     if isinstance(value, dict) and (value or not prefix):
-        return [s for name, inner in value.items() for s in _flatten((*prefix, name), inner, source)]
-    return [_Setting(prefix, value, source)]
+        return [key for name, inner in value.items() for key in _keys((*prefix, name), inner)]
+    return [prefix]
 
 
-def _validated(settings: Sequence[_Setting], problems: list[str]) -> RunConfig:
-    tree: dict[str, Any] = {}
-    sources: dict[KeyPath, str] = {}
-    for setting in settings:
-        branch = tree
-        for part in setting.key[:-1]:
-            inner = branch.setdefault(part, {})
-            if not isinstance(inner, dict):  # a section was given as a plain value: say so below
-                break
-            branch = inner
-        else:
-            branch[setting.key[-1]] = setting.value
-            sources[setting.key] = setting.source
+def _nested(key: KeyPath, value: Any) -> dict[str, Any]:
+    return {key[0]: value if len(key) == 1 else _nested(key[1:], value)}
+
+
+def _replacing(value: Any, depth: int = 0) -> Any:
+    """Make empty tables of a section replace what came before: pydantic-settings merges what is a dict."""
+    if not isinstance(value, dict) or depth == 2:
+        return MappingProxyType({}) if value == {} else value
+    return {key: _replacing(inner, depth + 1) for key, inner in value.items()}
+
+
+def _validated(layers: Sequence[_Layer], problems: list[str]) -> RunConfig:
+    class Given(RunConfig, BaseSettings):
+        @classmethod
+        def settings_customise_sources(cls, *_: Any, **__: Any) -> tuple[InitSettingsSource, ...]:
+            return tuple(InitSettingsSource(cls, _replacing(values)) for _, values in reversed(layers))
+
+    sources = {key: origin for origin, values in layers for key in _keys((), values)}
     try:
-        config = RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(dict(Given()))
     except ValidationError as error:
         problems += [line for line in explain(error, sources) if line not in problems]
         config = RunConfig()

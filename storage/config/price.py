@@ -22,14 +22,24 @@ class PriceConfig(Section):
     """Price book that gives both prices instead, when a run is started: a .toml, .json or .csv file (see
     docs/spot.md), or `builtin:known`; empty for the two prices above."""
 
-    device: str = ""
-    """With `book`: kind of the devices as the book names it, such as `H100`."""
+    offer: str = ""
+    """With `book`: what is rented, as the book names it: DEVICE@ZONE, as in `H100@gcp/us-east4`, or
+    DEVICE@ZONE,ZONE where the spot devices are in another zone than the reserved ones."""
 
-    reserved_zone: str = ""
-    """With `book`: zone of the reserved devices, such as `gcp/us-east4`; they are rented on demand."""
+    @property
+    def device(self) -> str:
+        """Kind of the devices, as the book names it."""
+        return self.offer.partition("@")[0]
 
-    spot_zone: str = ""
-    """With `book`: zone of the spot devices; empty is the reserved ones'."""
+    @property
+    def reserved_zone(self) -> str:
+        """Zone of the reserved devices, which are rented on demand."""
+        return self.offer.partition("@")[2].partition(",")[0]
+
+    @property
+    def spot_zone(self) -> str:
+        """Zone of the spot devices."""
+        return self.offer.partition("@")[2].rpartition(",")[2]
 
     @model_validator(mode="after")
     def _spot_is_cheaper(self) -> Self:
@@ -42,14 +52,14 @@ class PriceConfig(Section):
 
     @model_validator(mode="after")
     def _the_book_can_be_asked(self) -> Self:
-        offer = {"device": self.device, "reserved_zone": self.reserved_zone, "spot_zone": self.spot_zone}
-        if not self.book and any(offer.values()):
-            given = ", ".join(f"price.{name}={value!r}" for name, value in offer.items() if value)
-            raise ValueError(f"{given} without price.book; name a price book, or leave them empty")
-        missing = [f"price.{name}" for name in ("device", "reserved_zone") if not offer[name]]
-        if self.book and missing:
+        if not self.book and self.offer:
             raise ValueError(
-                f"price.book is {self.book!r}, but nothing is given for {' and '.join(missing)}: the book "
-                "has prices of several devices and zones; say which"
+                f"price.offer={self.offer!r} without price.book; name a price book, or leave it empty"
+            )
+        if self.book and not (self.device and self.reserved_zone and self.spot_zone):
+            raise ValueError(
+                f"price.book is {self.book!r}, but price.offer is {self.offer!r}: the book has prices of "
+                "several devices and zones; say which, as in H100@gcp/us-east4 or "
+                "H100@gcp/us-east4,gcp/us-central1"
             )
         return self

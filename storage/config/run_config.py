@@ -46,11 +46,8 @@ class SamplingConfig(Section):
     window_size: int = Field(default=4, ge=1, le=200)
     """Stochastic (and trained) denoising steps in each sample; the others follow the ODE."""
 
-    window_start: int = Field(default=0, ge=0, le=199)
-    """First denoising step that a window may cover."""
-
     window_stop: int = Field(default=9, ge=1, le=200)
-    """One past the last denoising step that a window may cover."""
+    """One past the last denoising step that a window may cover; the first one is step 0."""
 
     batch_size: int = Field(default=16, ge=4, le=1024)
     """The fixed shape of every forward pass, in samples; short batches are padded to it, so that a
@@ -58,11 +55,10 @@ class SamplingConfig(Section):
 
     @model_validator(mode="after")
     def _window_fits(self) -> Self:
-        room = self.window_stop - self.window_start
-        if room < self.window_size:
+        if self.window_stop < self.window_size:
             raise ValueError(
-                f"sampling.window_size is {self.window_size}, but steps {self.window_start} to "
-                f"{self.window_stop} leave room for {max(room, 0)}; lower window_size or widen the range"
+                f"sampling.window_size is {self.window_size}, but steps 0 to {self.window_stop} leave room "
+                f"for {self.window_stop}; lower window_size or raise window_stop"
             )
         if self.window_stop > self.rollout_steps:
             raise ValueError(
@@ -133,10 +129,7 @@ class AdaptationConfig(Section):
     """`lora` trains low-rank adapters, `full` every weight of the transformer."""
 
     rank: int = Field(default=32, ge=1, le=1024)
-    """Rank of the adapters (lora only)."""
-
-    alpha: float = Field(default=64.0, gt=0, le=1e6)
-    """Scale of the adapters (lora only); the update is multiplied by alpha / rank."""
+    """Rank of the adapters (lora only). Their update is multiplied by 2 (alpha is twice the rank)."""
 
     targets: tuple[str, ...] = (
         "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
@@ -146,6 +139,11 @@ class AdaptationConfig(Section):
     gradient_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, about a third
     more time."""
+
+    @property
+    def alpha(self) -> float:
+        """Alpha of the adapters, in peft's sense: their update is multiplied by alpha / rank."""
+        return 2.0 * self.rank
 
 
 class OptimizerConfig(Section):
@@ -158,14 +156,8 @@ class OptimizerConfig(Section):
     """Training steps over which the learning rate rises evenly to its value: Adam's first steps have its full
     length in directions that are little but noise."""
 
-    weight_decay: float = Field(default=1e-4, ge=0, le=1)
-    """Decoupled weight decay."""
-
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Decay of the first moment."""
-
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Decay of the second moment."""
+    """Decay of AdamW's second moment (beta 2)."""
 
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
     """Gradients are scaled down to this norm."""
@@ -189,18 +181,12 @@ class EvaluationConfig(Section):
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
 
-    gallery: int = Field(default=12, ge=0, le=256)
-    """Evaluation images kept for the dashboard, the same prompts and seeds every time."""
-
 
 class CheckpointConfig(Section):
     """What is kept to resume from."""
 
     every: int = Field(default=1, ge=1, le=LARGEST_COUNT)
-    """Iterations between checkpoints; a killed run goes back to the last one."""
-
-    keep: int = Field(default=2, ge=1, le=LARGEST_COUNT)
-    """Newest checkpoints kept; older ones are deleted."""
+    """Iterations between checkpoints; a killed run goes back to the last one. The two newest are kept."""
 
 
 class RunConfig(Section):
@@ -268,6 +254,5 @@ class RunConfig(Section):
 
     def computes_like(self, other: RunConfig) -> bool:
         """Whether both compute the same: all is equal but the cluster they run on."""
-        cluster = {"cluster": other.runtime.cluster, "ray_address": other.runtime.ray_address}
-        there = self.runtime.model_copy(update=cluster)
+        there = self.runtime.model_copy(update={"cluster": other.runtime.cluster})
         return self.model_copy(update={"runtime": there}) == other

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from storage.config.section import LONGEST_S, Section
+from storage.errors import quoted
 
 WORKER_IN_URL = "{worker}"
-"""What stands for a worker's name in `runtime.notice_url`."""
+"""What stands for a worker's name in the address of `runtime.notices`."""
+
+
+_STARTED_HERE = ("ray", "local")
+"""Clusters of this machine alone."""
+
+_TRAINER_LIMIT_S = 7200.0
+_LEASES_OF_A_TRAINER = 24
+"""Least time of a trainer's call, and its time in leases."""
 
 
 class RuntimeConfig(Section):
     """Processes and where they run."""
 
-    cluster: Literal["ray", "local"] = "ray"
-    """What starts the processes. `local` forks them on this machine without Ray, which takes seconds less."""
-
-    ray_address: str = ""
-    """Address of a running Ray cluster; empty starts a local one."""
+    cluster: str = "ray"
+    """What starts the processes: `ray` on this machine, `local` by forking them here without Ray, which takes
+    seconds less, or the running Ray cluster at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
     reserved_workers: int = Field(default=1, ge=1, le=64)
     """Reserved devices. The first ones train (see `trainer_workers`); all of them generate."""
@@ -42,45 +49,60 @@ class RuntimeConfig(Section):
     """Share of a GPU that each of them takes, for judges that are large models (`geneval`, `deepseek-ocr`,
     `clip-score`, `pick-score`); 0 leaves them on the CPU."""
 
-    threads: int = Field(default=1, ge=1, le=256)
-    """Torch threads a worker. More than one is slower when workers share cores."""
-
     start_timeout_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds that all workers together may take to start."""
 
-    commit_steps: int = Field(default=4, ge=0, le=200)
+    commit_steps: int = Field(default=0, ge=0, le=200)
     """Denoising steps after which a device's unfinished samples are saved with the driver: what a lost device
-    takes with it. 0 saves finished samples only. Drafts are saved every two steps at most."""
-
-    commit_s: float = Field(default=1.0, ge=0, le=LONGEST_S)
-    """Seconds of work that such a save must be worth: where `commit_steps` take a device less, it does a
-    multiple of them first. 0 saves every `commit_steps`, however quick they are."""
+    takes with it. 0 goes by measured times: every 4 steps, or the multiple of 4 that takes a second. A number
+    above a sample's steps saves finished samples only. Drafts are saved every two steps at most."""
 
     lease_s: float = Field(default=300.0, ge=1, le=LONGEST_S)
     """Seconds without a sign of life after which a device counts as hung: it is killed, and others do its
     samples. It must be longer than loading the weights takes, and longer than what a device does between two
-    saves (see `commit_steps`), decoding included."""
+    saves (see `commit_steps`), decoding included. A call of the trainer, such as an iteration's training
+    steps, may take 24 times as long, and two hours at least; the run then ends, and can be resumed."""
 
-    trainer_limit_s: float = Field(default=7200.0, ge=1, le=LONGEST_S)
-    """Seconds that one call of the trainer may take, such as an iteration's training steps, before it counts
-    as hung: the run then ends with an error, and can be resumed."""
-
-    scorer_limit_s: float = Field(default=1800.0, ge=1, le=LONGEST_S)
-    """Seconds that a scorer may take for one call, 16 images at most, before it counts as hung: it is killed
-    and replaced, and its images are judged again. It must be longer than a remote judge's own retries."""
-
-    notices: str = Field(default="none", min_length=1)
-    """Whose preemption notices the spot workers watch for: `aws`, `gcp`, `azure`, `alibaba`, `kubernetes` or
-    `none`. One of another package: its entry point's name, or `package.module:Name`. Under a notice a worker
-    gives back what it has and gets nothing more."""
-
-    notice_url: str = ""
-    """Where the provider's metadata service answers, http://HOST[:PORT]; empty is the provider's own.
-    `{worker}` in its path becomes the worker's name, for a service that answers for several."""
+    notices: str = "none"
+    """Whose preemption notices the spot workers watch for: `none`, `aws`, `gcp`, `azure`, `alibaba`,
+    `kubernetes`, or one of another package (its entry point's name, or `package.module:Name`). Under a notice
+    a worker gives back what it has and gets nothing more. `gcp@http://HOST:PORT` asks at that address
+    instead; `{worker}` in its path becomes the worker's name."""
 
     history: bool = False
     """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
     step, a line each, by which `spotlight chaos` checks its promises. Workers stop after each step then."""
+
+    @field_validator("cluster")
+    @classmethod
+    def _is_a_cluster(cls, value: str) -> str:
+        host, colon, port = value.rpartition(":")
+        if value not in (*_STARTED_HERE, "auto") and not (host and colon and port.isdigit()):
+            raise ValueError(
+                f"runtime.cluster is {quoted(value)}, which is no address of a Ray cluster; give HOST:PORT, "
+                "ray://HOST:PORT or auto, or ray or local for processes of this machine"
+            )
+        return value
+
+    @property
+    def notice_provider(self) -> str:
+        """Who announces preemptions; `none` where nobody does."""
+        return self.notices.partition("@")[0]
+
+    @property
+    def notice_url(self) -> str:
+        """Where the provider's metadata service answers; empty is the provider's own address."""
+        return self.notices.partition("@")[2]
+
+    @property
+    def trainer_limit_s(self) -> float:
+        """Seconds after which a trainer's call counts as hung; it gives no sign of life before it ends."""
+        return max(_TRAINER_LIMIT_S, _LEASES_OF_A_TRAINER * self.lease_s)
+
+    @property
+    def ray_address(self) -> str:
+        """Address of the running Ray cluster to join; empty where the processes are started here."""
+        return "" if self.cluster in _STARTED_HERE else self.cluster
 
     @model_validator(mode="after")
     def _enough_devices_to_train(self) -> Self:
@@ -93,14 +115,7 @@ class RuntimeConfig(Section):
 
     @model_validator(mode="after")
     def _local_processes_suffice(self) -> Self:
-        if self.cluster == "ray":
-            return self
-        if self.ray_address:
-            raise ValueError(
-                "runtime.cluster is local, which starts processes of this machine, but runtime.ray_address "
-                f"is {self.ray_address!r}; leave it empty, or set runtime.cluster=ray"
-            )
-        if self.scorer_gpu:
+        if self.cluster == "local" and self.scorer_gpu:
             raise ValueError(
                 f"runtime.scorer_gpu is {self.scorer_gpu:g}, but runtime.cluster=local divides no GPUs; set "
                 "it to 0, or set runtime.cluster=ray"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 from storage.config.section import Section
 
@@ -33,7 +33,11 @@ def _write_degree(degree: int) -> int | str:
     return _AUTO_AS_TEXT if degree == AUTO else degree
 
 
-Degree = Annotated[int, BeforeValidator(_read_degree), PlainSerializer(_write_degree)]
+_SCHEMA = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_DEGREE}, {"const": _AUTO_AS_TEXT}]}
+
+Degree = Annotated[
+    int, BeforeValidator(_read_degree), PlainSerializer(_write_degree), WithJsonSchema(_SCHEMA)
+]
 """Devices that share an image, or `AUTO`."""
 
 
@@ -58,10 +62,6 @@ class SequenceParallelConfig(Section):
     """Devices that share a draft. One each makes the most drafts; more where the model needs it, or where
     training windows are short. Drafts with the rollout's degree have the rollout's bits."""
 
-    at_most: int = Field(default=MOST_DEGREE, ge=1, le=MOST_DEGREE)
-    """Most devices that `auto` lets share an image. They are always of one instance, so by default all of it
-    may."""
-
     @property
     def by_kind(self) -> dict[str, int]:
         """The degree of each kind of request."""
@@ -70,9 +70,9 @@ class SequenceParallelConfig(Section):
     @property
     def largest(self) -> int:
         """The largest degree that any kind of request may have."""
-        return max(self.at_most if degree == AUTO else degree for degree in self.by_kind.values())
+        return max(MOST_DEGREE if degree == AUTO else degree for degree in self.by_kind.values())
 
     @property
     def is_measured(self) -> bool:
         """Whether measured times choose any degree, so that runs repeat up to rounding only."""
-        return AUTO in self.by_kind.values() and self.at_most > 1
+        return AUTO in self.by_kind.values()

@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 import duckdb
 import psutil
-from pydantic import ValidationError
 
 from storage.clock import now, process_is_alive, process_start_s
 from storage.config.run_config import RunConfig
+from storage.config.stored import stored_config
 from storage.database.backups import back_up
 from storage.database.database import LOCK_WAIT_S, Database
 from storage.database.journal import EntryKind, Journal, journal_line
@@ -70,14 +70,7 @@ class RunRow:
         Raises:
             ConfigurationError: it was stored by a version whose settings this one does not know.
         """
-        try:
-            return RunConfig.model_validate_json(self.config_json)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigurationError(
-                f"run {self.run_id} was made with other settings than this version has "
-                f"({'.'.join(map(str, first['loc']))}: {first['msg']}); use the commit in its environment"
-            ) from error
+        return stored_config(self.config_json, f"run {self.run_id}", "use the commit in its environment")
 
 
 class RunStore:

@@ -16,9 +16,14 @@ from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
 
 _OF_NO_CONCERN = (
-    "name", "iterations", "runtime.", "price.", "checkpoint.", "exploration.",
-    "evaluation.gallery", "evaluation.every",
-)  # fmt: skip
+    "name",
+    "iterations",
+    "runtime.",
+    "price.",
+    "checkpoint.",
+    "exploration.",
+    "evaluation.every",
+)
 """Settings that no image of an evaluation depends on."""
 
 

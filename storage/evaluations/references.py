@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
+from storage.config.stored import stored_config
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.text import read_text_file
@@ -57,15 +58,9 @@ class Reference:
         Raises:
             ConfigurationError: this version has other settings.
         """
-        try:
-            return RunConfig.model_validate(self.config)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            raise ConfigurationError(
-                f"the reference {self.run_id} has settings that this version does not know "
-                f"({'.'.join(map(str, first['loc']))}: {first['msg']}); make a new one, or use the "
-                "commit that made it"
-            ) from error
+        return stored_config(
+            self.config, f"the reference {self.run_id}", "make a new one, or use the commit that made it"
+        )
 
     @property
     def score(self) -> float | None:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import duckdb
-from pydantic import ValidationError
 
 from storage.config.run_config import RunConfig
+from storage.config.stored import stored_config
 from storage.database.database import LOCK_WAIT_S, Database
-from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
+from storage.errors import RunNotFoundError, StorageError, quoted
 from storage.home import Home
 
 
@@ -72,13 +72,7 @@ class SeparateEvaluation:
         Raises:
             ConfigurationError: it was stored by a version whose settings this one does not know.
         """
-        try:
-            return RunConfig.model_validate_json(self.config_json)
-        except ValidationError as error:
-            raise ConfigurationError(
-                f"evaluation {self.evaluation_id} was made with other settings than this version has; "
-                "evaluate anew"
-            ) from error
+        return stored_config(self.config_json, f"evaluation {self.evaluation_id}", "evaluate anew")
 
 
 class EvaluationStore:

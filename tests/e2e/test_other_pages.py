@@ -165,10 +165,10 @@ def test_images_in_order_of_what_they_gained(recorded: None):
 
 
 def test_a_run_that_keeps_no_images_says_so(store: RunStore):
-    config = RunConfig()
-    none_kept = config.evaluation.model_copy(update={"gallery": 0})
-    store.create_run("r", config.model_copy(update={"evaluation": none_kept}), {}, os.getpid())
-    assert "evaluation.gallery=12" in sentences(opened("images"))
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    with store.database.writing() as connection:  # as an earlier version stored it
+        connection.execute("""UPDATE runs SET config = '{"evaluation": {"gallery": 0}}'""")
+    assert "was told to keep no images" in sentences(opened("images"))
 
 
 def test_the_health_of_a_run(store: RunStore):

@@ -33,7 +33,7 @@ EXPLORED = "explored"
 ITERATIONS = 6
 SMALL = [
     "algorithm.prompts_per_iteration=6", "exploration.candidates=10", "evaluation.prompts=16",
-    "evaluation.every=2", "evaluation.gallery=8", "runtime.cluster=local",
+    "evaluation.every=2", "runtime.cluster=local",
 ]  # fmt: skip
 """Makes a preset that explores small enough for a test."""
 

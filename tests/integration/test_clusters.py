@@ -18,7 +18,7 @@ from tests.live_workers import worker_process
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
-    "runtime.commit_s=0", "runtime.start_timeout_s=900", "evaluation.prompts=4", "exploration.strategy=fresh",
+    "runtime.start_timeout_s=900", "evaluation.prompts=4", "exploration.strategy=fresh",
     "exploration.candidates=6", "exploration.drafts=12",
 ]  # fmt: skip
 

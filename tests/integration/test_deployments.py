@@ -22,7 +22,7 @@ from tests.running_up import RunningUp, spotlight, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("up")]
 
 SETTINGS = (
-    "evaluation.prompts=4", "evaluation.every=0", "evaluation.gallery=0", "runtime.spot_workers=1",
+    "evaluation.prompts=4", "evaluation.every=0", "runtime.spot_workers=1",
     "runtime.scorer_workers=1", "runtime.history=true", "runtime.cluster=local",
 )  # fmt: skip
 

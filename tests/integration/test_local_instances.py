@@ -35,7 +35,7 @@ def instances() -> Iterator[LocalInstances]:
 
 @pytest.fixture(scope="module")
 def cluster(instances: LocalInstances) -> Iterator[RayCluster]:
-    cluster = RayCluster(RunConfig.model_validate({"runtime": {"ray_address": instances.address}}))
+    cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": instances.address}}))
     yield cluster
     cluster.shutdown()
 

@@ -78,7 +78,7 @@ def test_local_instances_are_reached_from_this_machine_alone():
     with local_ray_instances(reserved_cpus=1) as instances:
         instances.add("one")
         assert instances.address.startswith("127.0.0.1:")
-        cluster = RayCluster(RunConfig.model_validate({"runtime": {"ray_address": instances.address}}))
+        cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": instances.address}}))
         try:
             markets = ("reserved", "spot")
             started = [cluster.start(market, Listener, gpu=False, market=market) for market in markets]

@@ -90,7 +90,7 @@ def test_what_cannot_be_watched_is_refused():
 
 def test_a_spot_worker_under_notice_gives_its_samples_back(service: SimulatedService):
     service.answers.update(QUIET["gcp"])
-    settings = ["sampling.batch_size=4", "runtime.notices=gcp", f"runtime.notice_url={service.url}"]
+    settings = ["sampling.batch_size=4", f"runtime.notices=gcp@{service.url}"]
     config = load_config("smoke", settings, {})
     assert DeviceWorker(config, trains=False).notice() is None, "a reserved one does not watch"
     assert service.asked == []

@@ -28,7 +28,7 @@ from tests.local_ray_instances import local_ray_instances
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.scorer_workers=1", "runtime.commit_steps=1",
-    "runtime.commit_s=0", "runtime.notices=kubernetes",
+    "runtime.notices=kubernetes",
 ]  # fmt: skip
 LIMIT_S = 600.0
 """A guard against hanging: two instances and several workers are started, on a machine that may be busy."""
@@ -44,7 +44,7 @@ def instances() -> Iterator[LocalInstances]:
 
 @pytest.fixture(scope="module")
 def runtime(instances: LocalInstances) -> Iterator[Runtime]:
-    config = load_config("smoke", [*SETTINGS, f"runtime.ray_address={instances.address}"], {})
+    config = load_config("smoke", [*SETTINGS, f"runtime.cluster={instances.address}"], {})
     with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
         yield runtime
 

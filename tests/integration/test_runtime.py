@@ -19,6 +19,7 @@ from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
@@ -36,7 +37,7 @@ from tests.live_workers import worker_process
 pytestmark = pytest.mark.takes(120)
 
 SETTINGS = [
-    "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1", "runtime.commit_s=0",
+    "sampling.batch_size=4", "runtime.spot_workers=2", "runtime.commit_steps=1",
     "runtime.cluster=local",
 ]  # fmt: skip
 
@@ -185,11 +186,10 @@ def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
     assert worker_process("scorer-2").is_running()
 
 
-def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, config, monkeypatch):
+def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, monkeypatch):
     rolled = runtime.rollout(plain_plan([0, 1, 2, 3], 32, 1))
     scores = runtime.reward(rolled)
-    hasty = config.runtime.model_copy(update={"scorer_limit_s": 20.0})
-    monkeypatch.setattr(runtime._scoring, "_config", config.model_copy(update={"runtime": hasty}))
+    monkeypatch.setattr(scoring_pool, "CALL_LIMIT_S", 20.0)
     hung = runtime._scoring.actors[0].name
     process = worker_process(hung)
     process.suspend()

@@ -45,7 +45,7 @@ def configuration(family: str, folder: Path) -> RunConfig:
         family,
         folder,
         model={"text_length": text_length},
-        runtime={"spot_workers": 1, "commit_steps": 1, "commit_s": 0, "lease_s": 60},
+        runtime={"spot_workers": 1, "commit_steps": 1, "lease_s": 60},
         sequence_parallel={"rollout": 2},
     )
 

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=6", "sampling.window_stop=5", "runtime.commit_steps=1",
-    "runtime.commit_s=0", "runtime.lease_s=40",
+    "runtime.lease_s=40",
 ]  # fmt: skip
 REQUESTS = [
     SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt, seed, 0, f'a red sign that says "A{prompt}C"')
@@ -192,7 +192,7 @@ def test_members_that_wait_for_one_that_never_comes_are_freed_and_meet_again(tmp
 def test_a_notice_at_one_member_stops_all_at_the_same_step(tmp_path: Path):
     config = configuration(2)
     with PlayedNotices(WORKER_IN_URL) as notices:
-        watched = config.runtime.model_copy(update={"notices": "gcp", "notice_url": notices.url})
+        watched = config.runtime.model_copy(update={"notices": f"gcp@{notices.url}"})
         config = config.model_copy(update={"runtime": watched})
         with process_fleet(config, 1, str(new_life(tmp_path)), watches=True) as fleet:
             store, members = ControlStore(), ("reserved-0", "spot-0")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = [
     "sampling.batch_size=4", "runtime.spot_workers=3", "runtime.scorer_workers=1", "runtime.history=true",
-    "runtime.start_timeout_s=900", "runtime.commit_steps=1", "runtime.commit_s=0",
+    "runtime.start_timeout_s=900", "runtime.commit_steps=1",
     "sequence_parallel.rollout=2", "runtime.cluster=local",
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ from storage.config.loading import load_config
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.spot_workers=1",
-    "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.commit_s=0",
+    "runtime.scorer_workers=1", "runtime.commit_steps=1",
     "runtime.history=true", "runtime.standby_workers=1",
 ]  # fmt: skip
 PLAN = plain_plan([0, 1, 2, 3], 8, 1)

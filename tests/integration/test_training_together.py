@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 SETTINGS = [
     "sampling.batch_size=4", "runtime.reserved_workers=2", "runtime.trainer_workers=2",
     "runtime.spot_workers=1", "runtime.scorer_workers=1", "runtime.start_timeout_s=900",
-    "runtime.commit_steps=1", "runtime.commit_s=0", "runtime.cluster=local", "exploration.strategy=plain",
+    "runtime.commit_steps=1", "runtime.cluster=local", "exploration.strategy=plain",
 ]  # fmt: skip
 TOLERANCE = 1e-5
 

@@ -57,7 +57,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         (("--schedule", "nowhere.json"), ("--schedule nowhere.json cannot be read",)),
         (("--set", "model.path=missing-model"), ("missing-model", "no spotlight.json")),
         (("--set", "runtime.spot_workers=0"), ("runtime.spot_workers is 0", "needs a spot worker")),
-        (("--set", 'runtime.ray_address="10.0.0.7:6379"'), ("processes of this machine", "leave it empty")),
+        (("--set", 'runtime.cluster="10.0.0.7:6379"'), ("processes of this machine", "set it to ray")),
         (("--preset", "glyphs-stale"), ("set exploration.stop_with_training=false",)),
         (("--set", "runtime.history=false"), ("runtime.history is false", "leave it out")),
         (("--set", "runtime.cluster=local", "--kinds", "agent_death"), ("no agents of Ray", "cluster=ray")),
@@ -108,7 +108,7 @@ def test_by_default_each_kind_comes_once_and_the_seed_decides_the_rest():
 
 def test_a_server_or_ray_of_others_is_left_alone(monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:4200/api")
-    settings = config('runtime.ray_address="127.0.0.1:6379"')
+    settings = config('runtime.cluster="127.0.0.1:6379"')
     assert {"server_death", "agent_death"} == set(FAULT_KINDS) - set(
         plan_faults(settings, 0, None, None, None).kinds
     )
@@ -166,7 +166,7 @@ def trace_file(folder: Path, text: str = "0,add,a\n9000,remove,a\n") -> str:
         (("--most", "3"), "give --trace too"),
         (("--trace", "TRACE", "--faults", "3"), "leave --faults, --kinds and --schedule out"),
         (("--trace", "nowhere.csv"), "nowhere.csv"),
-        (("--trace", "TRACE", "--set", "runtime.ray_address=127.0.0.1:6379"), "Ray instances of its own"),
+        (("--trace", "TRACE", "--set", "runtime.cluster=127.0.0.1:6379"), "Ray instances of its own"),
         (("--trace", "TRACE", "--set", "runtime.cluster=local"), "runtime.cluster is local; set it to ray"),
         (("--trace", "TRACE", "--degree", "2", "--set", "runtime.spot_workers=2"), "one worker each"),
         (("--trace", "TRACE", "--set", "model.device=cuda"), "set model.device=cpu"),
@@ -188,7 +188,7 @@ def test_a_trace_is_thinned_to_what_is_asked_for_and_joined_by_settings(tmp_path
     plan = plan_trace(config(), trace_file(tmp_path, several), most=2, notice_s=3.0)
     assert [event.instance for event in plan.played.events] == ["a", "c", "a", "c"]
     assert plan.settings("here:1") == [
-        "runtime.ray_address=here:1", "runtime.spot_workers=2", "runtime.notices=kubernetes",
+        "runtime.cluster=here:1", "runtime.spot_workers=2", "runtime.notices=kubernetes",
     ]  # fmt: skip
     assert (
         "trace trace.csv: 3 instances in 0.0 h, at most 3 at once, 2 losses; 2 are replayed"

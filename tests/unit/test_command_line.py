@@ -22,7 +22,7 @@ from tests.sample_run import write_sample_run
 
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
-    "chaos", "up", "down", "report", "reproduce", "rebuild", "prompts",
+    "chaos", "up", "down", "report", "reproduce", "rebuild", "prompts", "settings",
 )  # fmt: skip
 
 
@@ -78,6 +78,7 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
     code, out, _ = shell(command, "--help")
     assert code == 0
     assert f"Example: spotlight {command}" in out
+    assert shell(command, "-h")[:2] == (0, out)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,10 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
         ),
         (("--preset", "glyphs", "--set", "reward.scorer=shapes"), ("scorer 'shapes'", "choose prompts")),
         (
-            ("--set", "price.book=none.csv", "--set", "price.device=H1", "--set", "price.reserved_zone=here"),
+            ("--set", "price.book=none.csv", "--set", "price.offer=H1@here"),
             ("none.csv", "check the path"),
         ),
-        (("--set", "price.spot_zone=here"), ("price.spot_zone='here' without price.book",)),
+        (("--set", "price.offer=H1@here"), ("price.offer='H1@here' without price.book",)),
         (("--run-id", "../up"), ("run identifier '../up'", "use letters, digits")),
         (("--run-id", ""), ("run identifier ''",)),
     ],
@@ -215,8 +216,10 @@ def test_resuming_on_another_cluster(shell: Shell, home: Home, begun: list[tuple
     ("stored", "options", "cluster"),
     [
         ({}, ("--cluster", "local"), ("local", "")),
-        ({"ray_address": "10.0.0.1:6379"}, ("--cluster", "local"), ("local", "")),
-        ({"cluster": "local"}, ("--ray-address", "10.0.0.1:6379"), ("ray", "10.0.0.1:6379")),
+        ({"cluster": "10.0.0.1:6379"}, ("--cluster", "local"), ("local", "")),
+        ({"cluster": "10.0.0.1:6379"}, (), ("10.0.0.1:6379", "10.0.0.1:6379")),
+        ({"cluster": "local"}, ("--ray-address", "10.0.0.1:6379"), ("10.0.0.1:6379", "10.0.0.1:6379")),
+        ({}, ("--cluster", "ray", "--ray-address", "auto"), ("auto", "auto")),
         ({"cluster": "local"}, ("--cluster", "ray"), ("ray", "")),
         ({"cluster": "local"}, (), ("local", "")),
     ],
@@ -238,7 +241,7 @@ def test_a_local_cluster_has_no_address(shell: Shell, home: Home, begun: list[tu
     store.create_run("mine", RunConfig(), {}, os.getpid())
     store.set_status("mine", "failed", "gone")
     refusal = shell.refusal("resume", "mine", "--cluster", "local", "--ray-address", "10.0.0.1:6379")
-    assert "leave it empty, or set runtime.cluster=ray" in refusal
+    assert "--ray-address is '10.0.0.1:6379'; leave one of them out" in refusal
     assert begun == []
 
 

@@ -67,9 +67,9 @@ def test_a_seed_is_named():
 
 def test_a_setting_of_a_section_is_named_and_the_cluster_is_none():
     config = RunConfig().model_dump(mode="json")
-    there = config | {"runtime": config["runtime"] | {"ray_address": "10.0.0.5:6379", "threads": 2}}
+    there = config | {"runtime": config["runtime"] | {"cluster": "10.0.0.5:6379", "lease_s": 60.0}}
     assert [one["what"] for one in compare(reference(), reference(config=there), 0).causes] == [
-        "runtime.threads"
+        "runtime.lease_s"
     ]
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig, SamplingConfig
-from storage.config.sequence_parallel import AUTO
+from storage.config.sequence_parallel import AUTO, MOST_DEGREE
 from storage.errors import ConfigurationError
 from tasks.quick_checks import with_read_options
 
@@ -29,7 +29,7 @@ def test_it_is_frozen():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"sampling": {"window_size": 5, "window_start": 5}}, "leave room for 4"),
+        ({"sampling": {"window_size": 5, "window_stop": 4}}, "leave room for 4"),
         ({"sampling": {"window_stop": 11}}, "above rollout_steps=10"),
         ({"sampling": {"sde": "cps", "noise_level": 1.2}}, "cps needs at most 1"),
         ({"sampling": {"sde": "cps", "window_stop": 10}}, "no noise in the last step"),
@@ -55,7 +55,7 @@ def test_it_is_frozen():
         ({"sequence_parallel": {"rollout": 65}}, "less than or equal to 64"),
         ({"sequence_parallel": {"rollout": -2}}, "is -2; give"),
         ({"sequence_parallel": {"rollout": "0"}}, "is 0; give"),
-        ({"sequence_parallel": {"at_most": "auto"}}, "at_most"),
+        ({"runtime": {"cluster": "locl"}}, "'locl', which is no address of a Ray cluster; give HOST"),
         ({"name": "../elsewhere"}, "name"),
         ({"seed": 2**32}, "seed"),
         ({"no_such": 1}, "no_such"),
@@ -125,11 +125,11 @@ def test_a_gpu_for_scorers_where_no_device_has_one_is_refused():
 
 
 def test_a_degree_that_measured_times_choose_is_stored_as_it_is_written():
-    shared = {"rollout": "auto", "evaluate": 2, "at_most": 4}
+    shared = {"rollout": "auto", "evaluate": 2}
     config = RunConfig.model_validate({"runtime": {"spot_workers": 3}, "sequence_parallel": shared})
     assert config.model_dump(mode="json")["sequence_parallel"] == shared | {"explore": 1}
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
     assert RunConfig.model_validate(config.model_dump()) == config
-    assert (config.sequence_parallel.rollout, config.sequence_parallel.largest) == (AUTO, 4)
+    assert (config.sequence_parallel.rollout, config.sequence_parallel.largest) == (AUTO, MOST_DEGREE)
     assert config.sequence_parallel.is_measured and not RunConfig().sequence_parallel.is_measured
     assert RunConfig().sequence_parallel.largest == 1

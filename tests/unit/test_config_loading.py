@@ -40,6 +40,16 @@ def test_later_sources_win(tmp_path: Path):
     assert config.sampling.window_size == RunConfig().sampling.window_size
 
 
+def test_a_table_is_added_to_and_an_empty_one_replaces():
+    parts = ["reward.scorer=sum", "reward.parts.ocr=1", "reward.parts.jpeg=2"]
+    assert load_config(None, parts, {}).reward.parts == {"ocr": 1, "jpeg": 2}
+    assert load_config(None, [*parts, "reward.parts={clip-score = 3}"], {}).reward.parts.keys() == {
+        "ocr", "jpeg", "clip-score",
+    }  # fmt: skip
+    again = load_config(None, ["reward.scorer=ocr", "reward.parts={}"], {}, load_config(None, parts, {}))
+    assert again == RunConfig()
+
+
 def test_without_sources_it_is_the_defaults():
     assert load_config(None, [], {"PATH": "/bin", "SPOTLIGHT_HOME": "/x"}) == RunConfig()
 
@@ -174,6 +184,6 @@ def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
     preset.write_text('extends = ["flux", "ocr"]\n[adaptation]\nrank = 8\n')
     config = load_config(str(preset), [], {})
     assert (config.model.family, config.reward.options) == ("flux", {"layout": "page"})
-    assert (config.adaptation.rank, config.adaptation.alpha) == (8, 128.0)
+    assert (config.adaptation.rank, config.optimizer.ema_interval) == (8, 8)
     preset.write_text('extends = "flax"\n')
     assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))

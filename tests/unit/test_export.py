@@ -80,7 +80,7 @@ def velocity_of(model: Any) -> torch.Tensor:
 
 
 def test_an_embedded_models_adapters_and_weights(home: Home, tmp_path: Path):
-    config = RunConfig.model_validate({"adaptation": {"mode": "lora", "rank": 2, "alpha": 4.0}})
+    config = RunConfig.model_validate({"adaptation": {"mode": "lora", "rank": 2}})
     policy = finished_run(home, config)
     export_run(home, "a-run", tmp_path / "lora")
     model: Any = EmbeddedModel.load(config.model.path)

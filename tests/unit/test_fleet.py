@@ -22,13 +22,11 @@ TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
 class Stage:
     """A fleet of a trainer and two spot workers that all hold the first weights."""
 
-    def __init__(
-        self, notices: str = "gcp", lease_s: float = 300.0, trainer_limit_s: float = 300.0, trainers: int = 1
-    ) -> None:
+    def __init__(self, notices: str = "gcp", lease_s: float = 300.0, trainers: int = 1) -> None:
         self.cluster = FakeCluster()
         settings = {"notices": notices, "spot_workers": 2}
         settings |= {"trainer_workers": trainers, "reserved_workers": trainers}
-        config = hurried(tiny_config(runtime=settings), lease_s=lease_s, trainer_limit_s=trainer_limit_s)
+        config = hurried(tiny_config(runtime=settings), lease_s=lease_s)
         self.fleet = Fleet(self.cluster, config)
         self.fleet.await_ready()
         self.fleet.prepare(FIRST)
@@ -330,10 +328,11 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
 
 
 def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do():
-    stage = Stage(trainer_limit_s=0.01)
+    stage = Stage()
+    stage.fleet.trainers._limit_s = 0.01
     trainer = stage.cluster.workers[TRAINER]
     trainer.silent.add("train")
-    with pytest.raises(RuntimeFailure, match=r"'train' in runtime.trainer_limit_s=0.01 s.*spotlight resume"):
+    with pytest.raises(RuntimeFailure, match=r"'train' in 0.01 s.*raise runtime.lease_s.*spotlight resume"):
         stage.fleet.trainers.ask(Worker.train, [])
     assert trainer.dead
 

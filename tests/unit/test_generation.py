@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
+from gpu_runtime.dispatch import dispatcher
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -35,11 +36,10 @@ class Stage:
         names: Sequence[str] = (TRAINER, ONE, TWO),
         commit_steps: int = 1,
         requests: Sequence[SampleRequest] = REQUESTS,
-        commit_s: float = 0.0,
     ) -> None:
         self.script = script or Script()
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
-        settings = {"commit_steps": commit_steps, "commit_s": commit_s, "lease_s": LEASE_S}
+        settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         self.phase = SamplePhase(requests, config.sampling)
         self.loop = Dispatcher(config, self.script.clock, ended=self.script)  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def first_but(last: str) -> Callable[[list[str]], str]:
     return lambda names: next((name for name in names if name != last), last)
 
 
-@pytest.mark.parametrize("commit_steps", [0, 1, 3, 4])
+@pytest.mark.parametrize("commit_steps", [1, 3, 4, STEPS + 1])
 @pytest.mark.parametrize("seed", range(3))
 def test_samples_have_the_order_of_the_requests_and_the_bits_of_one_go(seed: int, commit_steps: int):
     stage = Stage(Script(random.Random(seed).choice), commit_steps=commit_steps)
@@ -80,7 +80,7 @@ def test_samples_have_the_order_of_the_requests_and_the_bits_of_one_go(seed: int
     assert stage.fleet.events == []
     leases = sum(len(actor.begun) for actor in stage.fleet.actors.values())
     calls = sum(actor.calls for actor in stage.fleet.actors.values())
-    assert (leases, calls) == (4, 4 * -(-STEPS // (commit_steps or STEPS)))
+    assert (leases, calls) == (4, 4 * -(-STEPS // commit_steps))
 
 
 def test_evaluation_has_its_own_number_of_steps():
@@ -101,9 +101,11 @@ def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
     assert ahead == [2, 2, 2, 1] * 4
 
 
-def test_where_steps_are_quick_more_of_them_are_done_before_a_commit():
+def test_where_steps_are_quick_more_of_them_are_done_before_a_commit(monkeypatch):
+    monkeypatch.setattr(dispatcher, "_COMMIT_STEPS", 1)
+    monkeypatch.setattr(dispatcher, "_WORTH_A_COMMIT_S", 2.0)
     script = Script()
-    stage = Stage(script, names=[TRAINER], commit_s=2.0)
+    stage = Stage(script, names=[TRAINER], commit_steps=0)
     for wait in range(4 * STEPS):
         script.before[wait] = lambda: setattr(script, "now", script.now + 1.0)
     assert_all_there(stage.run())
@@ -131,7 +133,7 @@ def test_what_a_lost_device_had_goes_on_elsewhere_from_its_last_commit(commits: 
 
 
 def test_without_commits_a_lost_device_s_samples_begin_anew():
-    stage = Stage(commit_steps=0)
+    stage = Stage(commit_steps=STEPS)
     stage.actor(ONE).dead = True
     assert_all_there(stage.run())
     assert stage.resumed_at() == []
@@ -188,7 +190,7 @@ def test_a_device_that_is_slow_but_alive_keeps_its_lease():
 
 def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_nobody_else_was_faster():
     script = Script(lambda names: ONE if ONE in names else names[0])
-    stage = Stage(script, commit_steps=0)
+    stage = Stage(script, commit_steps=STEPS)
     script.hung.add(ONE)
     stage.actor(ONE).deaf = True
     delivered = stage.run()
@@ -200,7 +202,7 @@ def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_nobody_el
 
 def test_late_samples_are_dropped_where_another_was_faster():
     script = Script(lambda names: ONE if ONE in names and len(stage.phase._delivered) == 12 else names[0])
-    stage = Stage(script, names=[TRAINER, ONE], commit_steps=0)
+    stage = Stage(script, names=[TRAINER, ONE], commit_steps=STEPS)
     script.hung.add(ONE)
     stage.actor(ONE).deaf = True
     # The trainer's leases are younger: only the other one expires.
@@ -302,7 +304,7 @@ def test_whatever_happens_the_bits_are_the_same(seed: int):
     chance = random.Random(seed)
     script = Script(chance.choice)
     names = [TRAINER, *(f"spot-{number}" for number in range(4))]
-    stage = Stage(script, names, commit_steps=chance.choice([0, 1, 2]))
+    stage = Stage(script, names, commit_steps=chance.choice([1, 2, STEPS]))
     for name in names[1:]:
         actor, wait = stage.actor(name), chance.randrange(12)
         fate = chance.choice(["dies", "hangs", "deaf", "notice", "lives"])

@@ -38,7 +38,7 @@ class Stage:
             log = HistoryLog(self.life, name)
             actor._samples = SamplesInFlight(SAMPLER, actor._look, log)
         self.driver = HistoryLog(self.life, "driver")
-        settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
+        settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         self.config = tiny_config(runtime=settings)
         self.loop = Dispatcher(
             self.config,
@@ -58,7 +58,7 @@ class Stage:
         return check_history(read_history(self.folder))
 
 
-@pytest.mark.parametrize("commit_steps", [0, 1, 3])
+@pytest.mark.parametrize("commit_steps", [1, 3, STEPS])
 def test_an_undisturbed_phase_does_each_step_once(tmp_path, commit_steps):
     stage = Stage(tmp_path, Script(random.Random(commit_steps).choice), commit_steps)
     stage.run()
@@ -92,7 +92,7 @@ def test_whoever_dies_and_whenever_the_promises_hold(tmp_path, seed):
 def test_what_a_hung_device_sends_late_was_done_twice_and_is_dropped(tmp_path):
     accepted: dict = {}
     script = Script(lambda names: ONE if ONE in names and len(accepted) == 12 else names[0])
-    stage = Stage(tmp_path, script, commit_steps=0, names=[TRAINER, ONE])
+    stage = Stage(tmp_path, script, commit_steps=STEPS, names=[TRAINER, ONE])
     script.hung.add(ONE)
     stage.fleet.actors[ONE].deaf = True
     # The trainer's leases are younger: only the other one expires.

@@ -81,7 +81,7 @@ class Stage:
             self.fleet, WeightsVersion(0), step_s, self.meeting, GroupRegistry(),
             lambda device: (instances or {}).get(device.name, ""), LEASE_S,
         )  # fmt: skip
-        settings = {"commit_steps": commit_steps, "commit_s": 0.0, "lease_s": LEASE_S}
+        settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
         config = tiny_config(runtime=settings)
         driver = HistoryLog(history and new_life(history), "driver")
         self.loop = Dispatcher(config, self.script.clock, driver, ended=self.script)  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_whatever_happens_every_sample_is_there_once(tmp_path: Path, seed: int):
     chance = random.Random(seed)
     script = Script(chance.choice)
     names = [TRAINER, *(f"spot-{number}" for number in range(5))]
-    stage = Stage(script, names, chance.choice([PAIRS, FOURS]), chance.choice([0, 1, 2]), history=tmp_path)
+    stage = Stage(script, names, chance.choice([PAIRS, FOURS]), chance.choice([1, 2, 200]), history=tmp_path)
     for name in names[1:]:
         actor, waits = stage.actor(name), chance.randrange(40)
         fate = chance.choice(["dies", "hangs", "notice", "lives"])

@@ -118,7 +118,7 @@ def test_the_work_that_was_lost_with_devices():
     assert found(device_rules.losses, view(), few).level == "passed"
     many = ledger(("spot", "rollout", 149.0), losses=(loss,))
     finding = found(device_rules.losses, view(), many)
-    assert (finding.level, "`runtime.commit_steps` (now 4)" in finding.advice) == ("warning", True)
+    assert (finding.level, "`runtime.commit_steps` to 1 (now 0" in finding.advice) == ("warning", True)
 
 
 def test_a_bill_that_does_not_add_up():

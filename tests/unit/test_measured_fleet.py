@@ -58,7 +58,7 @@ class Phase:
             self.groups = GroupedFleet(self.fleet, WeightsVersion(0), fixed, *rest)
         else:
             self.groups = MeasuredFleet(self.fleet, WeightsVersion(0), self.pace, DEGREES, *rest, time.clock)
-        settings = {"commit_steps": 1, "commit_s": 0.0, "lease_s": LEASE_S}
+        settings = {"commit_steps": 1, "lease_s": LEASE_S}
         self.requests = requests(batches)
         config = tiny_config(runtime=settings)
         self.loop = Dispatcher(config, time.clock, ended=time)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def in_any_order(
         fleet, WeightsVersion(0), pace, DEGREES, FakeMeeting(fleet.actors, script), GroupRegistry(),
         lambda device: "", LEASE_S, script.clock,
     )  # fmt: skip
-    settings = {"commit_steps": chance.choice([0, 1, 2]), "commit_s": 0.0, "lease_s": LEASE_S}
+    settings = {"commit_steps": chance.choice([1, 2, 200]), "lease_s": LEASE_S}
     driver = HistoryLog(new_life(history), "driver")
     config = tiny_config(runtime=settings)
     loop = Dispatcher(config, script.clock, driver, ended=script)  # type: ignore[arg-type]

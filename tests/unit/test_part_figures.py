@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import tasks.commit
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from tasks.commit import evaluation_record, record_evaluation
@@ -19,7 +20,8 @@ SCORES = [
 
 
 @pytest.mark.parametrize("scores", [SCORES, [Score(0.5, False, "")]])
-def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score]):
+def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tasks.commit, "GALLERY", 0)
     told: dict[str, float] = {}
     session: Any = SimpleNamespace(
         config=RunConfig(),
@@ -39,7 +41,6 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score]):
         samples=[SimpleNamespace(request=request, image_HWC=None)] * len(scores),
         scores=scores, policy_version=1, score=0.5, exact=0.5,
     )  # fmt: skip
-    session.config = RunConfig.model_validate({"evaluation": {"gallery": 0}})
     record = evaluation_record(session, evaluation, 3, 0.0, 1.0, [])
     record_evaluation.fn(session, record)
     # The image that a scorer failed on counts in no mean.

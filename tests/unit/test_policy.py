@@ -18,7 +18,7 @@ MODES = ["lora", "full"]
 def adaptation(mode: str, *targets: str) -> AdaptationConfig:
     """Adapters of rank 2 on two layers of each attention, or everything."""
     names = targets or ("to_q", "to_out.0")
-    return AdaptationConfig.model_validate({"mode": mode, "rank": 2, "alpha": 4.0, "targets": names})
+    return AdaptationConfig.model_validate({"mode": mode, "rank": 2, "targets": names})
 
 
 def velocity_of(model: TinyModel) -> torch.Tensor:

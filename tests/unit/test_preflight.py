@@ -153,26 +153,19 @@ def test_exploration_that_cannot_be_met(tmp_path: Path, exploration: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("runtime", "says"),
+    ("notices", "says"),
     [
-        ({"notice_url": "http://10.0.0.1"}, "notices=none asks no address"),
-        (
-            {"notice_url": "http://10.0.0.1", "notices": "kubernetes"},
-            "set runtime.notices to one of alibaba, aws, azure, gcp",
-        ),
-        ({"notices": "oracle"}, r"runtime\.notices = 'oracle': there is none of that name"),
-        ({"notices": "gcs"}, "did you mean gcp"),
+        ("none@http://10.0.0.1", "none asks no address"),
+        ("kubernetes@http://10.0.0.1", "name one of aws, gcp, azure, alibaba"),
+        ("gcp@", r"runtime\.notices: base URL ''.* as in gcp@http://HOST:PORT"),
+        ("gcp@metadata.internal", r"runtime\.notices: base URL 'metadata.internal' is not"),
+        ("oracle", r"runtime\.notices = 'oracle': there is none of that name"),
+        ("gcs", "did you mean gcp"),
     ],
 )
-def test_notices_that_cannot_be_watched(tmp_path: Path, runtime: dict[str, Any], says: str):
+def test_notices_that_cannot_be_watched(tmp_path: Path, notices: str, says: str):
     with pytest.raises(ConfigurationError, match=says):
-        preflight.check(config(tmp_path, runtime=runtime))
-
-
-def test_an_address_of_notices_that_is_none(tmp_path: Path):
-    runtime = {"notices": "gcp", "notice_url": "metadata.internal"}
-    with pytest.raises(ConfigurationError, match=r"runtime\.notice_url: base URL 'metadata.internal' is not"):
-        preflight.check(config(tmp_path, runtime=runtime))
+        preflight.check(config(tmp_path, runtime={"notices": notices}))
 
 
 class Judged(Exception):
@@ -191,7 +184,7 @@ def test_the_model_is_loaded_on_the_cpu(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     cuda = {"device": "cuda"}
     with pytest.raises(Judged):  # the cluster has the GPUs, this machine needs none
-        preflight.check(config(tmp_path, model=cuda, runtime={"ray_address": "far:6379"}))
+        preflight.check(config(tmp_path, model=cuda, runtime={"cluster": "far:6379"}))
     with pytest.raises(ConfigurationError, match="no CUDA device is visible here"):
         preflight.check(config(tmp_path, model=cuda))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -33,8 +32,8 @@ def book(tmp_path: Path) -> Path:
     return path
 
 
-def config(book: object, spot_workers: int = 2, **price: Any) -> RunConfig:
-    settings = {"book": str(book), "device": "H100", "reserved_zone": "here"} | price
+def config(book: object, spot_workers: int = 2, offer: str = "H100@here") -> RunConfig:
+    settings = {"book": str(book), "offer": offer}
     return RunConfig.model_validate({"price": settings, "runtime": {"spot_workers": spot_workers}})
 
 
@@ -57,7 +56,7 @@ def test_what_is_stored_is_read_again_without_the_book(book: Path):
 
 
 def test_the_carried_book_and_none():
-    asked = config("builtin:known", reserved_zone="gcp/us-east4", spot_zone="gcp/us-central1")
+    asked = config("builtin:known", offer="H100@gcp/us-east4,gcp/us-central1")
     assert prices(with_prices(asked)) == (10.98, 3.35)
     plain = RunConfig()
     assert with_prices(plain) is plain
@@ -74,21 +73,21 @@ def test_a_run_that_is_there_keeps_the_prices_of_its_beginning(book: Path, tmp_p
 
 
 def test_a_run_without_spot_devices_needs_no_spot_offer(book: Path):
-    assert prices(with_prices(config(book, 0, reserved_zone="there"))) == (2.0, 2.0)
+    assert prices(with_prices(config(book, 0, "H100@there"))) == (2.0, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("price", "message"),
+    ("offer", "message"),
     [
-        ({"device": "B300"}, "no price of B300 on_demand in here"),
-        ({"reserved_zone": "nowhere"}, "H100 on_demand has a price in here, there"),
-        ({"spot_zone": "there"}, "H100 spot in there is unavailable"),
-        ({"spot_zone": "dear"}, "costs 5.0 usd_per_hour, above 4.0 on demand in here"),
+        ("B300@here", "no price of B300 on_demand in here"),
+        ("H100@nowhere", "H100 on_demand has a price in here, there"),
+        ("H100@here,there", "H100 spot in there is unavailable"),
+        ("H100@here,dear", "costs 5.0 usd_per_hour, above 4.0 on demand in here"),
     ],
 )
-def test_offers_that_cannot_be_had_are_refused(book: Path, price: dict[str, Any], message: str):
+def test_offers_that_cannot_be_had_are_refused(book: Path, offer: str, message: str):
     with pytest.raises(ConfigurationError, match=message) as refused:
-        with_prices(config(book, 2, **price))
+        with_prices(config(book, 2, offer))
     assert str(book) in str(refused.value)
 
 
@@ -98,7 +97,8 @@ def test_a_book_that_cannot_be_read_is_refused(tmp_path: Path):
 
 
 def test_settings_that_do_not_fit_together_are_refused():
-    with pytest.raises(ValidationError, match=r"price.spot_zone='here' without price.book"):
-        PriceConfig(spot_zone="here")
-    with pytest.raises(ValidationError, match=r"nothing is given for price.device and price.reserved_zone"):
-        PriceConfig(book="prices.csv")
+    with pytest.raises(ValidationError, match=r"price.offer='H100@here' without price.book"):
+        PriceConfig(offer="H100@here")
+    for offer in ("", "H100", "@here", "H100@", "H100@here,"):
+        with pytest.raises(ValidationError, match=r"price.offer is .* say which, as in H100@gcp"):
+            PriceConfig(book="prices.csv", offer=offer)

@@ -39,7 +39,7 @@ def show_before_and_after(images: pd.DataFrame) -> None:
         images: as `storage.database.queries.runs.images_before_after` gives it.
     """
     if images.empty:
-        st.caption("Images appear with the first evaluation (setting `evaluation.gallery` says how many).")
+        st.caption("Images appear with the first evaluation.")
         return
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     if before == after:

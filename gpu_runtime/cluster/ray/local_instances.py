@@ -40,7 +40,7 @@ _SETTINGS = {
 
 
 class LocalInstances:
-    """A Ray cluster of this machine alone, listening on 127.0.0.1. A run joins it by `runtime.ray_address`.
+    """A Ray cluster of this machine alone, listening on 127.0.0.1. A run joins it by `runtime.cluster`.
 
     All instances say how they are rented (`ray.io/market-type`), so that the run's trainer, scorers and other
     reserved workers are placed on the reserved one, and each spot instance has one spot worker.
@@ -65,7 +65,7 @@ class LocalInstances:
 
     @property
     def address(self) -> str:
-        """For `runtime.ray_address`."""
+        """For `runtime.cluster`."""
         return str(self._cluster.address)
 
     @property

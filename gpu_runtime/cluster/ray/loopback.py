@@ -36,7 +36,7 @@ def is_on_loopback_alone(address: str) -> bool:
     """Whether a cluster that is to be joined answers on this machine's loopback address and on no other.
 
     Args:
-        address: as of `runtime.ray_address`; what is no `HOST:PORT` is left to Ray.
+        address: as of `runtime.cluster`; what is no `HOST:PORT` is left to Ray.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or host.strip("[]") not in _LOOPBACK_HOSTS:

@@ -85,7 +85,7 @@ class RayCluster:
     """A Ray cluster that this process started or joined.
 
     Args:
-        config: the run's configuration; `runtime.ray_address` empty starts a local cluster.
+        config: the run's configuration; `runtime.cluster` says whether a cluster is started here or joined.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -125,9 +125,9 @@ class RayCluster:
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RuntimeFailure(
-                    f"no Ray cluster answers at runtime.ray_address={address!r}: {error}; "
-                    "start one with `ray start --head`, copy its ~/.ray/auth_token to this machine, or leave "
-                    "the address empty for a local one"
+                    f"no Ray cluster answers at runtime.cluster={address!r}: {error}; "
+                    "start one with `ray start --head`, copy its ~/.ray/auth_token to this machine, or set "
+                    "runtime.cluster=ray for one of this machine"
                 ) from error
             return
         # Workers that play devices share the cores of this machine; Ray's count is only a limit.

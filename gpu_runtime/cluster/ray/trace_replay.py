@@ -44,7 +44,7 @@ class TraceReplay:
 
     @property
     def address(self) -> str:
-        """Of the cluster, for `runtime.ray_address`."""
+        """Of the cluster, for `runtime.cluster`."""
         return self._instances.address
 
     @property

@@ -56,7 +56,7 @@ class PlayedNotices:
     """Google's preempted flag, played for each worker apart; the workers ask `url`.
 
     Attributes:
-        url: to be a run's `runtime.notice_url`, with runtime.notices = "gcp".
+        url: for a run's `runtime.notices`: "gcp@URL".
     """
 
     def __init__(self, worker_in_url: str) -> None:

@@ -13,9 +13,10 @@ import duckdb
 import numpy as np
 import pandas as pd
 
+from storage.config.stored import carried_over
 from storage.database.queries.runs import cost_by_iteration, score_curve
 
-_SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"), ("runtime", "ray_address"))
+_SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings in which two runs may differ that are still the same but for the seed."""
 
 
@@ -116,6 +117,7 @@ def _without_seed(config: str) -> tuple[dict[str, Any], int | None]:
     settings = json.loads(config)
     if not isinstance(settings, dict):
         return {}, None
+    settings = carried_over(settings)
     seed = settings.get("seed")
     for *sections, last in _SAME_RUN:
         part: Any = settings

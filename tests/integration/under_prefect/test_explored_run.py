@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 
 import pytest
 
+import tasks.session
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
@@ -19,7 +21,7 @@ SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
     "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
     "exploration.stop_with_training=false", "exploration.allocation=uniform",
-    "exploration.min_spearman=-1", "checkpoint.keep=4", "algorithm.objective=nft",
+    "exploration.min_spearman=-1", "algorithm.objective=nft",
     "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3", "runtime.cluster=local",
 ]  # fmt: skip
 
@@ -31,7 +33,9 @@ def config():
 
 @pytest.fixture(scope="module")
 def finished(home, config):
-    return post_train(config, "stale")
+    with pytest.MonkeyPatch.context() as patch:  # every checkpoint stays, to go back to
+        patch.setattr(tasks.session, "CheckpointStore", partial(CheckpointStore, keep=4))
+        return post_train(config, "stale")
 
 
 def rows(home, query):

@@ -21,7 +21,7 @@ def test_a_model_family_goes_the_whole_road(home, tmp_path):
         folder,
         reward={"scorer": "jpeg"},
         runtime={"spot_workers": 1, "scorer_workers": 1, "cluster": "local"},
-        evaluation={"prompts": 4, "gallery": 4},
+        evaluation={"prompts": 4},
         sequence_parallel={"rollout": 2},
     )
     result = post_train(settings.model_copy(update={"name": "family", "iterations": 2}), "run-family")

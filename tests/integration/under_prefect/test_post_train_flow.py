@@ -124,7 +124,7 @@ def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s, fold
 
 
 def last_state(home, config, run_id):
-    checkpoint = CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).load_latest()
+    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
     assert checkpoint is not None
     return checkpoint.iteration, checkpoint.blobs
 

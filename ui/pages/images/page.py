@@ -28,16 +28,10 @@ def _show_images(home: Path, view: RunView) -> None:
 
 
 def _show_nothing(view: RunView) -> None:
-    if view.setting("evaluation", "gallery") == 0:
-        st.info(
-            "This run keeps no images. Start one that does with `--set evaluation.gallery=12`.",
-            icon=":material/image_not_supported:",
-        )
+    if view.setting("evaluation", "gallery") == 0:  # a setting of earlier versions
+        st.info("This run was told to keep no images.", icon=":material/image_not_supported:")
         return
-    st.info(
-        "Images appear with the first evaluation (`evaluation.gallery` says how many).",
-        icon=":material/hourglass:",
-    )
+    st.info("Images appear with the first evaluation.", icon=":material/hourglass:")
 
 
 def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:

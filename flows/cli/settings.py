@@ -1,0 +1,84 @@
+"""`spotlight settings`: what can be set; and what the shell completes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from storage.config.loading import list_presets
+from storage.config.run_config import RunConfig
+from storage.config.settings_table import list_settings, settings_page
+from storage.errors import ConfigurationError, quoted
+
+
+def settings(
+    section: Annotated[
+        str | None, typer.Argument(help="A section, as in sampling, or a setting; all by default.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object with an entry for each setting.")
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="All of them as the page docs/settings.md.")
+    ] = False,
+) -> None:
+    """List the settings of a run: default, bounds, description."""
+    if as_markdown:
+        if section or as_json:
+            raise ConfigurationError("--markdown writes the whole page; leave SECTION and --json out")
+        typer.echo(settings_page(), nl=False)
+        return
+    entries = list_settings(section or "")
+    if not entries:
+        raise ConfigurationError(_no_such(section or ""))
+    if as_json:
+        facts = {
+            one.name: {"default": one.default, "bounds": one.bounds, "description": one.description}
+            for one in entries
+        }
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    table = Table("setting", "default", "bounds", "description")
+    for entry in entries:
+        cells = (entry.name, entry.default_text, entry.bounds, entry.description)
+        table.add_row(*map(Text, cells), end_section=True)
+    Console().print(table)
+
+
+def _no_such(name: str) -> str:
+    known = [*RunConfig.model_fields, *setting_names("")]
+    near = difflib.get_close_matches(name, [one.rstrip("=") for one in known], n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"no section or setting {quoted(name)}; {hint}there are {', '.join(RunConfig.model_fields)}"
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """Presets whose names begin so, for the shell's completion."""
+    return [preset.name for preset in list_presets() if preset.name.startswith(incomplete)]
+
+
+def setting_names(incomplete: str) -> list[str]:
+    """Settings whose names begin so, each with the `=` that follows, for the shell's completion."""
+    return [f"{one.name}=" for one in list_settings() if one.name.startswith(incomplete)]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"spotlight {version('spotlight')}")
+        raise typer.Exit
+
+
+def version_option(
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None:
+    """Options of `spotlight` itself."""

@@ -1,0 +1,137 @@
+"""Every setting with its default, bounds and description, as values and as a page of the documentation.
+
+All of it is read from `RunConfig`: the docstring of a field is its description. `docs/settings.md` is what
+`settings_page` returns; after a change, write it anew:
+
+    spotlight settings --markdown > docs/settings.md
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from storage.config.errors import dotted
+from storage.config.run_config import RunConfig
+
+_BOUNDS = (
+    ("exclusiveMinimum", "above {}"),
+    ("minimum", "at least {}"),
+    ("exclusiveMaximum", "below {}"),
+    ("maximum", "at most {}"),
+)
+
+_KINDS = {
+    "boolean": "true or false",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+    "array": "list of texts",
+    "object": "table",
+}
+
+_HEAD = """\
+# Settings
+
+Every setting of a run. This page is generated from the docstrings in `storage/config`; do not edit it:
+`spotlight settings --markdown > docs/settings.md`. `spotlight settings SECTION` shows a part of it.
+
+A value comes from the default, the preset (`--preset`), the environment (`SPOTLIGHT_SEED=3`,
+`SPOTLIGHT_SAMPLING__NOISE_LEVEL=0.5`), or the command line (`--set sampling.noise_level=0.5`); the later of
+these wins. A preset is a TOML file that holds what differs from the defaults; `spotlight presets` lists those
+of the project.
+"""
+
+
+@dataclass(frozen=True)
+class SettingEntry:
+    """A setting.
+
+    Attributes:
+        name: as `--set` takes it: `sampling.noise_level`.
+        default: a JSON value.
+        bounds: what it may be, in words: `number above 0, at most 2`.
+        description: one paragraph.
+    """
+
+    name: str
+    default: Any
+    bounds: str
+    description: str
+
+    @property
+    def section(self) -> str:
+        """What stands before its last dot; empty at the top level."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def default_text(self) -> str:
+        """The default as a preset or `--set` would give it."""
+        return json.dumps(self.default, ensure_ascii=False)
+
+
+def list_settings(section: str = "") -> list[SettingEntry]:
+    """The settings of a section, or the one of that name; all by default."""
+    entries = _entries(RunConfig, RunConfig().model_dump(mode="json"), ())
+    return [one for one in entries if not section or f"{one.name}.".startswith(f"{section}.")]
+
+
+def settings_page() -> str:
+    """All settings as Markdown."""
+    parts = [_HEAD]
+    section: str | None = None
+    for entry in list_settings():
+        if entry.section != section:
+            section = entry.section
+            parts.append(f"\n## {f'`{section}`' if section else 'The run'}\n\n{_purpose(section)}\n\n")
+            parts.append("| setting | default | bounds | description |\n|---|---|---|---|\n")
+        cells = (f"`{entry.name}`", f"`{entry.default_text}`", entry.bounds, entry.description)
+        parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n")
+    return "".join(parts)
+
+
+def _purpose(section: str) -> str:
+    model: Any = RunConfig
+    for part in section.split(".") if section else ():
+        model = model.model_fields[part].annotation
+    return " ".join((model.__doc__ or "").split())
+
+
+def _entries(model: type[BaseModel], defaults: Any, path: tuple[str, ...]) -> list[SettingEntry]:
+    """The settings of a section and of those within it; its own come first."""
+    own: list[SettingEntry] = []
+    inner: list[SettingEntry] = []
+    schemas = model.model_json_schema()["properties"]
+    for name, field in model.model_fields.items():
+        kind, key = field.annotation, (*path, name)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            inner += _entries(kind, defaults[name], key)
+        else:
+            description = " ".join((field.description or "").split())
+            own.append(SettingEntry(dotted(key), defaults[name], _bounds(schemas[name]), description))
+    return own + inner
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(map(_bounds, schema["anyOf"]))
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        *others, last = schema["enum"]
+        return f"{', '.join(map(str, others))} or {last}"
+    words = [_KINDS[schema["type"]]]
+    if schema.keys() >= {"minimum", "maximum"}:
+        words.append(f"from {_figure(schema['minimum'])} to {_figure(schema['maximum'])}")
+    else:
+        words += [form.format(_figure(schema[name])) for name, form in _BOUNDS if name in schema]
+    if "pattern" in schema:
+        words.append(f"matching `{schema['pattern']}`")
+    return f"{words[0]} {', '.join(words[1:])}".strip()
+
+
+def _figure(bound: float) -> str:
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"

@@ -29,6 +29,7 @@ from gpu_runtime.diffusion.noise import NoiseStream, Purpose, integers, normal
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
 from gpu_runtime.exploration.plan import prompts_of_iteration
 from gpu_runtime.exploration.selection import max_variance_subset
+from gpu_runtime.learning.options import GrpoOptions
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.rewards.registry import build_scorer
 from storage.config.loading import load_config
@@ -58,17 +59,15 @@ class Algorithm:
     """
 
     def __init__(self, config: RunConfig, drafts: int) -> None:
-        torch.set_num_threads(config.runtime.threads)
+        torch.set_num_threads(1)
         self.config, self.drafts = config, drafts
         self.model = load_model(config.model)
-        self.scorer = build_scorer(config.reward.scorer, config.reward)
+        self.scorer = build_scorer(config.reward)
         self.prompts = load_prompts(config.prompts.train)
         self.sigmas = self.model.sigmas(config.sampling.rollout_steps)
         self.weights = list(self.model.transformer.requires_grad_().parameters())
         s = config.optimizer
-        self.optimizer = torch.optim.AdamW(
-            self.weights, s.learning_rate, (s.beta1, s.beta2), weight_decay=s.weight_decay
-        )
+        self.optimizer = torch.optim.AdamW(self.weights, s.learning_rate, (0.9, s.beta2), weight_decay=1e-4)
 
     def run(self, iterations: int) -> list[float]:
         """Train; returns the mean reward of each iteration."""
@@ -110,8 +109,8 @@ class Algorithm:
             streams = [NoiseStream(self.config.seed, iteration, p.prompt_id, seed) for p, seed in batch]
             conditioning = self.model.encode_prompts([prompt.text for prompt, _ in batch])
             # The stochastic steps are a window at a random place; the other steps follow the ODE.
-            room = s.window_stop - s.window_start - s.window_size
-            start_B = s.window_start + torch.tensor(integers(streams, Purpose.WINDOW, room + 1))
+            room = s.window_stop - s.window_size
+            start_B = torch.tensor(integers(streams, Purpose.WINDOW, room + 1))
             latents_BSC = normal(streams, Purpose.INITIAL, 0, shape)
             of_image: list[list[Row]] = [[] for _ in batch]
             for step in range(s.rollout_steps):
@@ -146,7 +145,7 @@ class Algorithm:
 
     def train(self, rows: list[Row], advantage_PG: torch.Tensor) -> int:
         """Take one step of the optimiser; returns how many prompts taught something."""
-        s, clip = self.config.sampling, self.config.algorithm.clip_range
+        s, clip = self.config.sampling, GrpoOptions(**self.config.algorithm.options).clip_range
         advantage_of_row = advantage_PG.float().flatten().repeat_interleave(s.window_size)
         pairs = [(row, A) for row, A in zip(rows, advantage_of_row, strict=True) if not A.isnan()]
         for batch in _batches(pairs, s.batch_size):

@@ -206,7 +206,7 @@ def evaluated_configuration(
         )
     base = RunStore(home).run(run_id).config if run_id else None
     config = given_configuration(preset, settings, ray_address, base, cluster)
-    if run_id and not CheckpointStore(home.checkpoints(run_id), config.checkpoint.keep).iterations():
+    if run_id and not CheckpointStore(home.checkpoints(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")
     return config
 

@@ -43,8 +43,6 @@ from transformers import (
     T5Tokenizer,
 )
 
-from gpu_runtime.models.registry import FAMILIES
-
 WIDTH, LATENT = 32, 4
 SIDE = 16
 """Pixels of an image's side; the VAEs halve it, the transformers' patches halve it again."""
@@ -58,10 +56,6 @@ _CHAT = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-PIPELINES = [name for name in FAMILIES.names() if name != "embedded"]
-"""The families that come as pipelines."""
 
 
 def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:

@@ -77,7 +77,9 @@ def carried_over(stored: Mapping[str, Any]) -> dict[str, Any]:
     _carry_reward(values.get("reward"))
     algorithm = values.get("algorithm")
     if isinstance(algorithm, dict) and "clip_range" in algorithm:
-        algorithm["options"] = _renamed(algorithm, _OBJECTIVE_OPTIONS).get(algorithm.get("objective"), {})
+        algorithm["options"] = _renamed(algorithm, _OBJECTIVE_OPTIONS).get(
+            str(algorithm.get("objective")), {}
+        )
     price = values.get("price")
     if isinstance(price, dict) and "device" in price:
         device, zone, spot = (price.pop(name, "") for name in ("device", "reserved_zone", "spot_zone"))
@@ -94,7 +96,7 @@ def _carry_reward(reward: Any) -> None:
         weighed = {name: {"weight": weight, **options.get(name, {})} for name, weight in parts.items()}
         reward["options"] = {"parts": weighed}
     else:
-        reward["options"] = options.get(reward.get("scorer"), {})
+        reward["options"] = options.get(str(reward.get("scorer")), {})
 
 
 def _renamed(section: dict[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:

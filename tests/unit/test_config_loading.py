@@ -41,12 +41,11 @@ def test_later_sources_win(tmp_path: Path):
 
 
 def test_a_table_is_added_to_and_an_empty_one_replaces():
-    parts = ["reward.scorer=sum", "reward.parts.ocr=1", "reward.parts.jpeg=2"]
-    assert load_config(None, parts, {}).reward.parts == {"ocr": 1, "jpeg": 2}
-    assert load_config(None, [*parts, "reward.parts={clip-score = 3}"], {}).reward.parts.keys() == {
-        "ocr", "jpeg", "clip-score",
-    }  # fmt: skip
-    again = load_config(None, ["reward.scorer=ocr", "reward.parts={}"], {}, load_config(None, parts, {}))
+    parts = ["reward.scorer=sum", "reward.options.parts.ocr=1", "reward.options.parts.jpeg=2"]
+    assert load_config(None, parts, {}).reward.options == {"parts": {"ocr": 1, "jpeg": 2}}
+    more = load_config(None, [*parts, "reward.options.parts={clip-score = 3}"], {})
+    assert more.reward.options == {"parts": {"ocr": 1, "jpeg": 2, "clip-score": 3}}
+    again = load_config(None, ["reward.scorer=ocr", "reward.options={}"], {}, load_config(None, parts, {}))
     assert again == RunConfig()
 
 

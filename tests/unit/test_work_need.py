@@ -12,6 +12,7 @@ import torch
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.memory_need import GIB, MemoryNeed
+from gpu_runtime.models.pipeline_outline import PipelineOutline
 from gpu_runtime.models.work_need import WorkNeed, adapter_numbers
 from tests.pipeline_reference import family_config
 from tests.tiny_pipelines import PIPELINES, save_pipeline
@@ -97,6 +98,7 @@ def test_no_family_keeps_less_than_is_counted(family: str, mode: str, tmp_path: 
     folder = save_pipeline(family, tmp_path / "model")
     config = family_config(family, folder, adaptation={"mode": mode}, **once)
     outline = outline_model(config.model)
+    assert isinstance(outline, PipelineOutline)
     counted = outline.work_of(config)
     assert config.sampling.batch_size == 4 and counted.generating_bytes > 0
     model = load_model(config.model)

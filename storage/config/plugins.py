@@ -137,8 +137,9 @@ def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) 
     except ValidationError as error:
         lines = explain(error, {}, model, setting)
         if any(problem["type"] == "extra_forbidden" for problem in error.errors()):
-            lines.append(f"{setting}={{}} drops all that a preset or an earlier run says there")
-        raise ConfigurationError("\n".join(lines)) from error
+            lines[-1] += f" ({setting}={{}} drops what a preset says there)"
+        count = f"{len(lines)} settings are wrong:\n" if len(lines) > 1 else ""
+        raise ConfigurationError(count + "\n".join(map(one_line, lines))) from error
 
 
 def as_values(options: Section) -> dict[str, Any]:

@@ -32,18 +32,31 @@ _WITHOUT_EFFECT: tuple[KeyPath, ...] = (
 """Settings that are gone, and on which no number of a run depends but by rounding."""
 
 
-_SCORER_OPTIONS: dict[str, dict[str, str]] = {
-    "ocr": {"ocr_layout": "layout"},
-    "geneval": {"detector": "detector", "clip": "clip"},
-    "clip-score": {"clip": "clip"},
-    "pick-score": {"pick": "model", "pick_processor": "processor"},
-    "deepseek-ocr": {"reader": "reader", "reader_tokens": "tokens"},
+_SCORER_OPTIONS: dict[str, dict[str, tuple[str, Any]]] = {
+    "ocr": {"ocr_layout": ("layout", "line")},
+    "geneval": {
+        "detector": ("detector", "facebook/mask2former-swin-small-coco-instance"),
+        "clip": ("clip", "openai/clip-vit-large-patch14"),
+    },
+    "clip-score": {"clip": ("clip", "openai/clip-vit-large-patch14")},
+    "pick-score": {
+        "pick": ("model", "yuvalkirstain/PickScore_v1"),
+        "pick_processor": ("processor", "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"),
+    },
+    "deepseek-ocr": {
+        "reader": ("reader", "deepseek-community/DeepSeek-OCR-2"),
+        "reader_tokens": ("tokens", 128),
+    },
 }
-"""Settings of the reward that are options of a scorer now, by its name; those of the others had no effect."""
+"""Settings of the reward that are options of a scorer now: their names there, and their old defaults."""
 
-_OBJECTIVE_OPTIONS: dict[str, dict[str, str]] = {
-    "grpo": {"clip_range": "clip_range"},
-    "nft": {"nft_beta": "beta", "nft_times": "times"},
+_REMOTE_DEFAULTS = {
+    "url": "", "timeout_s": 60.0, "attempts": 4, "backoff_s": 0.5, "images_a_request": 8, "queue": 4,
+}  # fmt: skip
+
+_OBJECTIVE_OPTIONS: dict[str, dict[str, tuple[str, Any]]] = {
+    "grpo": {"clip_range": ("clip_range", 1e-3)},
+    "nft": {"nft_beta": ("beta", 0.1), "nft_times": ("times", 5)},
 }
 
 
@@ -74,12 +87,12 @@ def carried_over(stored: Mapping[str, Any]) -> dict[str, Any]:
         url = runtime.pop("notice_url", "")
         if url:
             runtime["notices"] = f"{runtime.get('notices')}@{url}"
-    _carry_reward(values.get("reward"))
-    algorithm = values.get("algorithm")
+    reward, algorithm = values.get("reward"), values.get("algorithm")
+    if isinstance(reward, dict) and "ocr_layout" in reward:
+        _carry_reward(reward)
     if isinstance(algorithm, dict) and "clip_range" in algorithm:
-        algorithm["options"] = _renamed(algorithm, _OBJECTIVE_OPTIONS).get(
-            str(algorithm.get("objective")), {}
-        )
+        options = _taken(algorithm, _OBJECTIVE_OPTIONS)
+        algorithm["options"] = options.get(str(algorithm.get("objective")), {})
     price = values.get("price")
     if isinstance(price, dict) and "device" in price:
         device, zone, spot = (price.pop(name, "") for name in ("device", "reserved_zone", "spot_zone"))
@@ -87,26 +100,32 @@ def carried_over(stored: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _carry_reward(reward: Any) -> None:
-    if not isinstance(reward, dict) or "ocr_layout" not in reward:
-        return
-    options = _renamed(reward, _SCORER_OPTIONS) | {"remote": reward.pop("remote", {})}
+def _carry_reward(reward: dict[str, Any]) -> None:
+    options = _taken(reward, _SCORER_OPTIONS)
+    remote = reward.pop("remote", {})
+    options["remote"] = {key: value for key, value in remote.items() if value != _REMOTE_DEFAULTS.get(key)}
     parts = reward.pop("parts", {})
-    if parts:
-        weighed = {name: {"weight": weight, **options.get(name, {})} for name, weight in parts.items()}
-        reward["options"] = {"parts": weighed}
-    else:
-        reward["options"] = options.get(str(reward.get("scorer")), {})
-
-
-def _renamed(section: dict[str, Any], names: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """Options by plug-in, taken out of a section."""
-    found = {
-        plugin: {new: section[old] for old, new in of_plugin.items() if old in section}
-        for plugin, of_plugin in names.items()
+    weighed = {
+        name: {"weight": weight, **options[name]} if options.get(name) else weight
+        for name, weight in parts.items()
     }
-    for old in {old for of_plugin in names.values() for old in of_plugin}:
-        section.pop(old, None)
+    reward["options"] = {"parts": weighed} if parts else options.get(str(reward.get("scorer")), {})
+
+
+def _taken(
+    section: dict[str, Any], names: Mapping[str, Mapping[str, tuple[str, Any]]]
+) -> dict[str, dict[str, Any]]:
+    """What is no default, by plug-in and option; the settings leave the section."""
+    found = {
+        plugin: {
+            option: section[setting]
+            for setting, (option, default) in options.items()
+            if section.get(setting, default) != default
+        }
+        for plugin, options in names.items()
+    }
+    for setting in {setting for options in names.values() for setting in options}:
+        section.pop(setting, None)
     return found
 
 

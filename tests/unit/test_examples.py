@@ -14,19 +14,25 @@ import torch
 
 import spotlight
 from benchmarks.bare_loop import run as bare_loop
-from examples import algorithm, run_curves
+from examples import algorithm, own_reward, own_strategy, run_curves
+from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
 from storage.config.loading import load_config
+from storage.config.reward import RewardConfig
 from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.prompts.files import PromptRecord
 from tests.sample_run import write_sample_run
+from tests.tiny_exploration import explore, make_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_example_is_run_here():
-    named = {"algorithm", "run_curves"}
+    named = {"algorithm", "run_curves", "own_reward", "own_strategy"}
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == named
 
 
@@ -102,3 +108,30 @@ def test_a_runs_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(score.y) == run.scores["score"].tolist()
     assert {bars.name for bars in states} == {"reserved", "spot"}
     assert sum(sum(bars.y) for bars in states) == pytest.approx(sum(run.ledger["device_s"].tolist()) / 3600)
+
+
+def test_a_reward_of_ones_own_is_named_in_the_settings():
+    reward = RewardConfig(scorer="examples.own_reward:COLOURFUL", options={"full_at": 60})
+    scorer = build_scorer(reward)
+    grey, red_and_blue = np.full((4, 4, 3), 128, np.uint8), np.zeros((4, 4, 3), np.uint8)
+    red_and_blue[:2, :, 0] = red_and_blue[2:, :, 2] = 255
+    scores = [scorer.score(image, PromptRecord(0, "any")) for image in (grey, red_and_blue)]
+    assert [score.value for score in scores] == [0.0, 1.0]
+    # By hand: red - green is 255 or 0, (red + green) / 2 - blue is 127.5 or -255; half the pixels each.
+    assert scores[1].detail == f"{np.hypot(127.5, 191.25):.1f}"
+    assert not chosen_scorer(reward).plugin.gives_verdict
+    with pytest.raises(ConfigurationError, match=r"reward\.options\.full_at = 0: must be above 0"):
+        build_scorer(reward.model_copy(update={"options": {"full_at": 0}}))
+    assert isinstance(scorer, own_reward.Colourfulness)
+
+
+@pytest.mark.parametrize(("best", "seeds"), [(0.5, (0, 7)), (1.0, (6, 7)), (0.0, (0, 1))])
+def test_a_strategy_of_ones_own_is_named_in_the_settings(best: float, seeds: tuple[int, ...]):
+    config = make_config(
+        strategy="examples.own_strategy:BEST_AND_WORST", options={"best": best}, allocation="uniform"
+    )
+    explorer = build_explorer(config, [PromptRecord(number, "any") for number in (4, 5)])
+    assert isinstance(explorer, own_strategy.BestAndWorst)
+    plan = explore(explorer, 1, lambda prompt, seed: seed / 7)
+    assert plan.seeds == {4: seeds, 5: seeds}
+    assert explore(explorer, 2, lambda prompt, seed: seed / 7, budget=0).seeds == {4: (0, 1), 5: (0, 1)}

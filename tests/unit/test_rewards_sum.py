@@ -141,7 +141,7 @@ def test_a_batch_is_guarded_like_single_images():
     [
         ({"scorer": "sum"}, r"^reward\.options\.parts has no value; set reward\.options\.parts=\.\.\."),
         ({"scorer": "sum", "options": {"parts": {}}}, r"reward\.options\.parts = {}.*at least 1 item"),
-        ({"options": {"parts": {"ocr": 1.0}}}, r"reward\.options\.parts: no such setting; .* has layout\n"),
+        ({"options": {"parts": {"ocr": 1.0}}}, r"reward\.options\.parts: no such setting; .* has layout \("),
         (
             {"scorer": "sum", "options": {"parts": {"remote": 1.0}}},
             r"reward\.options\.parts\.remote\.url has no",

@@ -24,6 +24,17 @@ GONE: dict[str, dict[str, Any]] = {
     },
     "price": {"device": "", "reserved_zone": "", "spot_zone": ""},
     "sequence_parallel": {"at_most": 64},
+    "exploration": {"noise_aware": False, "history_half_life": 10.0},
+    "algorithm": {"clip_range": 1e-3, "nft_beta": 0.1, "nft_times": 5},
+    "reward": {
+        "ocr_layout": "line", "detector": "facebook/mask2former-swin-small-coco-instance",
+        "clip": "openai/clip-vit-large-patch14", "pick": "yuvalkirstain/PickScore_v1",
+        "pick_processor": "laion/CLIP-ViT-H-14-laion2B-s32B-b79K",
+        "reader": "deepseek-community/DeepSeek-OCR-2", "reader_tokens": 128, "parts": {},
+        "remote": {
+            "url": "", "timeout_s": 60.0, "attempts": 4, "backoff_s": 0.5, "images_a_request": 8, "queue": 4,
+        },
+    },
 }  # fmt: skip
 
 
@@ -49,6 +60,29 @@ def test_a_run_of_an_earlier_version_s_defaults_has_today_s():
 def test_what_this_version_stores_comes_back_as_it_was():
     config = RunConfig.model_validate({"runtime": {"commit_steps": 3, "cluster": "far:6379"}})
     assert stored_config(config.model_dump_json(), "run r", "") == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "section", "options"),
+    [
+        ({"reward": {"ocr_layout": "page"}}, "reward", {"layout": "page"}),
+        ({"reward": {"scorer": "geneval", "clip": "/a", "ocr_layout": "page"}}, "reward", {"clip": "/a"}),
+        (
+            {"reward": {"scorer": "remote", "remote": {"url": "http://a", "attempts": 4}}},
+            "reward", {"url": "http://a"},
+        ),
+        (
+            {"reward": {"scorer": "sum", "parts": {"jpeg": 0.5, "clip-score": 1.0}, "clip": "/a"}},
+            "reward", {"parts": {"jpeg": 0.5, "clip-score": {"weight": 1.0, "clip": "/a"}}},
+        ),
+        ({"algorithm": {"clip_range": 1e-4, "nft_beta": 0.2}}, "algorithm", {"clip_range": 1e-4}),
+        ({"algorithm": {"objective": "nft", "nft_beta": 0.2}}, "algorithm", {"beta": 0.2}),
+    ],
+)  # fmt: skip
+def test_settings_that_plug_ins_declare_now_become_their_options(
+    changes: dict[str, dict[str, Any]], section: str, options: dict[str, Any]
+):
+    assert getattr(read(**changes), section).options == options
 
 
 @pytest.mark.parametrize(

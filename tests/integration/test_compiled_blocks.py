@@ -16,6 +16,7 @@ from gpu_runtime.models.loading import load_model
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from tasks import preflight
+from tasks.quick_checks import with_read_options
 from tests.pipeline_reference import EXACT, difference, family_config, run_sampler, training_samples
 from tests.tiny_pipelines import save_pipeline
 from tests.tiny_run import perturbed
@@ -87,7 +88,7 @@ def test_a_transformer_without_named_blocks_is_refused():
 
 def test_what_was_never_tried_together_is_refused(folder: Path):
     with pytest.raises(ConfigurationError, match=r"model\.compile=True.*embedded"):
-        load_config("glyphs", ["model.compile=true"], {})
+        with_read_options(load_config("glyphs", ["model.compile=true"], {}))
     settings = ["model.compile=true", "sequence_parallel.rollout=2", "runtime.spot_workers=3"]
     with pytest.raises(ConfigurationError, match="never tried together"):
         load_config("qwen-image-ocr-512", [f"model.path={folder}", *settings], {})

@@ -22,7 +22,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU
-	$(BIN)/spotlight train --preset glyphs-stale
+	$(BIN)/spotlight train --preset glyphs-stale --set iterations=16
 
 # Live tests mostly wait for processes to start: two groups at a time keep two cores busy.
 PYTEST := $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder

@@ -17,9 +17,12 @@ from tests.module_graph import ROOMS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-REGISTRIES = {
-    "scorer": SCORERS, "family": FAMILIES, "objective": OBJECTIVES, "strategy": STRATEGIES,
-    "notices": NOTICES,
+NAMES = {
+    setting: set(registry.names())
+    for setting, registry in (
+        ("scorer", SCORERS), ("family", FAMILIES), ("objective", OBJECTIVES), ("strategy", STRATEGIES),
+        ("notices", NOTICES),
+    )
 }  # fmt: skip
 
 
@@ -44,9 +47,9 @@ def _pairs(line: int, subjects: list[ast.expr], values: list[ast.expr]) -> Itera
         for inner in ast.walk(value)
         if isinstance(inner, ast.Constant) and isinstance(inner.value, str)
     }
-    for setting, registry in REGISTRIES.items():
-        asked = any(_speaks_of(setting, subject) for subject in subjects)
-        yield from ((line, setting, name) for name in registry.names() if asked and name in constants)
+    for setting, names in NAMES.items():
+        if names & constants and any(_speaks_of(setting, subject) for subject in subjects):
+            yield from ((line, setting, name) for name in sorted(names & constants))
 
 
 def _speaks_of(setting: str, node: ast.AST) -> bool:

@@ -86,7 +86,7 @@ def settings(names: tuple[str, str, str, str], **changes: str) -> list[str]:
         "exploration.options.best": "0.25", "model.family": family, "model.options.note": "of theirs",
         "algorithm.objective": objective, "runtime.cluster": "local", "runtime.spot_workers": "1",
         "runtime.scorer_workers": "1", "iterations": "2", "evaluation.every": "0", "evaluation.prompts": "4",
-        "evaluation.gallery": "2", "algorithm.prompts_per_iteration": "4", "algorithm.group_size": "4",
+        "algorithm.prompts_per_iteration": "4", "algorithm.group_size": "4",
         "exploration.candidates": "8", "exploration.drafts": "24", "exploration.stop_with_training": "false",
     } | changes  # fmt: skip
     return [item for name, value in values.items() for item in ("--set", f"{name}={value}")]

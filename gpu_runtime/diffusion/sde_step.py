@@ -3,7 +3,8 @@
 Flow matching: x_sigma = (1 - sigma) x0 + sigma * noise, the model predicts v = noise - x0, and
 sigma falls from 1 to 0, so dt = sigma' - sigma < 0. Two stochastic steps have the marginals of
 the ODE: Flow-GRPO's SDE (arXiv 2505.05470, as its public code has it) and coefficient-preserving
-sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both.
+sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both; the kind `none`
+takes no other step.
 
 Shapes: B samples, S image tokens, C latent channels. All arithmetic is float32.
 """
@@ -16,7 +17,7 @@ from typing import Literal
 
 import torch
 
-SdeKind = Literal["flow", "cps"]
+SdeKind = Literal["flow", "cps", "none"]
 
 
 @dataclass(frozen=True)
@@ -79,15 +80,17 @@ def transition(
     """The policy of one step; rows with noise level 0 follow the ODE.
 
     Args:
-        kind: `flow` (SDE of Flow-GRPO) or `cps`.
+        kind: `flow` (SDE of Flow-GRPO), `cps`, or `none`, whatever the noise level.
         latents_BSC: x at sigma.
         velocity_BSC: the model's v at (x, sigma).
         times: sigma and sigma' of each row.
         noise_level_B: the level `a` of each row.
     """
     x, v = latents_BSC, velocity_BSC
+    if kind == "none":
+        noise_level_B = torch.zeros_like(noise_level_B)
     sigma, after = _rows(times.sigma_B), _rows(times.sigma_next_B)
-    if kind == "flow":
+    if kind != "cps":
         dt = after - sigma
         s_B = noise_level_B * torch.sqrt(times.sigma_B / (1 - times.sigma_guard_B))
         s2 = _rows(s_B) ** 2
@@ -105,10 +108,11 @@ def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch
     """log p(x' | x), as a mean over tokens and channels (not a sum), shape (B,).
 
     Meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
-    constant and the scale are left out, as its authors do: -mean((x' - mean)^2).
+    constant and the scale are left out, as its authors do: -mean((x' - mean)^2). For `none`, whose steps have
+    no density, it is the same: 0 where x' is what the weights give.
     """
     squared_BSC = (next_BSC - policy.mean_BSC) ** 2
-    if kind == "cps":
+    if kind != "flow":
         return -squared_BSC.mean(dim=(1, 2))
     scale = _rows(policy.scale_B)
     per_element = -squared_BSC / (2 * scale**2) - torch.log(scale) - math.log(math.sqrt(2 * math.pi))

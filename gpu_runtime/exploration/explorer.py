@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.draft_reliability import MeasuredFidelities
-from gpu_runtime.exploration.fidelity import FULL, evaluations_of
+from gpu_runtime.exploration.fidelity import FULL, costs_of
 from gpu_runtime.exploration.monitor import RankMonitor, Review
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.score_history import ScoreHistory
@@ -80,8 +80,7 @@ class SeedExplorer:
         self._config = config
         self._settings = config.exploration
         self._prompt_ids = list(prompt_ids)
-        steps = config.sampling.rollout_steps
-        self._cost = {name: evaluations_of(name, steps) / steps for name in self._settings.fidelities}
+        self._cost = costs_of(self._settings.fidelities, config.sampling)
         self._history = ScoreHistory()
         self._fidelities = MeasuredFidelities(name for name in self._cost if name != FULL)
         self.forecast = WindowForecast()

@@ -76,6 +76,11 @@ def _grpo(policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOpti
 
 
 def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
+    if config.sampling.sde == "none":
+        raise ConfigurationError(
+            "sampling.sde is none with algorithm.objective=grpo: without noise in its denoising steps a "
+            "sample has no likelihood to train on; set sampling.sde=flow or cps, or algorithm.objective=nft"
+        )
     tolerance = config.algorithm.ratio_tolerance
     if tolerance > options.clip_range:
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The stochastic denoising steps of training samples, computed again under the weights of now."""
+"""The denoising steps that training samples kept, computed again under the weights of now."""
 
 from __future__ import annotations
 
@@ -80,10 +80,18 @@ class StochasticSteps:
 
     @torch.no_grad()
     def deviation(self, samples: Sequence[TrainingSample]) -> float:
-        """Largest |ratio - 1| of one batch of steps: 0 if the weights are those that drew them."""
+        """Largest |ratio - 1| of one batch of steps: 0 if the weights are those that drew them.
+
+        Where sampling is an ODE, which has no ratio, it is the largest difference of a step's end from
+        the one computed again, relative to the step's length.
+        """
         rows = self.rows(samples)[: self._sampling.batch_size]
         if not rows:
             return 0.0
         inputs = self.inputs(self.padded(rows))
+        if self._sampling.sde == "none":
+            apart_R = (self.transition(inputs).mean_BSC - inputs.after_RSC).flatten(1).norm(dim=1)
+            length_R = (inputs.after_RSC - inputs.before_RSC).flatten(1).norm(dim=1)
+            return float((apart_R / length_R)[: len(rows)].max())
         ratio_R = torch.exp(self.log_prob(inputs, self.transition(inputs)) - inputs.old_log_prob_R)
         return float((ratio_R[: len(rows)] - 1).abs().max())

@@ -156,5 +156,6 @@ def names_of(requests: Iterable[SampleRequest]) -> list[str]:
     return [
         f"{request.kind}-{request.iteration}-{request.prompt_id}-{request.seed_index}-v{request.policy_version}"
         + (f"-preview-{request.preview_step}" if request.preview_step else "")
+        + (f"-steps-{request.schedule_steps}" if request.schedule_steps else "")
         for request in requests
     ]

@@ -34,6 +34,24 @@ def config(
     )
 
 
+def test_without_noise_the_weights_are_checked_by_a_step_of_the_ode() -> None:
+    run = TinyRun(config().model_copy(update={"sampling": tiny_config(sampling={"sde": "none"}).sampling}))
+    samples = run.rollout()
+    assert run.trainer.train(samples).ratio_deviation == 0.0
+    run.perturb(1e-3)
+    with pytest.raises(TrainingError):
+        run.trainer.train(samples)
+
+
+def test_without_noise_only_an_objective_without_likelihood_can_train() -> None:
+    without = tiny_config(sampling={"sde": "none"})
+    with pytest.raises(ConfigurationError, match="no likelihood to train on"):
+        read_objective_options(without)
+    read_objective_options(
+        without.model_copy(update={"algorithm": without.algorithm.model_copy(update={"objective": "nft"})})
+    )
+
+
 def scalar(value: float) -> torch.Tensor:
     return torch.tensor([[[value]]])
 

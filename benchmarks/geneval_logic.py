@@ -26,8 +26,8 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.prompt_sets.geneval import Row, as_lines, meaning, official_rows, training_rows
 from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
 from gpu_runtime.rewards.detection import Detection
-from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 from storage.prompts.files import PromptRecord
 
 METADATA = Path(__file__).resolve().parents[2] / "shared/benchmarks/geneval/evaluation_metadata.jsonl"

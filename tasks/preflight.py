@@ -7,7 +7,7 @@ from typing import cast
 
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.finite_numbers import refuse_files_not_finite
+from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.loading import (
     device_of,
     outline_model,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.learning.objective import BatchTerms, TrainingSample
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from storage.config.run_config import RunConfig

@@ -16,7 +16,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.ema import MovingAverage
-from gpu_runtime.learning.objective import BatchTerms, TrainingSample
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.registry import build_objective
 from gpu_runtime.learning.sharding import gathered, held_part

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_runtime.embedded_tasks import shapes
-from gpu_runtime.models.hub_folder import local_folder
-from gpu_runtime.rewards.geneval import check_row, included
+from gpu_runtime.models.files.hub_folder import local_folder
+from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
     ClipScoreOptions,
     DeepseekOcrOptions,
@@ -123,57 +123,57 @@ class ChosenScorer:
 
 
 def _ocr(options: OcrOptions) -> Scorer:
-    from gpu_runtime.rewards.ocr import OcrScorer
+    from gpu_runtime.rewards.scorers.ocr import OcrScorer
 
     return OcrScorer(page=options.layout == "page")
 
 
 def _shapes(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.shapes import ShapesScorer
+    from gpu_runtime.rewards.scorers.shapes import ShapesScorer
 
     return ShapesScorer()
 
 
 def _geneval(options: GenEvalOptions) -> Scorer:
-    from gpu_runtime.rewards.clip_colours import ClipColours
-    from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
-    from gpu_runtime.rewards.mask2former import Mask2FormerDetector
+    from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
+    from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
+    from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 
     return GenEvalScorer(Mask2FormerDetector.load(options.detector), ClipColours.load(options.clip))
 
 
 def _deepseek_ocr(options: DeepseekOcrOptions) -> Scorer:
-    from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
+    from gpu_runtime.rewards.scorers.deepseek_ocr import DeepseekOcrScorer
 
     return DeepseekOcrScorer.load(options.reader, options.tokens)
 
 
 def _clip_score(options: ClipScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.clip_score import ClipScorer
+    from gpu_runtime.rewards.scorers.clip_score import ClipScorer
 
     return ClipScorer.load(options.clip)
 
 
 def _pick_score(options: PickScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.pick_score import PickScorer
+    from gpu_runtime.rewards.scorers.pick_score import PickScorer
 
     return PickScorer.load(options.model, options.processor)
 
 
 def _jpeg(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.jpeg import JpegScorer
+    from gpu_runtime.rewards.scorers.jpeg import JpegScorer
 
     return JpegScorer()
 
 
 def _remote(options: RemoteOptions) -> Scorer:
-    from gpu_runtime.rewards.remote import RemoteScorer
+    from gpu_runtime.rewards.scorers.remote import RemoteScorer
 
     return RemoteScorer(options)
 
 
 def _sum(options: SumOptions) -> Scorer:
-    from gpu_runtime.rewards.weighted_sum import WeightedSum
+    from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
 
     parts = _parts(options)
     return WeightedSum(

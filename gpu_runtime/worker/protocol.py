@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpu_runtime.diffusion.sampler import SampleState
-    from gpu_runtime.learning.objective import TrainingSample
+    from gpu_runtime.learning.objectives.protocol import TrainingSample
     from gpu_runtime.learning.policy import WeightState
     from gpu_runtime.learning.trainer import TrainingReport
     from gpu_runtime.rewards.protocol import Score

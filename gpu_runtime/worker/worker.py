@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.numpy import load
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.sharded_trainer import ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.prompt_sets.geneval import Row, as_lines, meaning, official_rows, training_rows
 from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
-from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 from storage.prompts.files import PromptRecord

@@ -20,9 +20,9 @@ from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.monitor import compare
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer
-from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score

@@ -18,9 +18,8 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
 from gpu_runtime.exploration.explorer import DraftTiming
-from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
 from gpu_runtime.exploration.registry import build_explorer
-from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart

@@ -16,10 +16,9 @@ from typing import Any, Protocol
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.draft_reliability import MeasuredFidelities
 from gpu_runtime.exploration.fidelity import FULL, evaluations_of
-from gpu_runtime.exploration.monitor import RankMonitor, Review
+from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.score_history import ScoreHistory
-from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config.run_config import RunConfig
 from storage.config.section import Section

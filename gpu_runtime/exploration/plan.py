@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.prompts.files import PromptRecord
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -150,3 +153,22 @@ def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> Se
 
 def _shuffle_key(run_seed: int, epoch: int, prompt_id: int) -> bytes:
     return hashlib.blake2b(f"{run_seed}/{epoch}/{prompt_id}".encode(), digest_size=16).digest()
+
+
+def rollout_requests(
+    plan: SeedPlan, prompts: Mapping[int, PromptRecord], run_seed: int, policy_version: int
+) -> list[SampleRequest]:
+    """The requests of a plan, ordered by prompt and seed."""
+    return [
+        SampleRequest(
+            RequestKind.ROLLOUT,
+            run_seed,
+            plan.iteration,
+            prompt_id,
+            seed,
+            policy_version,
+            prompts[prompt_id].text,
+        )
+        for prompt_id, seeds in sorted(plan.seeds.items())
+        for seed in seeds
+    ]

@@ -143,8 +143,7 @@ def _load_embedded(settings: ModelConfig, device: torch.device) -> DiffusionMode
 
 
 def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutline:
-    from gpu_runtime.models.embedded.model import EmbeddedModel
-    from gpu_runtime.models.embedded.outline import EmbeddedOutline
+    from gpu_runtime.models.embedded.model import EmbeddedModel, EmbeddedOutline
 
     # It is small, so it is loaded, on the CPU whatever the run's device is.
     return EmbeddedOutline(EmbeddedModel.load(settings.path))

@@ -1,4 +1,4 @@
-"""GenEval's judgement (Ghosh et al., 2023) from detected objects, whoever detected them.
+"""GenEval's judgement (Ghosh et al., 2023) from detected objects, and what it needs of detectors.
 
 `exact` is GenEval's own verdict. `value` is the graded reward that Flow-GRPO trains on (arXiv
 2505.05470), kept within [0, 1] and with every component counted once.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
 
 from gpu_runtime.prompt_sets.geneval_words import RELATIONS
-from gpu_runtime.rewards.detection import Detection
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
@@ -21,6 +23,44 @@ DEAD_ZONE = 0.1
 
 RELATION_THRESHOLD = 0.5
 """Least component of the offset, relative to its length, for a relation to hold."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One object of a picture.
+
+    Attributes:
+        class_name: what it is.
+        colour: its colour; empty where it was not looked at.
+        box: left, top, right, bottom in pixels.
+        confidence: of the detector, in [0, 1].
+        mask_HW: which of the picture's pixels it covers, bool; None where only the box is known.
+    """
+
+    class_name: str
+    colour: str
+    box: tuple[float, float, float, float]
+    confidence: float
+    mask_HW: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+class ObjectDetector(Protocol):
+    """Finds objects."""
+
+    class_names: frozenset[str]
+    """What it can find."""
+
+    def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
+        """All objects of a uint8 RGB picture of shape (H, W, 3) above a confidence, without colours."""
+        ...
+
+
+class ColourClassifier(Protocol):
+    """Tells the colours of objects apart."""
+
+    def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
+        """One of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
+        ...
 
 
 def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:

@@ -19,7 +19,7 @@ from gpu_runtime.rewards.options import (
     SumOptions,
 )
 from gpu_runtime.rewards.protocol import Scorer
-from gpu_runtime.rewards.quoted_text import target_text
+from gpu_runtime.rewards.text_rules import target_text
 from storage.config.plugins import NoOptions, Registry, as_values, hub_models, read_options
 from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig

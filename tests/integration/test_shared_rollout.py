@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import check_history

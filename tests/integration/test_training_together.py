@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load
 
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.geneval_logic import FAULTS, PlayedFindings, figures, judged, perfect
 from gpu_runtime.prompt_sets.geneval import official_rows
-from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.scorers.geneval import GenEvalScorer, most_confident
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord

@@ -14,8 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, refuse_too_large
-from gpu_runtime.models.checks.work_need import WorkNeed
+from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import RunConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS
-from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.clip import Clip
 from gpu_runtime.rewards.judge_models.clip_colours import GREY, ClipColours, crop
 from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector, instances

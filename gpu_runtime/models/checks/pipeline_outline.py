@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gpu_runtime.models.checks.memory_need import MemoryNeed, refuse_too_large
-from gpu_runtime.models.checks.work_need import WorkNeed
+from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.families.compiled_blocks import refuse_missing_compiler
 from gpu_runtime.models.families.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers

@@ -1,7 +1,7 @@
 """The embedded model: diffusers' Qwen-Image transformer, small enough to live in the repository.
 
-The class and the road are those of the large model; only the sizes differ, and two parts that need
-downloads are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
+Class and inference are those of the large model; only the sizes differ, and two parts that need downloads
+are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
 
 Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
 """
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from diffusers import QwenImageTransformer2DModel
 from safetensors import SafetensorError
@@ -33,6 +34,7 @@ from gpu_runtime.models.files.finite_numbers import refuse_weights_not_finite
 from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.files.pipeline_folder import read_json
 from gpu_runtime.models.protocol import Conditioning
+from storage.config.run_config import RunConfig
 from storage.errors import ModelError
 
 _LARGEST = 4096
@@ -160,6 +162,36 @@ class EmbeddedModel:
     def sigmas(self, steps: int) -> torch.Tensor:
         """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
+
+
+class EmbeddedOutline:
+    """Implements `gpu_runtime.models.protocol.ModelOutline`, of a loaded model: it is small."""
+
+    def __init__(self, model: EmbeddedModel) -> None:
+        self._model = model
+        self.transformer = model.transformer
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Refuse a prompt that the model cannot encode.
+
+        Raises:
+            ConfigurationError: naming the prompt.
+        """
+        self._model.encode_prompts(prompts)
+
+    def check_machine(self, config: RunConfig | None = None) -> None:
+        """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self._model.sequence_lengths()
+
+    def text_length_for(self, degree: int) -> None:
+        """No other: the length is the model's own, and a mask hides what is padded."""
+
+    def blank_image(self) -> np.ndarray:
+        """What the model decodes zeros to, uint8, shape (H, W, 3)."""
+        return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()
 
 
 def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2DModel:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.prompt_sets.geneval_words import COLOURS
-from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.clip import Clip
 
 GREY = 0x99
@@ -27,7 +27,7 @@ _SAID = (
 
 
 class ClipColours:
-    """Implements `gpu_runtime.rewards.detection.ColourClassifier`."""
+    """Implements `gpu_runtime.rewards.geneval_rules.ColourClassifier`."""
 
     def __init__(self, clip: Clip) -> None:
         self._clip = clip

@@ -14,7 +14,7 @@ from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImagePr
 
 from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.prompt_sets.geneval_words import CLASSES
-from gpu_runtime.rewards.detection import Detection
+from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.judge_models.local_weights import load_whole
 from storage.errors import ModelError
 
@@ -27,7 +27,7 @@ _OTHER_NAMES = {
 
 
 class Mask2FormerDetector:
-    """Implements `gpu_runtime.rewards.detection.ObjectDetector`.
+    """Implements `gpu_runtime.rewards.geneval_rules.ObjectDetector`.
 
     Args:
         model: with the 80 classes of COCO as labels.

@@ -20,8 +20,7 @@ from transformers import (
 from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.judge_models.local_weights import load_whole
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.rewards.quoted_text import normalise, target_text
-from gpu_runtime.rewards.scorers.ocr import ocr_reward
+from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
 from storage.errors import ModelError
 from storage.prompts.files import PromptRecord
 

@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpu_runtime.prompt_sets.geneval_words import COLOURS
-from gpu_runtime.rewards.detection import ColourClassifier, Detection, ObjectDetector
-from gpu_runtime.rewards.geneval_rules import check_row, judge
+from gpu_runtime.rewards.geneval_rules import ColourClassifier, Detection, ObjectDetector, check_row, judge
 from gpu_runtime.rewards.protocol import Score, SupportsTo
 from storage.prompts.files import PromptRecord
 

@@ -1,17 +1,12 @@
-"""Reward for rendering text: what a real OCR engine reads against what the prompt quotes.
-
-The definition is Flow-GRPO's (arXiv 2505.05470, section 5): one minus the edit distance over the
-target's length, 1 where the target is a substring of what was read.
-"""
+"""Reward for rendering text: what a real OCR engine reads against what the prompt quotes."""
 
 from __future__ import annotations
 
 import numpy as np
-from rapidfuzz.distance import Levenshtein
 from rapidocr import RapidOCR
 
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.rewards.quoted_text import normalise, target_text
+from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
 from storage.prompts.files import PromptRecord
 
 _ENGINE_PARAMETERS = {
@@ -23,16 +18,6 @@ _ENGINE_PARAMETERS = {
     # width that it needs; a short sign costs a third of the time.
     "Rec.rec_img_shape": [3, 48, 72],
 }
-
-
-def ocr_reward(target: str, read: str) -> float:
-    """Return the reward in [0, 1]; both texts normalised, `target` not empty.
-
-    1 if `target` is a substring of `read`, else 1 - min(edit distance, len(target)) / len(target).
-    """
-    if target in read:
-        return 1.0
-    return 1.0 - min(Levenshtein.distance(read, target), len(target)) / len(target)
 
 
 class OcrScorer:

@@ -8,8 +8,7 @@ import cv2
 import numpy as np
 
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, MOST_OBJECTS, coverage
-from gpu_runtime.rewards.detection import Detection
-from gpu_runtime.rewards.geneval_rules import check_row, judge
+from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
 from gpu_runtime.rewards.protocol import Score
 from storage.prompts.files import PromptRecord
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from gpu_runtime.exploration.registry import build_explorer, read_strategy_optio
 from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_scorer, read_scorer_options
+from storage.config.errors import KeyPath, naming_sources
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
@@ -39,14 +40,19 @@ class CheckedInputs:
     warnings: Sequence[str]
 
 
-def with_read_options(config: RunConfig) -> RunConfig:
+def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None = None) -> RunConfig:
     """The settings, in which every name that a setting gives is known and every option is read.
+
+    Args:
+        config: as it was put together.
+        sources: where its values came from (`load_with_sources`), for messages.
 
     Raises:
         ConfigurationError: a name is unknown, or an option is wrong.
     """
-    for read in (read_family_options, read_scorer_options, read_objective_options, read_strategy_options):
-        config = read(config)
+    with naming_sources(sources or {}):
+        for read in (read_family_options, read_scorer_options, read_objective_options, read_strategy_options):
+            config = read(config)
     return config
 
 

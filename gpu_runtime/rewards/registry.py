@@ -186,7 +186,7 @@ def _parts(options: SumOptions) -> list[ChosenScorer]:
     """The scorers of a sum; a sum in a sum would weigh the same with fewer tables."""
     parts = []
     for name in options.parts:
-        part = _chosen(name, options.options(name), f"reward.options.parts.{name}")
+        part = _chosen(name, options.options(name), f"reward.options.parts.{name}", "reward.options.parts")
         if part.plugin.parts is not None:
             raise ConfigurationError(f"{part.section} combines scorers itself; name those beside the others")
         parts.append(replace(part, weight=options.weight(name)))
@@ -256,6 +256,6 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"reward": reward})
 
 
-def _chosen(name: str, options: dict[str, Any], section: str) -> ChosenScorer:
-    plugin = SCORERS.find(name)
+def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "") -> ChosenScorer:
+    plugin = SCORERS.find(name, setting)
     return ChosenScorer(name, plugin, read_options(section, plugin.options, options), section)

@@ -40,7 +40,7 @@ Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
 """From a row and its perfect findings to findings with that one fault; none where it has no room for it."""
 
 
-class PlayedFindings:
+class GivenFindings:
     """A detector and a classifier that find what they are told: both protocols of GenEval's logic."""
 
     class_names: frozenset[str] = frozenset(CLASSES)
@@ -60,9 +60,9 @@ class PlayedFindings:
 
 def judged(row: Row, findings: Sequence[Detection]) -> Score:
     """What the scorer says of these findings."""
-    played = PlayedFindings(findings)
+    given = GivenFindings(findings)
     prompt = PromptRecord(0, row["prompt"], row)
-    scorer = GenEvalScorer(played, played)
+    scorer = GenEvalScorer(given, given)
     scorer.check(prompt)
     return scorer.score(_BLANK_HWC, prompt)
 

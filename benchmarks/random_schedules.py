@@ -24,7 +24,7 @@ _EVENTS = (
     "late",
     "wait",
     "hand_back",
-    "lose",
+    "lose_worker",
     "change_version",
     "add",
 )
@@ -166,9 +166,9 @@ class _Schedule:
         self.queue.hand_back(worker)
         self._end([number for number, lease in self.valid.items() if lease.holder == worker])
 
-    def lose(self) -> None:
+    def lose_worker(self) -> None:
         worker = self.chance.choice(_WORKERS)
-        self.queue.lose(worker, {request: 1 for request in self.items})
+        self.queue.on_worker_lost(worker, {request: 1 for request in self.items})
         self._end([number for number, lease in self.valid.items() if lease.holder == worker])
 
     def change_version(self) -> None:
@@ -180,7 +180,7 @@ class _Schedule:
     def finish(self) -> None:
         """All others are lost; one worker does what is left, with each version in turn."""
         for worker in _WORKERS:
-            self.queue.lose(worker)
+            self.queue.on_worker_lost(worker)
         self._end(list(self.valid))
         for self.version["last"] in (1, 2):
             while self.pull("last"):

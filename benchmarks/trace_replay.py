@@ -117,7 +117,7 @@ def main() -> None:
         config, arguments.trace, most=arguments.most, notice_s=arguments.notice, stretch=arguments.stretch
     )
     if arguments.quick:
-        plan = dataclasses.replace(plan, played=plan.played.clipped(0.0, plan.played.length_s / 5))
+        plan = dataclasses.replace(plan, fitted=plan.fitted.clipped(0.0, plan.fitted.length_s / 5))
     began = time.monotonic()
     cost = commit_cost(config, turns=5)
     with tempfile.TemporaryDirectory() as name:

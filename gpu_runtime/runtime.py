@@ -299,7 +299,13 @@ class Runtime:
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
     ) -> None:
-        """Go on from a checkpoint's state."""
+        """Go on from a checkpoint's state.
+
+        Args:
+            blobs: of the trainer, by file name.
+            policy_version: of the restored weights.
+            explorer_state: of the exploration, where it had one.
+        """
         self._search.forget()
         if explorer_state is not None:
             self._search.restore(explorer_state)
@@ -350,7 +356,7 @@ class Runtime:
     def _publish(self, policy_version: int) -> Weights:
         """Make the trained weights, which are of this version, available to the workers."""
         version = WeightsVersion(policy_version)
-        digest = self._fleet.trainers.hold_own(version)
+        digest = self._fleet.trainers.use_training_weights(version)
         return Weights(version, digest, self._cluster.share(self._fleet.trainers.ask_leader(Worker.weights)))
 
     def _average(self) -> Weights:
@@ -364,7 +370,7 @@ class Runtime:
     def _take_own_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""
         if not self._fleet.trainers.holds(self._current.version):
-            self._fleet.trainers.hold_own(self._current.version)
+            self._fleet.trainers.use_training_weights(self._current.version)
 
     def _book_trainers(self, state: DeviceState) -> None:
         """Book what the devices that train do from now on."""

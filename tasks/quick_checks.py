@@ -83,7 +83,13 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
 def prompt_settings(
     config: RunConfig, train: Sequence[PromptRecord], evaluate: Sequence[PromptRecord]
 ) -> tuple[tuple[str, Sequence[PromptRecord]], ...]:
-    """Both lists of prompts, each with the setting that names it, for messages."""
+    """Both lists of prompts, each with the setting that names it, for messages.
+
+    Args:
+        config: names the files.
+        train: training prompts.
+        evaluate: held-out prompts.
+    """
     return (
         (f"prompts.train = {config.prompts.train!r}", train),
         (f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate),
@@ -92,7 +98,13 @@ def prompt_settings(
 
 @contextmanager
 def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
-    """Say in a refusal which prompt of which file it is about."""
+    """Say in a refusal which prompt of which file it is about.
+
+    Args:
+        setting: and its value, that named the file.
+        prompt: that is checked.
+        advice: appended to the message.
+    """
     try:
         yield
     except (PromptFileError, ConfigurationError) as error:

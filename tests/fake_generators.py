@@ -147,7 +147,7 @@ class FakeGenerator(RemoteActor[Worker]):
 
     def _leave_group(self) -> None:
         self._samples.drop()
-        self.place = self._samples.company = None
+        self.place = self._samples.sp_group = None
 
     def _join_group(self, _address: object, place: WorkerGroup, _timeout_s: float) -> None:
         self._leave_group()
@@ -157,7 +157,7 @@ class FakeGenerator(RemoteActor[Worker]):
         self.place = place
         self.joined.append(place.members)
         if len(place.members) > 1:
-            self._samples.company = FakeCompany(self, place, self.meeting)
+            self._samples.sp_group = FakeCompany(self, place, self.meeting)
 
     def _in_group(self, epoch: int, method: str, *args: Any) -> Any:
         assert self.meeting is not None
@@ -183,7 +183,7 @@ class FakeCompany:
         self._meeting = meeting
         self._asked = 0
 
-    def any_says(self, said: bool) -> bool:
+    def any_true(self, said: bool) -> bool:
         """As of a member."""
         self._asked += 1
         members = [self._meeting.actors[name] for name in self._place.members]

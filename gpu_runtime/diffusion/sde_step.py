@@ -106,6 +106,11 @@ def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch
 
     Meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
     constant and the scale are left out, as its authors do: -mean((x' - mean)^2).
+
+    Args:
+        kind: `flow` or `cps`.
+        next_BSC: the latents x' after the step, shape (B, S, C).
+        policy: the step's distribution.
     """
     squared_BSC = (next_BSC - policy.mean_BSC) ** 2
     if kind == "cps":

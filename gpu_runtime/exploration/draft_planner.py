@@ -93,8 +93,8 @@ class Choice:
 
     Attributes:
         seeds: of the kept prompts, G each.
-        spread: of the kept drafts, by the plan's criterion; what is to be expected of seeds that nobody
-            tried where too few were judged.
+        spread: of the kept drafts, by the plan's criterion; what is to be expected of untried seeds
+            where too few were judged.
         random: the spread to expect of a random group of the judged drafts, where there are enough.
         pool: mean and deviation of all judged drafts' scores, likewise.
     """
@@ -189,7 +189,7 @@ class DraftPlanner:
         """The seeds to roll out, from all that was judged.
 
         Prompts that were not reached, or that have fewer than G judged drafts, are filled up with
-        seeds that nobody has tried: random ones.
+        untried seeds: random ones.
         """
         group = self.settings.group_size
         seeds: dict[int, tuple[int, ...]] = {}

@@ -131,7 +131,13 @@ class SeedExplorer:
         )
 
     def finish(self, iteration: int, planner: DraftPlanner, candidates: Iterable[Candidate]) -> SeedPlan:
-        """The seeds to roll out, from the drafts that were judged in time."""
+        """The seeds to roll out, from the drafts that were judged in time.
+
+        Args:
+            iteration: to roll out next.
+            planner: that asked for the drafts.
+            candidates: the drafts that were made.
+        """
         made = tuple(sorted(candidates, key=lambda draft: (draft.prompt_id, draft.seed_index)))
         judged: dict[int, dict[int, float]] = {prompt: {} for prompt in planner.prompts}
         for draft in made:

@@ -113,6 +113,12 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
     The order follows from (run seed, epoch, prompt), so a resumed run sees the same prompts. No
     prompt comes twice in an iteration.
 
+    Args:
+        prompt_ids: all training prompts.
+        count: prompts of an iteration.
+        run_seed: of the run.
+        iteration: counted from 1.
+
     Raises:
         ValueError: if `count` exceeds the number of prompts.
     """
@@ -147,7 +153,13 @@ def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) ->
 
 
 def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> SeedPlan:
-    """The first `group_size` seeds of each prompt: noise streams differ by iteration anyway."""
+    """The first `group_size` seeds of each prompt: noise streams differ by iteration anyway.
+
+    Args:
+        prompt_ids: of the iteration.
+        group_size: seeds of each prompt, G.
+        iteration: counted from 1.
+    """
     return SeedPlan(iteration, {prompt: tuple(range(group_size)) for prompt in prompt_ids})
 
 
@@ -158,7 +170,14 @@ def _shuffle_key(run_seed: int, epoch: int, prompt_id: int) -> bytes:
 def rollout_requests(
     plan: SeedPlan, prompts: Mapping[int, PromptRecord], run_seed: int, policy_version: int
 ) -> list[SampleRequest]:
-    """The requests of a plan, ordered by prompt and seed."""
+    """The requests of a plan, ordered by prompt and seed.
+
+    Args:
+        plan: the seeds of the iteration.
+        prompts: the prompts by identifier.
+        run_seed: of the run.
+        policy_version: of the weights to generate with.
+    """
     return [
         SampleRequest(
             RequestKind.ROLLOUT,

@@ -118,8 +118,8 @@ def common_weight(groups: Sequence[Sequence[float]]) -> float:
     means = np.array([np.mean(group) for group in groups])
     within = sum(float(((np.array(g) - m) ** 2).sum()) for g, m in zip(groups, means, strict=True))
     within /= total - prompts
-    everyone = float((counts * means).sum() / total)
-    between = float((counts * (means - everyone) ** 2).sum()) / (prompts - 1)
+    overall = float((counts * means).sum() / total)
+    between = float((counts * (means - overall) ** 2).sum()) / (prompts - 1)
     size = (total - (counts**2).sum() / total) / (prompts - 1)
     variance = max(0.0, (between - within) / size)
     if within == 0:

@@ -47,7 +47,7 @@ class Trainers:
         """Whether all hold these weights."""
         return all(device.holds == version for device in self.devices)
 
-    def hold_own(self, version: WeightsVersion) -> str:
+    def use_training_weights(self, version: WeightsVersion) -> str:
         """Let all hold the trained weights, which are of this version.
 
         Returns:

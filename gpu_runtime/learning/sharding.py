@@ -17,7 +17,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def held_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this process holds of it, sharing memory; maybe nothing (a dimension of size 0)."""
     sharded: Any = tensor
     return sharded.to_local() if is_sharded(tensor) else tensor

@@ -109,7 +109,13 @@ class PretrainReport:
 
 
 class Pretraining:
-    """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread."""
+    """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread.
+
+    Args:
+        task: that the model is for.
+        recipe: sizes and hyperparameters.
+        seed: of weights, data and noise.
+    """
 
     def __init__(self, task: EmbeddedTask, recipe: Recipe, seed: int) -> None:
         self.task, self.recipe, self.seed = task, recipe, seed

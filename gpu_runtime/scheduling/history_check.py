@@ -165,14 +165,14 @@ def _read(lines: list[HistoryLine]) -> _Life:
     life = _Life()
     for line in lines:
         if line.by == DRIVER:
-            _hear_driver(life, line)
+            _read_driver(life, line)
     for line in lines:
         if line.by != DRIVER:
-            _hear_worker(life, line)
+            _read_worker(life, line)
     return life
 
 
-def _hear_driver(life: _Life, line: HistoryLine) -> None:
+def _read_driver(life: _Life, line: HistoryLine) -> None:
     facts = line.facts
     if line.event == "notice":
         life.noticed_at.setdefault(facts["worker"], line.at)
@@ -203,7 +203,7 @@ def _hear_driver(life: _Life, line: HistoryLine) -> None:
         life.lost_at[facts["worker"]] = line.at
 
 
-def _hear_worker(life: _Life, line: HistoryLine) -> None:
+def _read_worker(life: _Life, line: HistoryLine) -> None:
     facts = line.facts
     if line.event == "notice":
         life.noticed_at.setdefault(line.by, line.at)
@@ -215,7 +215,7 @@ def _hear_worker(life: _Life, line: HistoryLine) -> None:
 
 
 def _incomplete(life: _Life, phase: _Phase) -> list[str]:
-    """Accepted samples of a phase, some of whose denoising steps nobody did."""
+    """Accepted samples of a phase, some of whose denoising steps no device did."""
     done: dict[str, set[int]] = defaultdict(set)
     until: dict[str, int] = {}
     for lease in (life.leases[number] for number in phase.leases):

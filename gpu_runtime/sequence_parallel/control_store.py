@@ -47,7 +47,7 @@ class ControlStore:
 
     def abort(self, prefix: str) -> None:
         """Break a group off: its members are freed wherever they wait for each other."""
-        # The flag goes first: whoever is woken must find it.
+        # The flag goes first: a member that wakes must find it.
         self._store.set(aborted_key(prefix), "1")
         number = self._store.add(ABORTS, 1)
         self._store.set(abort_key(number), prefix)

@@ -128,6 +128,11 @@ class _TextPadding:
 def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:
     """The sequence of a transformer at a resolution.
 
+    Args:
+        transformer: of a family that can be shared.
+        image_tokens: of a sample.
+        text_tokens: of a sample.
+
     Raises:
         ConfigurationError: if the family is unknown.
     """

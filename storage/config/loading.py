@@ -67,7 +67,14 @@ def list_presets(folder: Path = PRESETS) -> list[Preset]:
 def load_config(
     preset: str | None, sets: Sequence[str], environ: Mapping[str, str], base: RunConfig | None = None
 ) -> RunConfig:
-    """Put a configuration together, as `load_with_sources` does, without the sources."""
+    """Put a configuration together, as `load_with_sources` does, without the sources.
+
+    Args:
+        preset, sets, environ, base: as of `load_with_sources`.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+    """
     return load_with_sources(preset, sets, environ, base)[0]
 
 

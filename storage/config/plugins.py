@@ -116,7 +116,7 @@ class Registry(Generic[Kind]):
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
-        # The module is somebody else's code: what it raises while it is imported is not known.
+        # The module is third-party code: what it raises while it is imported is not known.
         except (Exception, SystemExit) as error:  # a script without a guard ends itself
             raise ConfigurationError(
                 f"{said}{quoted(path)} cannot be imported ({type(error).__name__}: {one_line(str(error))}); "

@@ -110,7 +110,13 @@ class Ledger:
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
     ) -> Spent:
-        """The total, or that of one phase, market or state, or of several of them at once."""
+        """The total, or that of one phase, market or state, or of several of them at once.
+
+        Args:
+            phase: None for all.
+            market: None for all.
+            state: None for all.
+        """
         return _total(
             entry.spent
             for entry in self.entries

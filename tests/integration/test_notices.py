@@ -13,7 +13,7 @@ from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
 from gpu_runtime.spot.notices.registry import NOTICES, watcher_for
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from storage.errors import ConfigurationError, NoticeError
-from tests.played_providers import (
+from tests.simulated_providers import (
     ALIBABA_TIME,
     AWS_ACTION,
     AWS_REBALANCE,

@@ -16,10 +16,10 @@ def futures(judged=(), group_size=4, prediction=COIN):
 
 
 def test_a_draw_counts_as_one_more_draft_of_its_value():
-    luck = np.array([[0.75, 0.9, 0.99], [0.75, 0.1, 0.7]])
+    uniforms = np.array([[0.75, 0.9, 0.99], [0.75, 0.1, 0.7]])
     # Known: one 0, one 1. Heights of the first row: 1.5 of 2, a 1; 2.7 of 3, the first again; 3.96 of 4, the
     # second again. Of the second row: 1.5, a 1; 0.3, a 0; 2.8 of 4, the first again.
-    assert _drawn(np.array([1.0, 0.0]), np.ones(2), luck).tolist() == [[1, 1, 1], [1, 0, 1]]
+    assert _drawn(np.array([1.0, 0.0]), np.ones(2), uniforms).tolist() == [[1, 1, 1], [1, 0, 1]]
 
 
 def test_luck_is_stratified_and_the_same_for_more_drafts():

@@ -17,7 +17,7 @@ import pytest
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.notices.gcp import PREEMPTED_PATH
-from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.clock import process_start_s
 
@@ -132,7 +132,7 @@ def test_half_at_once_rounds_up(stage):
 def test_the_notice_is_played_for_its_worker_alone_and_comes_true(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
-    with PlayedNotices("{worker}") as notices:
+    with SimulatedNotices("{worker}") as notices:
 
         def flag(worker: str) -> str:
             return httpx.get(notices.url.replace("{worker}", worker) + PREEMPTED_PATH).text

@@ -116,9 +116,9 @@ def test_a_loss_counts_the_steps_to_be_done_again():
     lease = pulled(queue)
     queue.commit(lease, {"a": (1, "s"), "b": (2, "s")}, 0.0)
     # a: 3 done, 1 committed; b: nothing past its commit; c: 2 done, none committed; z: not its own.
-    assert sorted(queue.lose("a", {"a": 3, "b": 2, "c": 2, "z": 4})) == ["a", "b", "c"]
+    assert sorted(queue.on_worker_lost("a", {"a": 3, "b": 2, "c": 2, "z": 4})) == ["a", "b", "c"]
     assert queue.counters.redone_steps == 2 + 0 + 2
-    assert queue.lose("a", {"a": 3}) == ()
+    assert queue.on_worker_lost("a", {"a": 3}) == ()
     # The name is free: a new process under it is served.
     assert pulled(queue).requests == ("b",)
 

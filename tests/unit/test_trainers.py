@@ -144,8 +144,8 @@ def test_nobody_waits_beyond_the_limit():
 def test_devices_that_hold_different_weights_end_the_run():
     stage = Stage("digest a", "digest b")
     with pytest.raises(RuntimeFailure, match="reserved-0 digest a, reserved-1 digest b; resume"):
-        stage.trainers.hold_own(WeightsVersion(1))
+        stage.trainers.use_training_weights(WeightsVersion(1))
     assert not stage.trainers.holds(WeightsVersion(1))
     same = Stage("digest a", "digest a")
-    assert same.trainers.hold_own(WeightsVersion(1)) == "digest a"
+    assert same.trainers.use_training_weights(WeightsVersion(1)) == "digest a"
     assert same.trainers.holds(WeightsVersion(1)) and not same.trainers.holds(WeightsVersion(0))

@@ -49,7 +49,14 @@ def policy_loss(
 
 
 class GrpoObjective:
-    """Implements `objectives.protocol.Objective`; a row is a (sample, denoising step)."""
+    """Implements `objectives.protocol.Objective`; a row is a (sample, denoising step).
+
+    Args:
+        policy: to be trained.
+        sampler: of the rollout.
+        config: the run's configuration.
+        options: of the objective.
+    """
 
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> None:
         self._policy = policy

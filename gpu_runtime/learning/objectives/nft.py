@@ -54,6 +54,12 @@ class NftObjective:
     """Implements `gpu_runtime.learning.objectives.protocol.Objective`; a row is a (sample, noise level).
 
     Noise and noise levels are functions of the sample's identity, as everything is.
+
+    Args:
+        policy: to be trained.
+        sampler: of the rollout.
+        config: the run's configuration.
+        options: of the objective.
     """
 
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> None:

@@ -35,7 +35,13 @@ class StepInputs:
 
 
 class StochasticSteps:
-    """Steps as the rollout computed them: the same schedule, noise level and batch shape."""
+    """Steps as the rollout computed them: the same schedule, noise level and batch shape.
+
+    Args:
+        policy: to be trained.
+        sampler: of the rollout.
+        config: the run's configuration.
+    """
 
     def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig) -> None:
         self._policy = policy

@@ -111,7 +111,15 @@ class MemoryNeed:
         device: torch.device,
         work: WorkNeed,
     ) -> MemoryNeed:
-        """Count the numbers in a pipeline's files, in the precision that they have on a device."""
+        """Count the numbers in a pipeline's files, in the precision that they have on a device.
+
+        Args:
+            family: of the model.
+            folder: its files.
+            settings: of the model.
+            device: the kind of device.
+            work: what training and generating need beside the weights.
+        """
         size = dtype_on(settings, device).itemsize
         return cls(
             folder.parameters("transformer") * size,

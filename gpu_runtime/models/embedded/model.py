@@ -65,7 +65,16 @@ class EmbeddedSettings:
 
 
 class EmbeddedModel:
-    """Implements `gpu_runtime.models.protocol.DiffusionModel`."""
+    """Implements `gpu_runtime.models.protocol.DiffusionModel`.
+
+    Args:
+        settings: sizes of images and text.
+        codec: decodes latents.
+        transformer: loaded, on the device where the model works.
+
+    Raises:
+        ModelError: the parts are of different models.
+    """
 
     def __init__(
         self, settings: EmbeddedSettings, codec: PatchCodec, transformer: QwenImageTransformer2DModel
@@ -101,6 +110,12 @@ class EmbeddedModel:
         """Load a folder that `save` wrote, or `embedded:NAME` for one that the project carries.
 
         A transformer that is given (built around a neighbour's weights) is taken instead of the folder's.
+
+        Args:
+            path: a folder, or `embedded:NAME`.
+            device: where the model works.
+            dtype: of the transformer's weights.
+            transformer: taken instead of the folder's.
 
         Raises:
             ModelError: a file is missing or damaged, the files do not fit each other, or a number in them is

@@ -35,7 +35,13 @@ def patchify(images_BHWC: torch.Tensor) -> torch.Tensor:
 
 
 def unpatchify(patches_BSD: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Put patches of shape (B, S, D) together again into (B, height, width, 3)."""
+    """Put patches of shape (B, S, D) together again into (B, height, width, 3).
+
+    Args:
+        patches_BSD: patches row by row, shape (B, S, D).
+        height: of the image in pixels.
+        width: of the image in pixels.
+    """
     rows, columns = height // PATCH, width // PATCH
     split = patches_BSD.reshape(len(patches_BSD), rows, columns, PATCH, PATCH, 3)
     return split.permute(0, 1, 3, 2, 4, 5).reshape(len(patches_BSD), height, width, 3)
@@ -69,7 +75,7 @@ class PatchCodec:
             components: latent channels to keep, at most 192.
             whitening: each component is divided by its deviation to this power, and all of them by
                 one number that brings their mean square to 1. At 1 every component weighs the same
-                in the loss, down to those that nobody sees; at 0 only the first few count.
+                in the loss, down to invisible ones; at 0 only the first few count.
         """
         pixels = patchify(torch.from_numpy(images_BHWC)).double() / 255
         patches = pixels.reshape(-1, pixels.shape[-1])
@@ -93,6 +99,11 @@ class PatchCodec:
 
     def decode(self, latents_BSC: torch.Tensor, height: int, width: int) -> torch.Tensor:
         """Decode latents (B, S, C) to uint8 RGB images (B, height, width, 3) on the same device.
+
+        Args:
+            latents_BSC: shape (B, S, C).
+            height: of the image in pixels.
+            width: of the image in pixels.
 
         Raises:
             NonFiniteError: a pixel is not finite.

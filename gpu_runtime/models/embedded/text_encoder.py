@@ -49,6 +49,11 @@ def encode(prompts: Sequence[str], length: int, width: int) -> Conditioning:
 
     The length never depends on the batch: a prompt has the same bits in any list.
 
+    Args:
+        prompts: B texts.
+        length: text tokens L.
+        width: of a token's embedding, E.
+
     Raises:
         ConfigurationError: a prompt has more than `length` tokens, or none.
     """

@@ -169,6 +169,11 @@ class PipelineModel(ABC):
     def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, limit: int) -> None:
         """Refuse a prompt that the family would cut off.
 
+        Args:
+            tokenizers: by the names of their folders.
+            prompt: the text.
+            limit: most text tokens.
+
         Raises:
             ConfigurationError: it has more tokens than the text length.
         """
@@ -182,6 +187,11 @@ class PipelineModel(ABC):
     @classmethod
     def check_size(cls, folder: PipelineFolder, height: int, width: int) -> None:
         """Refuse a size that the family cannot make.
+
+        Args:
+            folder: the model's files.
+            height: in pixels.
+            width: in pixels.
 
         Raises:
             ConfigurationError: it does not divide.
@@ -218,7 +228,14 @@ class PipelineModel(ABC):
     def image_tokens(
         cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
     ) -> int:
-        """Image tokens of the transformer's attention, for an image of so many pixels."""
+        """Image tokens of the transformer's attention, for an image of so many pixels.
+
+        Args:
+            vae: its configuration.
+            transformer: its configuration.
+            height: in pixels.
+            width: in pixels.
+        """
         unit = cls.pixels_a_token(vae, transformer)
         return (height // unit) * (width // unit)
 
@@ -293,7 +310,13 @@ def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Latents of four pixels a token, (B, S, C), as a picture: (B, C/4, rows, columns)."""
+    """Latents of four pixels a token, (B, S, C), as a picture: (B, C/4, rows, columns).
+
+    Args:
+        latents_BSC: shape (B, S, C).
+        rows: of the picture in latent pixels, twice those of the tokens.
+        columns: likewise.
+    """
     count, _, channels = latents_BSC.shape
     split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
     return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)

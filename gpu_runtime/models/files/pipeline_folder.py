@@ -15,7 +15,7 @@ from gpu_runtime.models.files.hub_folder import find_folder
 from storage.errors import ModelError
 
 PartKind = Literal["diffusers", "transformers", "tokenizer", "scheduler"]
-"""Who wrote a part's folder: it decides how its files are called."""
+"""The library that wrote a part's folder: it decides how its files are called."""
 
 INDEX = "model_index.json"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}

@@ -39,6 +39,12 @@ class Parts:
 def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: torch.dtype) -> Any:
     """Load a model of diffusers' or transformers' classes, on the CPU, to be used and not trained.
 
+    Args:
+        model_class: with `from_pretrained`.
+        folder: of the pipeline.
+        part: its folder in the pipeline's.
+        dtype: of the weights.
+
     Raises:
         ModelError: the files are of another model, or weights are missing in them. Both libraries would
             draw the missing ones at random, and only warn.
@@ -111,6 +117,13 @@ def empty_transformer(
     """The transformer without memory for its weights: its layers can be looked at.
 
     The other models of the pipeline are built likewise, to be held against their files, and dropped.
+
+    Args:
+        model_class: of the transformer.
+        encoder_classes: of the text encoders, by their folders.
+        vae_class: of the VAE.
+        folder: of the pipeline.
+        dtype: of the transformer's weights.
 
     Raises:
         ModelError: a part's configuration is of another model, or asks for other weights than there are.

@@ -35,9 +35,9 @@ class NoticeLedger:
             Withdrawals first, each naming the notice as it was told.
         """
         gone: list[NoticeKind] = []
-        for kind, told in self._standing.items():
+        for kind, announced in self._standing.items():
             hidden = kind == "rebalance" and seen is not None and seen.kind == "terminate"
-            if told != seen and not hidden:
+            if announced != seen and not hidden:
                 gone.append(kind)
         changes = [NoticeChange("withdrawn", self._standing.pop(kind)) for kind in gone]
         if seen is not None and seen.kind not in self._standing:

@@ -100,7 +100,7 @@ class NoticeThread:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._poll()
-            # The exponent is bounded: nobody is helped by 2.0 ** 2000.
+            # The exponent is bounded: 2.0 ** 2000 overflows.
             wait_s = self._poll_interval_s * 2.0 ** min(self._failed_in_a_row, 60)
             self._stopping.wait(min(wait_s, self._max_backoff_s))
 

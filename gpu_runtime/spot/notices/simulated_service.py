@@ -52,7 +52,7 @@ class SimulatedService:
         return [path for _, path, _ in self.asked]
 
 
-class PlayedNotices:
+class SimulatedNotices:
     """Google's preempted flag, played for each worker apart; the workers ask `url`.
 
     Attributes:
@@ -64,7 +64,7 @@ class PlayedNotices:
         self._worker_in_url = worker_in_url
         self.url = ""
 
-    def __enter__(self) -> PlayedNotices:
+    def __enter__(self) -> SimulatedNotices:
         self._service.__enter__()
         self.url = f"{self._service.url}/{self._worker_in_url}"
         return self

@@ -87,16 +87,16 @@ class Replay:
         steps = self._steps[first : self._next]
         ends = Counter(step.instance for step in steps if step.kind == "remove")
         kept: list[ReplayStep] = []
-        unborn: set[str] = set()
+        left_out: set[str] = set()
         for step in steps:
             if step.kind == "add" and ends[step.instance] > 0:
-                unborn.add(step.instance)
+                left_out.add(step.instance)
                 self.skipped += 1
-            elif step.instance not in unborn:
+            elif step.instance not in left_out:
                 kept.append(step)
             if step.kind == "remove":
                 ends[step.instance] -= 1
-                unborn.discard(step.instance)
+                left_out.discard(step.instance)
         return kept
 
 

@@ -1,4 +1,4 @@
-"""Who is there: the processes of a live run, as its history tells."""
+"""The processes of a live run, read from its history."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RunProcess:
 
     @property
     def is_spot(self) -> bool:
-        """A worker that plays a spot device."""
+        """A worker on a spot device."""
         return self.name.startswith("spot-")
 
     def alive(self) -> bool:
@@ -61,7 +61,7 @@ class RunProcess:
         return False
 
 
-def player_of(name: str, pid: int | None) -> RunProcess | None:
+def process_of(name: str, pid: int | None) -> RunProcess | None:
     """The process of a number, under a name; None where there is none."""
     with suppress(psutil.NoSuchProcess):
         return None if pid is None else RunProcess(name, pid, process_start_s(pid))
@@ -80,20 +80,20 @@ class RunProcesses:
     def __init__(self) -> None:
         self.life = 0
         self.under_way = False
-        self._players: dict[str, RunProcess] = {}
+        self._by_name: dict[str, RunProcess] = {}
         self._joined: set[str] = set()
         self._lost: set[str] = set()
         self._entered: list[tuple[int, str]] = []
 
-    def hear(self, lines: Iterable[HistoryLine]) -> list[str]:
-        """Take in what the history says; names of processes that it says are gone."""
+    def read(self, lines: Iterable[HistoryLine]) -> list[str]:
+        """Take in lines of the history; names of the processes that are gone by them."""
         gone: list[str] = []
         for line in lines:
             if line.life > self.life:
-                self.life, self.under_way, self._players = line.life, False, {}
+                self.life, self.under_way, self._by_name = line.life, False, {}
                 self._joined, self._lost = set(), set()
             if line.life == self.life:
-                self._hear(line)
+                self._read(line)
                 if line.event == "lost":
                     gone.append(line.facts["worker"])
         return gone
@@ -113,15 +113,15 @@ class RunProcesses:
 
     def spots(self) -> list[RunProcess]:
         """Spot workers that have joined and that no fault has chosen, by name."""
-        return self._chosen(lambda player: player.is_spot and player.name in self._joined)
+        return self._chosen(lambda process: process.is_spot and process.name in self._joined)
 
     def joining(self) -> list[RunProcess]:
         """Spot workers that have begun to load since the run is under way, by name."""
-        return self._chosen(lambda player: player.is_spot and player.name not in self._joined)
+        return self._chosen(lambda process: process.is_spot and process.name not in self._joined)
 
     def scorers(self) -> list[RunProcess]:
         """The processes that judge, by name."""
-        return self._chosen(lambda player: player.name.startswith("scorer-"))
+        return self._chosen(lambda process: process.name.startswith("scorer-"))
 
     def agents(self) -> list[RunProcess]:
         """Ray's processes beside the workers, by name; none where Ray was not started by the run."""
@@ -133,22 +133,22 @@ class RunProcesses:
                     name = _agent_name(process.cmdline())
                     if name is not None:
                         found.append(RunProcess(name, process.pid, process_start_s(process.pid)))
-        return sorted(found, key=lambda player: player.name)
+        return sorted(found, key=lambda process: process.name)
 
     def _chosen(self, which: Callable[[RunProcess], bool]) -> list[RunProcess]:
         if not self.under_way:
             return []
-        found = (player for name, player in sorted(self._players.items()) if name not in self._lost)
-        return [player for player in found if which(player) and not player.targeted and player.alive()]
+        found = (process for name, process in sorted(self._by_name.items()) if name not in self._lost)
+        return [process for process in found if which(process) and not process.targeted and process.alive()]
 
     def _one(self, name: str) -> RunProcess | None:
-        player = self._players.get(name)
-        return player if self.under_way and player is not None and player.alive() else None
+        process = self._by_name.get(name)
+        return process if self.under_way and process is not None and process.alive() else None
 
-    def _hear(self, line: HistoryLine) -> None:
+    def _read(self, line: HistoryLine) -> None:
         facts = line.facts
         if line.event == "process":
-            self._players[facts["name"]] = RunProcess(facts["name"], facts["pid"], facts["started_s"])
+            self._by_name[facts["name"]] = RunProcess(facts["name"], facts["pid"], facts["started_s"])
         elif line.event == "phase":
             self.under_way = True
             self._entered.append((facts["iteration"], facts["phase"]))

@@ -25,7 +25,7 @@ class _Asked:
     at: float
 
 
-class PlayedTime(Script):
+class VirtualTime(Script):
     """Ends the call that would end first, and lets its time pass.
 
     Args:
@@ -82,10 +82,10 @@ class PlayedTime(Script):
         raise AssertionError(f"{name} was not asked to join {prefix}")
 
 
-class PlayedGenerator(FakeGenerator):
+class VirtualTimeGenerator(FakeGenerator):
     """A device whose chunks say the played time of their steps."""
 
-    def __init__(self, name: str, script: PlayedTime, sampler: Sampler) -> None:
+    def __init__(self, name: str, script: VirtualTime, sampler: Sampler) -> None:
         super().__init__(name, script, sampler)
         self._time = script
 
@@ -101,13 +101,13 @@ class PlayedGenerator(FakeGenerator):
         return dataclasses.replace(answer, step_s=self._time.step_s[self._time.degree_of(self.name)])
 
 
-class PlayedFleet(FakeGeneratorFleet):
+class VirtualTimeFleet(FakeGeneratorFleet):
     """Devices that take played time; counts the device-seconds in each state."""
 
-    def __init__(self, names: Sequence[str], script: PlayedTime, sampler: Sampler) -> None:
+    def __init__(self, names: Sequence[str], script: VirtualTime, sampler: Sampler) -> None:
         super().__init__(names, script, sampler)
         for device in self.workers(WeightsVersion(0)):
-            device.actor = self.actors[device.name] = PlayedGenerator(device.name, script, sampler)
+            device.actor = self.actors[device.name] = VirtualTimeGenerator(device.name, script, sampler)
         script.actors = self.actors
         self.spent_s: dict[str, float] = {}
         self._script = script

@@ -41,7 +41,7 @@ Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
 
 
 class GivenFindings:
-    """A detector and a classifier that find what they are told: both protocols of GenEval's logic."""
+    """A detector and a classifier that return given findings: both protocols of GenEval's logic."""
 
     class_names: frozenset[str] = frozenset(CLASSES)
 

@@ -1,6 +1,6 @@
 """Dispatch by shares dealt beforehand: what pulling is compared with. Pure.
 
-Leases, commits and deliveries are the pull scheduler's own. What differs is who gets what: every worker
+Leases, commits and deliveries are the pull scheduler's own. What differs is the assignment: every worker
 has its share from the beginning, and none takes from another's.
 """
 

@@ -2,7 +2,7 @@
 
 A schedule is a seed: some requests, some workers that pull, commit, deliver, hang, die, come back late, get
 notices and change their weights. At the end one worker lives on and must be able to finish everything.
-Nothing here shares code with the scheduler: what it says is compared with what the workers were told.
+Nothing here shares code with the scheduler: its answers are compared with what the workers got.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Tally:
         lost: requests that were never accepted.
         duplicated: requests that were accepted more than once.
         shared: requests that two valid leases held at once.
-        fallen: commits that fell behind what a worker had been told before.
+        fallen: commits that fell behind what a worker had got before.
         misplaced: requests leased though they were done, or with another version, kind, step or
             state than theirs; commits that were answered with other requests than the lease's open ones.
         requests: all of them.

@@ -1,4 +1,4 @@
-"""The login of the dashboard: which OpenID Connect provider asks for it, and whom it lets in."""
+"""The login of the dashboard: which OpenID Connect provider asks for it, and which users may enter."""
 
 from __future__ import annotations
 

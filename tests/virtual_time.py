@@ -73,7 +73,7 @@ class VirtualTime(Script):
         return self._joined_at[place.prefix]
 
     def _there_at(self, name: str, prefix: str) -> float:
-        """When a device comes to the meeting of a group."""
+        """When a device comes to the rendezvous of a group."""
         at = self._free_at.get(name, 0.0)
         for call in self.asked[name]:
             if call.method == "join_group" and call.args[1].prefix == prefix:

@@ -53,8 +53,8 @@ class Done:
 class FaultInjector:
     """A thread that does a schedule's faults, each once.
 
-    The schedule's clock begins with `start`. Leaving the context stops the thread and lets go on whatever
-    is stopped.
+    The schedule's clock begins with `start`. Leaving the context stops the thread and resumes every
+    stopped process.
 
     Args:
         history: folder of the run's history; need not exist yet.

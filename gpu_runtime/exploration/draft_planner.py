@@ -8,7 +8,7 @@ its past, and the exact selection is run on them. A prompt whose group cannot ge
 as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
 
 Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
-never wait for a judge, and from complete rounds alone, so the plan does not depend on who was faster.
+never wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _ITERATIONS = 8
 """Iterations whose pairs count: the policy moves."""
 
 _BINS = 20
-"""Scores are told apart in steps of 1 / _BINS."""
+"""Scores are distinguished in steps of 1 / _BINS."""
 
 _TRUST = 4.0
 """A draft's own score counts as much as so many pairs."""

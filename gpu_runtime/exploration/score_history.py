@@ -103,7 +103,7 @@ def common_weight(groups: Sequence[Sequence[float]]) -> float:
     A prompt's mean score, as predicted from n drafts, is best drawn towards the mean of all by
     w / (w + n), where w is the variance of a prompt's scores over the variance between prompts' means
     (shrinkage as in one-way analysis of variance with random effects, whose moments estimate both). A single
-    lucky draft of a prompt says little where all prompts succeed alike rarely.
+    good draft of a prompt says little where all prompts succeed alike rarely.
 
     Args:
         groups: each prompt's scores.

@@ -34,7 +34,7 @@ class WorkerProvisioner:
         config: the run's configuration; it says which slots there are.
         history: of the driver; the workers write theirs beside it.
         standbys: processes that take the slots of lost workers.
-        meeting: address of the store at which the training devices meet; None where one trains alone.
+        store: address of the store at which the training devices meet; None where one trains alone.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class WorkerProvisioner:
         config: RunConfig,
         history: HistoryLog,
         standbys: Standbys,
-        meeting: StoreAddress | None = None,
+        store: StoreAddress | None = None,
     ) -> None:
-        self._meeting = meeting
+        self._store = store
         self._cluster = cluster
         self._config = config
         self._history = history
@@ -180,13 +180,13 @@ class WorkerProvisioner:
 
     def _training_place(self, index: int) -> TrainingMembership | None:
         """The place of the index-th device that trains; None where one trains alone."""
-        if self._meeting is None:
+        if self._store is None:
             return None
         settings = self._config.runtime
         return TrainingMembership(
             index,
             settings.trainer_workers,
-            self._meeting,
+            self._store,
             meet_s=settings.start_timeout_s,
             exchange_s=settings.trainer_limit_s,
         )

@@ -108,7 +108,7 @@ def _intact(group: Group, devices: Mapping[str, str]) -> bool:
 def _as_they_are(
     devices: Mapping[str, str], standing: Sequence[Group], usable: Mapping[int, float]
 ) -> Layout:
-    """The groups that stand, if their degree is known; who is in none works alone."""
+    """The existing groups, if their degree is known; a device in none works alone."""
     groups = [group for group in standing if len(group.members) in usable]
     taken = {member for group in groups for member in group.members}
     groups += [Group(devices[name], (name,)) for name in sorted(devices) if name not in taken]

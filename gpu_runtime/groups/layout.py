@@ -1,4 +1,4 @@
-"""Which devices share a sequence: from what lives to groups. Pure: no torch, no clock.
+"""Which devices share a sequence: from the devices that are left to groups. Pure: no torch, no clock.
 
 In this order: the most denoising steps a second, the fewest idle devices, the most devices that need
 not regroup, the most groups. Groups never cross instances.
@@ -192,7 +192,7 @@ def _assign(
     standing: Sequence[Group],
     before: Sequence[Group],
 ) -> list[Group]:
-    """Give names to an instance's groups: standing ones first, then those who worked together."""
+    """Give names to an instance's groups: existing ones first, then devices that worked together."""
     wanted = Counter(degrees)
     groups = []
     for group in sorted(standing, key=lambda group: group.members):

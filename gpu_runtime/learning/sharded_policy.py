@@ -52,7 +52,7 @@ class ShardedPolicy(Policy):
         super().__init__(model, adaptation, seed, keeps_reference)
 
     def gather(self) -> None:
-        """Have all weights here, to generate with; a collective. They are let go by `divide`."""
+        """Have all weights here, to generate with; a collective. `divide` releases them."""
         if self.is_gathered:
             return
         self._root.set_reshard_after_forward(False)
@@ -61,7 +61,7 @@ class ShardedPolicy(Policy):
         self.is_gathered = True
 
     def divide(self) -> None:
-        """Let go of all weights but this process's parts, to train."""
+        """Release all weights but this process's shard, to train."""
         if not self.is_gathered:
             return
         # It forgets the forward passes of now, too: FSDP fetches weights ahead by the order in which the
@@ -75,7 +75,7 @@ class ShardedPolicy(Policy):
         if not self.is_gathered:
             return super().state()
         here = dict(self.model.transformer.named_parameters())
-        # Copied first: numpy would pin the memory that `divide` lets go of.
+        # Copied first: numpy would pin the memory that `divide` releases.
         return {
             name: here[name].detach().to("cpu", torch.float32, copy=True).numpy() for name in self.trained
         }

@@ -1,7 +1,7 @@
 """The promises to a run with faults, checked from its history. Pure: standard library only.
 
-What a history says exactly: which denoising steps were done, by whom, and which of them were done again;
-which samples were asked for, and how often each was accepted; who held a sample when. The promises:
+What a history says exactly: which denoising steps each worker did, and which of them were done again;
+which samples were asked for, and how often each was accepted; which worker held a sample when. The promises:
 
 - Every sample that was asked for is accepted, once.
 - No two workers hold a sample at one time.

@@ -1,4 +1,4 @@
-"""The leases that are valid, who holds them and until when. Pure: time is an argument, in seconds."""
+"""The valid leases, their holders and expiries. Pure: time is an argument, in seconds."""
 
 from __future__ import annotations
 

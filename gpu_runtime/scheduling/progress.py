@@ -18,7 +18,7 @@ class Progress(Generic[RequestT]):
             request of the same identity.
         step: committed denoising steps.
         state: reference to the state after them.
-        lease: who works on it; None while it waits.
+        lease: under which it is worked on; None while it waits.
     """
 
     item: WorkItem[RequestT]

@@ -1,7 +1,7 @@
 """The driver's key-value store: where groups meet and are called off.
 
 Keys: those of a group lie under its prefix and are removed some epochs after it ended. `aborts` counts
-the calls to break off, and `abort/N` wakes those who wait for the N-th.
+the calls to break off, and `abort/N` wakes the members that wait for the N-th.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SequenceParallelMember:
 
     @property
     def leads(self) -> bool:
-        """Whether this member speaks for its group."""
+        """Whether this member is its group's leader."""
         return self._place is not None and self._place.leader == self.name
 
     def join(self, group: WorkerGroup) -> None:

@@ -66,7 +66,7 @@ class Loss:
         at: when it was noticed (Unix seconds).
         cut_state: what it was doing; None where it had not loaded yet.
         cut_s: how long it had been doing that: the most that was lost with it.
-        detail: what the runtime heard of it.
+        detail: the reason that the runtime has recorded.
     """
 
     worker: str

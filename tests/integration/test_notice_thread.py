@@ -156,7 +156,7 @@ class TestNoticeThread:
         assert thread.errors >= 3
         assert "the listener's own bug" in str(thread.last_error)
 
-    def test_stops_during_a_long_wait_and_calls_nobody_any_more(self, watch, service):
+    def test_stops_during_a_long_wait_and_calls_no_listener_any_more(self, watch, service):
         listener = Listener()
         thread = background(watch("gcp"), listener, poll_interval_s=600.0, max_backoff_s=600.0).start()
         wait_until(lambda: len(service.asked) == 1)

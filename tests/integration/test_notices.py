@@ -107,7 +107,7 @@ class TestEveryHttpProvider:
         with pytest.raises(NoticeError, match="more than 262144 bytes"):
             watcher.poll(NOON)
 
-    def test_nobody_there(self, provider):
+    def test_no_service_there(self, provider):
         with SimulatedService() as gone:
             url = gone.url
         watcher = watcher_for(provider, base_url=url)

@@ -68,7 +68,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
     runtime = fresh
     plan = runtime.explore(1)
     rolled, again = runtime.rollout(plan), runtime.rollout(plan)
-    assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree, whoever works with whom"
+    assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree in any group"
     assert {len(one.worker.split("+")) for one in rolled.delivered} == {2}
     worker = DeviceWorker(runtime.config, trains=False)
     worker.use_training_weights(WeightsVersion(0))

@@ -1,4 +1,4 @@
-"""Whatever was measured and is left: nobody is left out, groups fit, and a choice stands."""
+"""Whatever was measured and is left: no device is left out, groups fit, and a choice stands."""
 
 from __future__ import annotations
 

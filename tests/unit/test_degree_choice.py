@@ -82,7 +82,7 @@ def test_an_idle_device_joins_one_of_several_though_the_last_ends_no_sooner():
     assert degrees({1: 1.0, 2: 0.95}, three, before=ALONE) == [1, 1, 1, 1]
 
 
-def test_nobody_joins_where_that_takes_longer_than_it_saves():
+def test_no_device_joins_where_that_takes_longer_than_it_saves():
     last = WorkLeft((), {"a0": UnderWay(10, 9)})
     assert degrees(COSTLY, last, before=ALONE) == [1, 1, 1, 1]
     slow = WorkLeft((), {"a0": UnderWay(10, 1)})
@@ -90,7 +90,7 @@ def test_nobody_joins_where_that_takes_longer_than_it_saves():
 
 
 @pytest.mark.parametrize(("before", "stay"), [(ALONE, [1, 1, 1, 1]), (PAIRS, [2, 2])])
-def test_a_gain_within_the_noise_moves_nobody(before: list[Group], stay: list[int]):
+def test_a_gain_within_the_noise_moves_no_device(before: list[Group], stay: list[int]):
     assert degrees({1: 1.0, 2: 0.49, 4: 0.247}, before=before) == stay
     assert degrees({1: 1.0, 2: 0.51, 4: 0.26}, before=before) == stay
 

@@ -157,7 +157,7 @@ def test_a_joiner_is_killed_before_it_has_joined(stage):
     assert stage.dead() == {"spot-1.1"}
 
 
-def test_whoever_commits_first_is_killed(stage):
+def test_the_worker_that_commits_first_is_killed(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
     with FaultInjector(stage.folder, [Fault("kill_while_committing", at_s=0.0)]) as injector:

@@ -53,7 +53,7 @@ def test_spot_workers_watch_and_are_asked_reserved_ones_are_not():
     assert "notice" in workers[ONE].called and "notice" not in workers[TRAINER].called
 
 
-def test_nobody_is_asked_where_nobody_watches():
+def test_no_worker_is_asked_where_notices_are_not_watched():
     stage = Stage("none")
     stage.drafters(WeightsVersion(1))
     assert all("notice" not in worker.called for worker in stage.cluster.workers.values())
@@ -232,7 +232,7 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     lose(stage, ONE)
     (loaded,) = stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
-    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "nobody waits for it"
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it is not waited for"
     assert stage.fleet.add_ready_workers() == [loaded], "it is started once"
 
     newcomer.silent.add("load_weights")
@@ -347,7 +347,7 @@ def test_devices_that_train_together_do_not_draft_and_have_numbers_to_meet_by():
     assert places[ONE] is None and places[TWO] is None
 
 
-def test_one_that_trains_alone_meets_nobody():
+def test_a_single_trainer_needs_no_rendezvous():
     assert Stage().cluster.workers[TRAINER].among is None
 
 

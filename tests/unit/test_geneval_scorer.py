@@ -107,7 +107,7 @@ def test_colours_are_asked_for_where_the_row_asks():
     assert played.asked == []
 
 
-def test_rows_that_nobody_can_judge_are_refused():
+def test_rows_that_cannot_be_judged_are_refused():
     played = GivenFindings([])
     scorer = GenEvalScorer(played, played)
     for prompt, says in (

@@ -27,7 +27,7 @@ def test_a_lease_that_is_not_renewed_expires_and_goes_on_from_its_last_commit():
     assert (queue.counters.expired, queue.counters.returned) == (1, 1)
 
 
-def test_an_overdue_lease_that_nobody_expired_is_still_renewed():
+def test_an_overdue_lease_that_was_not_expired_is_still_renewed():
     queue = scheduler(item("r"))
     lease = pulled(queue, now=0.0)
     assert queue.commit(lease, {}, 50.0) == ("r",)

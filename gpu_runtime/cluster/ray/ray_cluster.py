@@ -171,7 +171,7 @@ class RayCluster:
             options["num_gpus"] = share
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
-        # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
+        # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
         named = type(re.sub(r"\W", "_", name), (Answering, worker), {})
         handle = ray.remote(named).options(**options).remote(*args)
         return RayActor(name, handle, alone=self._local)

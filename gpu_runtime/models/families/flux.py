@@ -1,4 +1,4 @@
-"""FLUX.1-dev: a CLIP and a T5 as text encoders, packed latents, guidance that the transformer is told.
+"""FLUX.1-dev: a CLIP and a T5 as text encoders, packed latents, guidance as an input of the transformer.
 
 Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
 """

@@ -1,4 +1,4 @@
-"""Which notices have been told. Pure: turns what polls saw into what is news."""
+"""Which notices have been announced. Pure: from the answers of polls to changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoticeLedger:
             seen: what the poll returned.
 
         Returns:
-            Withdrawals first, each naming the notice as it was told.
+            Withdrawals first, each naming the notice as it was announced.
         """
         gone: list[NoticeKind] = []
         for kind, announced in self._standing.items():

@@ -18,7 +18,7 @@ class Notice:
     """A provider's warning that it takes this machine.
 
     Attributes:
-        provider: who warned.
+        provider: its name.
         kind: `terminate`: the machine will be gone; `rebalance`: it is likelier than usual to be
             taken, which is advice and not binding.
         deadline: when the machine may be gone, in unix seconds, never before `received_at`; None

@@ -27,7 +27,7 @@ class NoticeThread:
     Args:
         watcher: polled from the background thread only.
         on_notice: called with a notice that came.
-        on_withdrawn: called with a notice that no longer stands, as it was told.
+        on_withdrawn: called with a notice that no longer stands, as it was announced.
         poll_interval_s: wait between polls.
         max_backoff_s: longest wait after failed polls. Keep it well below the provider's grace
             period: a notice is seen only when the service is asked.

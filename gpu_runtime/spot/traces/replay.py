@@ -1,4 +1,4 @@
-"""A trace played in accelerated time: which instances are to come, to be warned and to go by now. Pure."""
+"""A trace replayed in accelerated time: which instances are to be added, warned and removed by now. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Replay:
     too slow for the trace falls behind in instances, not in time.
 
     Args:
-        trace: as it is to be played; scale it before.
+        trace: as it is to be replayed; scale it before.
         notice_s: seconds before its removal at which an instance is warned, but not before it comes; 0 for
             removal without a word.
 

@@ -36,7 +36,7 @@ class StepTimes:
 
     @classmethod
     def at(cls, sigmas: torch.Tensor, step_B: torch.Tensor) -> StepTimes:
-        """Read a schedule of T + 1 values (1 to 0) at B denoising steps."""
+        """Read a schedule of shape (T + 1,), from 1 to 0, at B denoising steps."""
         sigma_B = sigmas[step_B]
         guard_B = torch.where(sigma_B >= 1, sigmas[1], sigma_B)
         return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
@@ -61,7 +61,7 @@ class Transition:
     scale_B: torch.Tensor
 
     def sample(self, noise_BSC: torch.Tensor) -> torch.Tensor:
-        """x' = mean + scale * noise."""
+        """x' = mean + scale * noise, shape (B, S, C)."""
         return self.mean_BSC + _rows(self.scale_B) * noise_BSC
 
 

@@ -92,7 +92,7 @@ class DiffusionModel(Protocol):
         ...
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """The family's noise schedule: float64, `steps` + 1 values falling from 1 to 0."""
+        """The family's noise schedule: float64, shape (steps + 1,), falling from 1 to 0."""
         ...
 
 

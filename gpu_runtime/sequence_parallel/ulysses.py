@@ -1,4 +1,4 @@
-"""Ulysses: a transformer whose sequences are shared by the members of a process group, and back.
+"""Ulysses (arXiv 2309.14509): sharing a transformer's sequences over a process group, and back.
 
 On diffusers' context parallelism, without `enable_parallelism`: that one wants an accelerator, makes
 three process groups where one is enough, and cannot be undone, which a regroup needs every time.

@@ -175,7 +175,7 @@ class EmbeddedModel:
         return self.latent_shape[0], self.settings.text_length
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """Even noise levels: float64, `steps` + 1 values falling from 1 to 0."""
+        """Even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
         return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
 
 

@@ -160,7 +160,7 @@ class PipelineModel(ABC):
         return image_tokens, self.text_tokens(self._tokenizers, self.text_length)
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """The pipeline's own schedule for this size: float64, `steps` + 1 values falling from 1 to 0."""
+        """The pipeline's own schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
         scheduler = type(self._scheduler).from_config(self._scheduler.config)
         self._set_timesteps(scheduler, steps)
         return scheduler.sigmas.double()

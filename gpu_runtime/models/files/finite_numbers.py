@@ -48,7 +48,7 @@ def refuse_files_not_finite(files: Iterable[Path]) -> int:
 
 
 def checked_pixels(pixels: torch.Tensor) -> torch.Tensor:
-    """Decoded pixels as they are, before they are rounded: a NaN would become some colour.
+    """Decoded pixels of any shape, unchanged; checked before rounding, where a NaN would become a colour.
 
     Raises:
         NonFiniteError: one is not finite.

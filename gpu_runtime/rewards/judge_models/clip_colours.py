@@ -65,7 +65,7 @@ class ClipColours:
 
 
 def crop(image_HWC: np.ndarray, item: Detection) -> np.ndarray:
-    """The object's box cut out of the picture, with all that is not the object greyed."""
+    """The object's box cut out of the picture, the rest greyed: uint8, shape (box height, box width, 3)."""
     shown_HWC = image_HWC
     if item.mask_HW is not None:
         shown_HWC = np.where(item.mask_HW[..., None], image_HWC, np.uint8(GREY))

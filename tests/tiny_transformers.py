@@ -15,7 +15,7 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 
 BATCH = 2
 HEADS = 4

@@ -190,7 +190,7 @@ class Sampler:
         return rows.to(self._model.device)
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
-        """The noise schedule of this kind of request, T + 1 values from 1 to 0."""
+        """The noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""
         steps = self._schedule_steps(request)
         if steps not in self._sigmas:
             self._sigmas[steps] = self._model.sigmas(steps)

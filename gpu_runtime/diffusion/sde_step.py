@@ -37,7 +37,7 @@ class StepTimes:
 
     @classmethod
     def at(cls, sigmas: torch.Tensor, step_B: torch.Tensor) -> StepTimes:
-        """Read a schedule of T + 1 values (1 to 0) at B denoising steps."""
+        """Read a schedule of shape (T + 1,), from 1 to 0, at B denoising steps."""
         sigma_B = sigmas[step_B]
         guard_B = torch.where(sigma_B >= 1, sigmas[1], sigma_B)
         return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
@@ -62,7 +62,7 @@ class Transition:
     scale_B: torch.Tensor
 
     def sample(self, noise_BSC: torch.Tensor) -> torch.Tensor:
-        """x' = mean + scale * noise."""
+        """x' = mean + scale * noise, shape (B, S, C)."""
         return self.mean_BSC + _rows(self.scale_B) * noise_BSC
 
 
@@ -110,6 +110,11 @@ def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch
     Meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
     constant and the scale are left out, as its authors do: -mean((x' - mean)^2). For `none`, whose steps have
     no density, it is the same: 0 where x' is what the weights give.
+
+    Args:
+        kind: `flow`, `cps` or `none`.
+        next_BSC: the latents x' after the step, shape (B, S, C).
+        policy: the step's distribution.
     """
     squared_BSC = (next_BSC - policy.mean_BSC) ** 2
     if kind != "flow":

@@ -323,7 +323,7 @@ class SeedSearch:
         return DraftTask(request, draft.fidelity, round_)
 
     def _no_device(self, iteration: int) -> tuple[tuple[str, str], ...]:
-        """The note that nobody can draft, the first time."""
+        """The note that no device can draft, the first time."""
         if self._said_no_device:
             return ()
         self._said_no_device = True

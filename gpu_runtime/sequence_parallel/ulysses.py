@@ -1,4 +1,4 @@
-"""Ulysses: a transformer whose sequences are shared by the members of a process group, and back.
+"""Ulysses (arXiv 2309.14509): sharing a transformer's sequences over a process group, and back.
 
 On diffusers' context parallelism, without `enable_parallelism`: that one wants an accelerator, makes
 three process groups where one is enough, and cannot be undone, which a regroup needs every time.
@@ -136,6 +136,11 @@ class _TextPadding:
 
 def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:
     """The sequence of a transformer at a resolution.
+
+    Args:
+        transformer: of a family that can be shared.
+        image_tokens: of a sample.
+        text_tokens: of a sample.
 
     Raises:
         ConfigurationError: if the family is unknown.

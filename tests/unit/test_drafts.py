@@ -141,7 +141,7 @@ def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
     class SharedGroup:
         leads = False
 
-        def any_says(self, said: bool) -> bool:
+        def any_true(self, said: bool) -> bool:
             return said
 
     counted = 0
@@ -153,7 +153,7 @@ def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
         return velocity(*args)
 
     drafts = SamplesInFlight(sampler)
-    drafts.company = SharedGroup()
+    drafts.sp_group = SharedGroup()
     sampler._model.velocity = count
     try:
         drafts.begin(1, previews(2)[:4])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpu_runtime.models import loading
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError

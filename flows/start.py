@@ -236,6 +236,9 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     Raises:
         SpotlightError: what ended the run.
     """
+    from tasks.early_check import start_early
+
+    start_early(config)  # before the libraries that this process imports
     import httpx
 
     from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
@@ -262,8 +265,14 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
 
 def _check_and_import(config: RunConfig, module: str) -> None:
     """Do the checks that take seconds, and import a flow, with Prefect and torch, beside them."""
+    from tasks.early_check import cluster_class
+
+    def import_libraries() -> None:
+        importlib.import_module(module)
+        cluster_class(config)
+
     with reporter().stage("check the model and the scorer, load the libraries"):
-        look_at_model(config, meanwhile=lambda: importlib.import_module(module))
+        look_at_model(config, meanwhile=import_libraries)
 
 
 def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) -> None:

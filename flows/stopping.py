@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM: the first one ends the work in order, the next ones do not disturb that.
 
 A terminal sends Ctrl-C as often as it is pressed, and a scheduler may send SIGTERM twice. An exception in the
-middle of the end would leave a run without a state. Imports nothing heavy, so that a command that is still
-starting ends in the same way.
+middle of the end would leave a run without a state, and so would one in the middle of Prefect's own work: there
+the signal waits. Imports nothing heavy, so that a command that is still starting ends in the same way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ from flows.progress import reporter
 _PATIENCE_S = 10.0
 """So long the end may take before another signal ends the process at once; the run's guard then marks it."""
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_DEFERRED_S = 3.0
+"""So long a signal waits for the end of what Prefect is doing, such as asking its server."""
+
+_LOOK_S = 0.02
+_OURS = ("flows.", "tasks.", "gpu_runtime.", "storage.")
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+"""Those handled; the last one is our own, while a signal waits."""
 
 
 class Stopped(KeyboardInterrupt):
@@ -38,19 +44,50 @@ class Stopped(KeyboardInterrupt):
 
 
 class _Handler:
-    """Of both signals while something runs that can be stopped."""
+    """Of the signals while something runs that can be stopped."""
 
     def __init__(self) -> None:
-        self._first_s: float | None = None
         self.why = ""
+        self._first: int | None = None
+        self._first_s = 0.0
+        self._raised = False
 
-    def __call__(self, number: int, _: FrameType | None) -> None:
-        if self._first_s is None:
-            self._first_s = time.monotonic()
-            named = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            raise Stopped(number, self.why or f"stopped by {named}")
-        if time.monotonic() - self._first_s > _PATIENCE_S:
-            os._exit(128 + number)
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._first is None:
+            self._first, self._first_s = number, time.monotonic()
+        passed_s = time.monotonic() - self._first_s
+        if self._raised:
+            if passed_s > _PATIENCE_S:
+                os._exit(128 + number)
+        elif passed_s < _DEFERRED_S and _is_within_prefect(frame):
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_S)  # then it is looked at again
+        else:
+            self.end_waiting()
+
+    def end_waiting(self) -> None:
+        """Raise `Stopped` for a signal that has come, unless that was done.
+
+        Raises:
+            Stopped: one has come.
+        """
+        if self._first is None or self._raised:
+            return
+        self._raised = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        named = "Ctrl-C" if self._first == signal.SIGINT else signal.Signals(self._first).name
+        raise Stopped(self._first, self.why or f"stopped by {named}")
+
+
+def _is_within_prefect(frame: FrameType | None) -> bool:
+    """Whether Prefect is doing something of its own, and does not only call us or wait for a task."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_OURS) or module == "prefect.futures":
+            return False
+        if module.startswith("prefect."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
@@ -73,6 +110,7 @@ def stops_in_order(words: str) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number in _NUMBERS}
     try:
         yield
+        handler.end_waiting()
     except Stopped as stopped:
         if not stopped.said:
             reporter().note(words)

@@ -1,4 +1,4 @@
-"""The checks before a run where their imports cost least, and what is begun beside them."""
+"""The checks before a run in a process of their own, beside what the driver imports meanwhile."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from gpu_runtime.cluster.build import start_early
+from gpu_runtime.cluster.build import cluster_class, start_early
 from storage.config.run_config import RunConfig
+
+__all__ = ["Checks", "begin_check", "cluster_class", "start_early"]
 
 
 class Checks:
-    """The checks as a worker of a local cluster, whose processes have their imports done when they start."""
+    """The checks as a worker of a local cluster."""
 
     def check(self, config: RunConfig) -> list[str]:
         """As `tasks.preflight.check`."""
@@ -22,30 +24,35 @@ class Checks:
 
 
 def begin_check(config: RunConfig) -> Callable[[], list[str]]:
-    """Let a run's checks begin, and what takes its cluster long; imports nothing heavy.
+    """Let a run's checks begin; imports nothing heavy.
 
-    Where the run's workers are forked, a process forked beside them does the checks: this one then never
-    imports diffusers, and has its time for something else. Otherwise the checks are done when they are
-    waited for.
+    On Linux a forked process does them, so that this one never imports diffusers and has its time for
+    something else. Workers of a local cluster are forked from the same process. Elsewhere the checks are done
+    when they are waited for.
 
     Returns:
         Waits for the checks and returns their warnings; raises what `tasks.preflight.check` does.
     """
-    start_early(config)
-    if config.runtime.cluster != "local" or sys.platform != "linux":
+    if sys.platform != "linux":
         return lambda: Checks().check(config)
+    start_early(config)
     warnings: Future[list[str]] = Future()
     threading.Thread(target=_check_in_fork, args=(config, warnings), name="checks", daemon=True).start()
     return warnings.result
 
 
 def _check_in_fork(config: RunConfig, warnings: Future[list[str]]) -> None:
+    from gpu_runtime.cluster.fork_client import end_fork_server
     from gpu_runtime.cluster.local_cluster import LocalCluster
 
     cluster = LocalCluster(config)
     try:
-        warnings.set_result(cluster.start("checks", Checks, gpu=False).call(Checks.check, config).result())
+        done = cluster.start("checks", Checks, gpu=False).call(Checks.check, config).result()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
         warnings.set_exception(error)
+    else:
+        warnings.set_result(done)
     finally:
         cluster.shutdown()
+        if config.runtime.cluster != "local":  # its memory is the run's
+            end_fork_server()

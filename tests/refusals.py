@@ -153,6 +153,14 @@ def _only_checks(_: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
     yield ""
 
 
+def _check_in_this_process() -> None:
+    server: Any = importlib.import_module("flows.server.prefect_server")
+    early: Any = importlib.import_module("tasks.early_check")
+    server.prefect_server = _only_checks
+    early.start_early = lambda config: None
+    early.begin_check = lambda config: lambda: early.Checks().check(config)
+
+
 def _refuse_to_start(*arguments: object, **_: object) -> None:
     raise Started(str(arguments[:1])[:200])
 
@@ -222,7 +230,7 @@ def main() -> None:
     if any(entry.get("loads") for entry in asked):
         importlib.import_module("tasks.preflight")  # some libraries start a process when they are imported
         importlib.import_module("flows.post_train")
-        importlib.import_module("flows.server.prefect_server").prefect_server = _only_checks
+        _check_in_this_process()
     # Typer builds all commands anew for each call, which takes longer than all else.
     typer.main.get_command = functools.cache(typer.main.get_command)
     subprocess.Popen.__init__ = _refuse_to_start  # type: ignore[assignment,method-assign]

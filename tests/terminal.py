@@ -19,7 +19,7 @@ from types import TracebackType
 
 ROOT = Path(__file__).resolve().parents[1]
 CTRL_C = b"\x03"
-PATIENCE_S = 300.0
+PATIENCE_S = 900.0
 """On a busy machine everything takes long."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -1,4 +1,4 @@
-"""The checks before a run with local processes are done beside its workers, not in the driver."""
+"""The checks before a run are done in a process of their own, not in the driver."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from storage.config.run_config import RunConfig
 from storage.errors import ModelError
 from tasks.early_check import begin_check
 
-local = {"runtime": {"cluster": "local"}}
-print(begin_check(RunConfig.model_validate(local))())
-wrong = RunConfig.model_validate(local | {"adaptation": {"mode": "lora", "targets": ["no_such_layer"]}})
+for cluster in ("local", "ray"):
+    config = RunConfig.model_validate({"runtime": {"cluster": cluster}})
+    print(begin_check(config)())
+wrong = RunConfig.model_validate({"adaptation": {"mode": "lora", "targets": ["no_such_layer"]}})
 try:
     begin_check(wrong)()
 except ModelError as error:
@@ -32,6 +33,6 @@ def test_a_forked_process_checks_and_the_driver_imports_nothing_of_it():
     answer = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    warnings, refusal, loaded = answer.stdout.splitlines()
-    assert (warnings, loaded) == ("[]", "[]")
+    *warnings, refusal, loaded = answer.stdout.splitlines()
+    assert (warnings, loaded) == (["[]", "[]"], "[]")
     assert "names no layer of this model" in refusal

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -82,3 +83,28 @@ def test_an_end_that_hangs_can_be_cut_short(monkeypatch: pytest.MonkeyPatch):
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.1)
     assert ended == [143]
+
+
+def test_a_signal_waits_while_prefect_does_something_of_its_own():
+    """Interrupted there, Prefect fails itself: it has no state yet of the task that it is about to begin."""
+    scope: dict[str, object] = {"__name__": "prefect.task_engine", "time": time}
+    exec("def begin(function):\n    time.sleep(0.3)\n    done.append(1)\n    function()", scope)
+    done: list[int] = []
+    scope["done"] = done
+    ours: dict[str, object] = {"__name__": "tasks.phases", "time": time}
+    exec("def task():\n    time.sleep(10)", ours)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        scope["begin"](ours["task"])  # pyright: ignore[reportCallIssue]
+    assert done == [1], "what Prefect did was not interrupted"
+    assert time.monotonic() - began < 8, "its task was"
+
+
+def test_a_signal_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stopping, "_DEFERRED_S", 0.2)
+    scope: dict[str, object] = {"__name__": "prefect.client", "time": time}
+    exec("def ask():\n    time.sleep(10)", scope)
+    with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        scope["ask"]()  # pyright: ignore[reportCallIssue]

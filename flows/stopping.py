@@ -1,8 +1,8 @@
 """Ctrl-C and SIGTERM: the first one ends the work in order, the next ones do not disturb that.
 
 A terminal sends Ctrl-C as often as it is pressed, and a scheduler may send SIGTERM twice. An exception in the
-middle of the end would leave a run without a state, and so would one in the middle of Prefect's own work: there
-the signal waits. Imports nothing heavy, so that a command that is still starting ends in the same way.
+middle of the end would leave a run without a state, and so would one in the middle of Prefect's own work:
+there the signal waits. Imports nothing heavy, so that a command that is still starting ends in the same way.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flows.progress import reporter
 from storage.config.loading import load_config, load_with_sources
@@ -85,6 +85,27 @@ def look_at_inputs(config: RunConfig) -> None:
     check_inputs(config)
 
 
+def look_at_model(
+    config: RunConfig, here: bool = True, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """The second part of `run_preflight`, which takes seconds.
+
+    Args:
+        config: the run's configuration.
+        here: whether this process will be the run's driver.
+        meanwhile: called while another process does the checks, or before them.
+
+    Raises:
+        SpotlightError: the first thing that the run could not work with.
+    """
+    from tasks.early_check import Checks, begin_check
+
+    checked = begin_check(config) if here else lambda: Checks().check(config)
+    meanwhile()
+    for warning in checked():
+        reporter().note(f"warning: {warning}")
+
+
 def run_preflight(config: RunConfig, here: bool = True) -> None:
     """Refuse what can be known to be wrong before anything starts; warnings are reported.
 
@@ -96,14 +117,7 @@ def run_preflight(config: RunConfig, here: bool = True) -> None:
         SpotlightError: the first thing that the run could not work with.
     """
     look_at_inputs(config)
-    if here:
-        from tasks.early_start import start_early
-
-        start_early(config)
-    from tasks.preflight import check  # torch and diffusers: seconds
-
-    for warning in check(config):
-        reporter().note(f"warning: {warning}")
+    look_at_model(config, here)
 
 
 def _absolute(path: str) -> str:

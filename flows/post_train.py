@@ -16,12 +16,14 @@ from contextlib import suppress
 from typing import Any
 
 from prefect import flow
+from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.run_guard import RunGuard
 from flows.run_identity import check_run_id, new_run_id
+from flows.stopping import Stopped
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
@@ -62,7 +64,9 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     enter_run(store, run_id, config)
     guard = RunGuard(home.path, run_id)
     try:
-        with open_session(home, store, run_id, config) as session:
+        with reporter().stage(_start_of_devices(config)):
+            session = open_session(home, store, run_id, config)
+        with session:
             guard.follow(session.runtime.needed_processes())
             summary = _train(session)
         store.set_summary(run_id, summary)
@@ -70,13 +74,27 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     except BaseException as error:
         # What ended the run matters more than that the database cannot be told.
         with suppress(StorageError):
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            store.set_status(run_id, status_after(type(error)), reason)
+            store.set_status(run_id, status_after(type(error)), _reason(error))
         raise
     finally:
         guard.close()
         back_up(store)
     return summary
+
+
+def _start_of_devices(config: RunConfig) -> str:
+    runtime = config.runtime
+    devices = runtime.reserved_workers + runtime.spot_workers
+    return f"start {devices} devices and {runtime.scorer_workers} scorers"
+
+
+def _reason(error: BaseException) -> str:
+    """Why a run ended, as the database keeps it."""
+    if isinstance(error, Stopped):
+        return str(error)
+    if isinstance(error, TerminationSignal):
+        return "cancelled in the Prefect UI, or by the end of `spotlight up`"
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:

@@ -1,7 +1,8 @@
 """MLflow beside the run: a second place to compare runs in, never one that a run depends on.
 
-All calls go to MLflow from one thread with a queue, so training waits for none of them (the first
-takes seconds: MLflow's import and its tables). A failure is logged, told once to `on_trouble`, and
+All calls go to MLflow from one thread with a queue, so training waits for none of them. The first
+one takes seconds, of MLflow's import and its tables: it comes after the first iteration, so as not
+to slow the start down. A failure is logged, told once to `on_trouble`, and
 the run goes on: every figure is in DuckDB too, and hours of GPU time are worth more than this copy.
 """
 
@@ -58,6 +59,8 @@ class Tracker:
         self._told = False
         self._jobs: queue.Queue[Callable[[_MlflowRun], None] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
+        self._needed = threading.Event()
+        """Set once there is more to copy than the start of a run."""
 
     def start(self, run_id: str, config: RunConfig, tags: Mapping[str, str]) -> None:
         """Begin: MLflow's run of this `run_id` is created, or opened again where there is one."""
@@ -75,15 +78,21 @@ class Tracker:
         now_ms = int(now() * 1000)
         figures = dict(values)  # a copy: the caller may go on filling its own
         self._put(lambda run: run.log_metrics(iteration, figures, now_ms))
+        if iteration > 0:
+            self._needed.set()
 
     def artifact(self, path: Path) -> None:
         """Queue a copy of a file or folder; it must stay until `finish`."""
         self._put(lambda run: run.log_artifact(path))
 
     def finish(self, status: RunStatus, wait_s: float = FLUSH_WAIT_S) -> None:
-        """Write what is queued, mark the run's end, and stop the thread; without `start`, nothing."""
-        if self._thread is None:
+        """Write what is queued, mark the run's end, and stop the thread; without `start`, nothing.
+
+        Of a run that was cancelled before its first iteration was done MLflow gets nothing.
+        """
+        if self._thread is None or (status == "cancelled" and not self._needed.is_set()):
             return
+        self._needed.set()
         self._put(lambda run: run.end(_STATUSES[status]))
         self._jobs.put(None)
         self._thread.join(wait_s)
@@ -96,6 +105,7 @@ class Tracker:
             self._jobs.put(job)
 
     def _work(self, target: _MlflowRun) -> None:
+        self._needed.wait()
         try:
             failures = _failures()
         except ImportError as error:

@@ -66,7 +66,9 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
     warnings = _check_processes(config) if local else []
     _check_notices(config.runtime)
-    family_of(config.model).find(config.model)
+    family = family_of(config.model)
+    family.find(config.model)
+    fits_model = family.prompt_check(config.model)
     scorer = chosen_scorer(config.reward)
     _check_gpu_of_scorers(config, scorer)
     scorer.check_files()
@@ -76,6 +78,8 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         for prompt in prompts:
             with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
                 scorer.check_prompt(prompt)
+            with naming(setting, prompt):
+                fits_model(prompt.text)
     refuse_silent_address(config.runtime.ray_address)
     return CheckedInputs(train, evaluate, warnings)
 

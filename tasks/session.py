@@ -6,6 +6,7 @@ and no task caches its result.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,7 +27,7 @@ from storage.errors import CheckpointError
 from storage.home import Home
 from storage.tracking import FLUSH_WAIT_S, Tracker
 
-CANCELLED_FLUSH_S = 3.0
+CANCELLED_FLUSH_S = 1.5
 """How long a cancelled run waits for MLflow, which holds a copy."""
 
 
@@ -61,6 +62,7 @@ class Session:
         self.checkpoints = checkpoints
         self.tracker = tracker
         self._opened = opened
+        self._cancelled = False
         self.first_iteration = 1
         self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
@@ -76,20 +78,27 @@ class Session:
         if announced:
             self.on_phase(phase)
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not self._cancelled:
+                raise
+            # A task beside the others failed because its devices were taken away: it ends as the run does.
+            raise TerminationSignal(signal.SIGTERM) from error
         self.seconds[phase] = time.perf_counter() - start
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        status = status_after(kind)
+        self._cancelled = status == "cancelled"
         self._opened.close()
         if kind is None:
             newest = self.checkpoints.load_latest()
             if newest is not None:
                 self.tracker.artifact(newest.path / "weights.safetensors")
                 self.tracker.artifact(newest.path / "average.safetensors")
-        status = status_after(kind)
         # Who cancels waits for the end: MLflow's import alone may take longer than all else.
         self.tracker.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 

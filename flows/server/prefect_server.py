@@ -10,6 +10,7 @@ from uuid import UUID
 
 import httpx
 
+from flows.progress import reporter
 from flows.server.local_server import LocalServer
 from flows.server.loss import hand_over
 from flows.server.password import password_file
@@ -35,7 +36,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
 
     Args:
         home: where a local server keeps its state.
-        meanwhile: called while the local server starts, such as an import that takes seconds.
+        meanwhile: called while the local server starts, such as checks or imports that take seconds.
 
     Raises:
         ServerError: if the named one does not answer, or the local one does not start.
@@ -47,6 +48,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
                 f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the "
                 "variable to have a local one started"
             )
+        meanwhile()
         try:
             yield configured.removesuffix("/api")
         finally:
@@ -62,7 +64,8 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             hand_over()
             _read_settings_again()
         meanwhile()
-        server.wait_ready()
+        with reporter().stage("start the Prefect server"):
+            server.wait_ready()
         with server.kept_alive():
             try:
                 yield f"{server.ui_url} (log in with the line in {password_file(home)})"

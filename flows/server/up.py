@@ -19,6 +19,7 @@ from flows.cli.dashboard import check_login, dashboard_command
 from flows.progress import reporter
 from flows.schedule import Nightly
 from flows.server.children import Child
+from flows.server.dashboards import DEFAULT_PORT, noted_dashboard
 from flows.server.local_server import LocalServer, end_unused_server
 from flows.server.note import living_server
 from flows.server.password import home_password, password_file
@@ -60,7 +61,7 @@ class UpOptions:
     """
 
     server_port: int = 4200
-    dashboard_port: int = 8501
+    dashboard_port: int = DEFAULT_PORT
     host: str = LOOPBACK
     names: tuple[str, ...] = ()
     runs_at_once: int = 1
@@ -95,13 +96,14 @@ def up(home: Home, options: UpOptions) -> int:
         for name, port in ports.items():
             refuse_taken_port(port, f"choose another with `spotlight up {name}`", options.host)
         supervisor = _Supervisor(home, options, asked)
-        try:
-            if not supervisor.start():
-                return 0
-            _say_where(home, options)
-            return supervisor.watch()
-        finally:
-            supervisor.stop()
+        with noted_dashboard(home, options.host, options.dashboard_port):
+            try:
+                if not supervisor.start():
+                    return 0
+                _say_where(home, options)
+                return supervisor.watch()
+            finally:
+                supervisor.stop()
 
 
 def down(home: Home) -> list[str]:

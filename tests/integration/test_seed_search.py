@@ -56,12 +56,12 @@ def fresh(runtime, untrained):
 
 
 def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list, SeedPlan]:
-    """Roll out, reward, and train beside exploring, as the flow does."""
-    rolled = runtime.rollout(plan)
-    scores = runtime.reward(rolled)
+    """Roll out, reward and train, the last two beside exploring, as the flow does."""
+    rolled = runtime.rollout(plan, plan.iteration + 1)
     found: list[SeedPlan] = []
     exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
     exploring.start()
+    scores = runtime.reward(rolled)
     runtime.train(rolled, scores)
     exploring.join(60)
     assert found
@@ -120,6 +120,26 @@ def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
     assert 0 <= review.figures["draft_error"] <= 1
     assert review.figures["drafts"] == 24
     assert review.next_plan is following
+
+
+def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after_it(fresh, untrained):
+    first = fresh.explore(1)
+    fresh.take_intervals()
+    began: list[float] = []
+    rolled = fresh.rollout(first, 2)
+    began += [i.started_at for i in fresh.take_intervals() if i.state == "explore"]
+    assert began and fresh._search._begun is not None
+    scores = fresh.reward(rolled)
+    beside = fresh.explore(2)
+    fresh.train(rolled, scores)
+    blobs = fresh.blobs()
+    fresh.restore(untrained[0], 0, untrained[1])
+    again = fresh.rollout(fresh.explore(1))  # nothing drafts beside it
+    assert [d.sample.request for d in again.delivered] == [d.sample.request for d in rolled.delivered]
+    assert fresh.reward(again) == scores
+    assert fresh.explore(2) == beside
+    fresh.train(again, scores)
+    assert fresh.blobs() == blobs
 
 
 def test_plans_repeat_to_the_bit(fresh, untrained):

@@ -216,7 +216,7 @@ class Runtime:
         self.enter("rollout", plan.iteration)
         requests = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
         self._take_own_weights()
-        self._search.follow(plan, self._current.version)
+        self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests,
             self._current,

@@ -169,7 +169,7 @@ class SeedSearch:
         """When drafts are made."""
         return self._explorer.timing
 
-    def follow(self, plan: SeedPlan, version: WeightsVersion) -> None:
+    def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
         """A plan is about to be rolled out; until its training ends, the devices hold these weights."""
         self._window, self._begun = TrainingWindow(plan, version), None
 

@@ -191,7 +191,7 @@ class Dispatcher:
         usable = [device for device in free if device.notice is None]
         awaited = not usable and bool(self._coming)  # one batch waits for the first device to come
         for phase in self._phases:
-            takers = [device for device in usable if phase.wants(device)]
+            takers = [device for device in usable if phase.accepts(device)]
             self._refill(phase, (len(takers) + awaited) * self._batch_size)
             for device in takers:
                 self._pull(phase, device)

@@ -145,7 +145,7 @@ class DraftPhase:
         """The source's next drafts."""
         return self._items(self._source.more())
 
-    def wants(self, device: Device) -> bool:
+    def accepts(self, device: Device) -> bool:
         """Whether it may draft."""
         return self._limits.drafts_on(device)
 

@@ -84,7 +84,7 @@ class Phase(Protocol):
         """Further requests, asked for while devices could take some; none if there are none now."""
         ...
 
-    def wants(self, device: Device) -> bool:
+    def accepts(self, device: Device) -> bool:
         """Whether a device may do requests of the phase at all."""
         ...
 

@@ -89,7 +89,7 @@ class SamplePhase:
         """See `Phase`; there are no further ones."""
         return ()
 
-    def wants(self, device: Device) -> bool:
+    def accepts(self, device: Device) -> bool:
         """See `Phase`; any device may."""
         return True
 

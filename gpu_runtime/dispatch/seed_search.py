@@ -228,6 +228,7 @@ class SeedSearch:
         if window is None:
             return self._explorer.plain(iteration)
         if self._begun is None or self._begun.iteration != iteration:
+            self._begun = None
             self.begin(iteration)
         begun, self._begun = self._begun, None
         if begun is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history
@@ -246,6 +246,7 @@ def test_whatever_happens_rollouts_have_their_bits_and_each_draft_its_score_once
     fates = [
         lambda actor: setattr(actor, "dead", True),
         lambda actor: setattr(actor, "notice_at", lambda look: NOTICE),
+        lambda actor: script.hung.add(actor.name),
         lambda actor: None,
     ]
     victim = stage.actor(source.choice([ONE, TWO]))
@@ -253,5 +254,28 @@ def test_whatever_happens_rollouts_have_their_bits_and_each_draft_its_score_once
     stage.roll_out()
     stage.go_on()
     assert stage.values == alone()
-    report = check_history(read_history(folder))
+    lines = read_history(folder)
+    report = check_history(lines)
     assert report.broken() == [] and report.requested == len(REQUESTS)
+    assert rollouts_come_first(line for line in lines if line.by == "driver")
+
+
+def rollouts_come_first(lines: Iterable[HistoryLine]) -> bool:
+    """Whether no draft was begun, or gone on with by another device, while a sample waited."""
+    waiting: set[str] = set()
+    held: dict[int, set[str]] = {}
+    for line in lines:
+        facts = line.facts
+        if line.event == "generate":
+            waiting |= set(facts["requests"])
+        elif line.event == "lease" and facts["kind"] == "rollout":
+            held[facts["lease"]] = set(facts["requests"])
+            waiting -= held[facts["lease"]]
+        elif line.event == "lease" and waiting:
+            return False
+        elif line.event == "deliver":
+            waiting -= set(facts["accepted"])
+            held.get(facts["lease"], set()).difference_update(facts["accepted"])
+        elif line.event == "back":
+            waiting |= held.pop(facts["lease"], set())
+    return True

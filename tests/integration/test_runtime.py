@@ -243,9 +243,10 @@ def test_an_iteration_without_variance_keeps_the_weights_and_their_version(fresh
 
 
 def test_a_scorer_that_fails_on_everything_stops_the_run(fresh, monkeypatch):
-    rolled = fresh.rollout(fresh.explore(1))
     unquoted = {i: PromptRecord(i, "a red sign") for i in fresh._train_by_id}
-    monkeypatch.setattr(fresh, "_train_by_id", unquoted)
+    judge = fresh._scoring.judge
+    monkeypatch.setattr(fresh._scoring, "judge", lambda images, prompts: judge(images, unquoted))
+    rolled = fresh.rollout(fresh.explore(1))
     with pytest.raises(RewardError, match="failed on all"):
         fresh.reward(rolled)
 

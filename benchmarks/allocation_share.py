@@ -39,7 +39,7 @@ def captured(config: RunConfig, table: Table, seeds: Mapping[int, Sequence[int]]
     Args:
         config: says how many prompts and seeds are kept.
         table: every candidate of every prompt that was explored.
-        seeds: the choice, by prompt; seeds beyond the candidates, which nobody tried, are left out.
+        seeds: the choice, by prompt; seeds beyond the candidates, which were not tried, are left out.
     """
     settings, algorithm = config.exploration, config.algorithm
     best, got = [], 0.0

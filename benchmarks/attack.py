@@ -2,7 +2,7 @@
 
 A browser on the same machine sends any page's requests to 127.0.0.1: with the page's `Origin`, or, where
 the page's own name resolves to 127.0.0.1 (DNS rebinding), with its name as `Host`. Every try is made in each
-of these voices, without the password, over HTTP and websockets; none is judged by the answer's status.
+of these callers, without the password, over HTTP and websockets; none is judged by the answer's status.
 `written` counts tries whose change the owner then finds at the server, `started` flow runs and commands that
 were begun, `read` answers that hold what only the owner is to see, `preflights` permissions for a browser to
 go on.
@@ -49,7 +49,7 @@ _SETTLE_S = 5.0
 
 
 @dataclass(frozen=True)
-class Voice:
+class Caller:
     """What a browser says of the page that asks; None says nothing.
 
     Attributes:
@@ -66,13 +66,13 @@ class Voice:
         return {"Host": f"{self.host}:{port}"} | ({} if origin is None else {"Origin": origin})
 
 
-VOICES = (
-    Voice("foreign page", origin=f"https://{_FOREIGN}"),
-    Voice("foreign name (rebinding)", _FOREIGN, f"http://{_FOREIGN}:PORT"),
-    Voice("foreign name, no origin", _FOREIGN),
-    Voice("no origin of its own", origin="null"),
-    Voice("page of another port", origin="http://localhost:8888"),
-    Voice("no page, no password"),
+CALLERS = (
+    Caller("foreign page", origin=f"https://{_FOREIGN}"),
+    Caller("foreign name (rebinding)", _FOREIGN, f"http://{_FOREIGN}:PORT"),
+    Caller("foreign name, no origin", _FOREIGN),
+    Caller("no origin of its own", origin="null"),
+    Caller("page of another port", origin="http://localhost:8888"),
+    Caller("no page, no password"),
 )
 
 
@@ -81,12 +81,12 @@ class Outcome:
     """A try: what it was meant to do (write, start, read, preflight), and whether that came to pass."""
 
     what: str
-    voice: str
+    caller: str
     aim: str
     succeeded: bool
 
 
-class Prey:
+class Target:
     """A Prefect server, with something in it that is worth an attack.
 
     Args:
@@ -99,7 +99,7 @@ class Prey:
         self.port = int(url.rpartition(":")[2])
         self.secret = f"secret-{secrets.token_hex(8)}"
         flow = self._ask("/flows/", {"name": f"flow-{self.secret}"})
-        made = {"name": "prey", "flow_id": flow["id"], "entrypoint": "flow.py:flow", "path": "."}
+        made = {"name": "server", "flow_id": flow["id"], "entrypoint": "flow.py:flow", "path": "."}
         self.deployment = str(self._ask("/deployments/", made)["id"])
         self._ask("/variables/", {"name": self.secret, "value": self.secret})
         self._owner.post(f"{url}/api/events", json=[event(self.secret)]).raise_for_status()
@@ -135,21 +135,21 @@ def _identifier() -> str:
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-8{text[17:20]}-{text[20:]}"
 
 
-def attack(prey: Prey, marker: Path) -> list[Outcome]:
-    """Make every try in every voice, then look what came of them.
+def attack(server: Target, marker: Path) -> list[Outcome]:
+    """Make every attempt as every caller, then check what each has achieved.
 
     Args:
-        prey: where.
+        server: where.
         marker: a file that no command makes but one of an attack.
     """
     found: list[Outcome] = []
     aims: dict[str, tuple[str, str, str]] = {}
     steps = [{"prefect.deployments.steps.run_shell_script": {"script": f"touch {marker}"}}]
-    for voice in VOICES:
-        headers = voice.headers(prey.port)
-        target = f"/deployments/{prey.deployment}"
-        allowed = _preflight(prey, target, headers)
-        found.append(Outcome("preflight of a PATCH", voice.name, "preflight", allowed))
+    for caller in CALLERS:
+        headers = caller.headers(server.port)
+        target = f"/deployments/{server.deployment}"
+        allowed = _preflight(server, target, headers)
+        found.append(Outcome("preflight of a PATCH", caller.name, "preflight", allowed))
         for what, method, path, content, aim, kind in (
             ("plain POST", "POST", "/variables/", {"name": "NAME", "value": "1"}, "write", "text/plain"),
             ("POST", "POST", "/variables/", {"name": "NAME", "value": "1"}, "write", "application/json"),
@@ -160,22 +160,24 @@ def attack(prey: Prey, marker: Path) -> list[Outcome]:
         ):
             name = f"attack-{secrets.token_hex(6)}"
             body = None if content is None else json.dumps(content).replace("NAME", name).encode()
-            said = _request(prey.url + "/api" + path, method, headers, body, kind or "application/json")
+            said = _request(server.url + "/api" + path, method, headers, body, kind or "application/json")
             if aim == "read":
-                found.append(Outcome(what, voice.name, aim, prey.secret in said or prey.deployment in said))
+                found.append(
+                    Outcome(what, caller.name, aim, server.secret in said or server.deployment in said)
+                )
             else:
-                aims[name] = (what, voice.name, aim)
+                aims[name] = (what, caller.name, aim)
         for protocol in ("prefect", None):
             name = f"attack-{secrets.token_hex(6)}"
-            _send_event(prey, voice, protocol, name)
-            aims[name] = (f"event by websocket ({protocol})", voice.name, "write")
-            heard = _listen(prey, voice, protocol)
-            found.append(Outcome(f"listen by websocket ({protocol})", voice.name, "read", heard))
+            _send_event(server, caller, protocol, name)
+            aims[name] = (f"event by websocket ({protocol})", caller.name, "write")
+            received = _listen(server, caller, protocol)
+            found.append(Outcome(f"listen by websocket ({protocol})", caller.name, "read", received))
     time.sleep(_SETTLE_S)
-    written, started = prey.changes(), prey.begun()
-    for name, (what, voice_name, aim) in aims.items():
+    written, started = server.changes(), server.begun()
+    for name, (what, caller_name, aim) in aims.items():
         done = name in started if aim == "start" else name in written
-        found.append(Outcome(what, voice_name, aim, done))
+        found.append(Outcome(what, caller_name, aim, done))
     found.append(Outcome("the script of a deployment", "any", "start", marker.exists()))
     return found
 
@@ -188,18 +190,18 @@ def _request(url: str, method: str, headers: dict[str, str], body: bytes | None,
         return ""
 
 
-def _preflight(prey: Prey, path: str, headers: dict[str, str]) -> bool:
+def _preflight(server: Target, path: str, headers: dict[str, str]) -> bool:
     asked = headers | {"Access-Control-Request-Method": "PATCH"}
-    answer = httpx.options(f"{prey.url}/api{path}", headers=asked, timeout=_TIMEOUT_S)
+    answer = httpx.options(f"{server.url}/api{path}", headers=asked, timeout=_TIMEOUT_S)
     return answer.headers.get("access-control-allow-origin") in ("*", headers.get("Origin", "*"))
 
 
 @contextmanager
-def _websocket(prey: Prey, path: str, voice: Voice, protocol: str | None) -> Iterator[Connection]:
-    """A connection in a voice, through the greeting that Prefect's protocol wants."""
-    headers = voice.headers(prey.port)
+def _websocket(server: Target, path: str, caller: Caller, protocol: str | None) -> Iterator[Connection]:
+    """A connection of a caller, through the greeting that Prefect's protocol wants."""
+    headers = caller.headers(server.port)
     with connect(
-        f"ws://{headers['Host']}/api{path}", sock=socket.create_connection(("127.0.0.1", prey.port)),
+        f"ws://{headers['Host']}/api{path}", sock=socket.create_connection(("127.0.0.1", server.port)),
         origin=headers.get("Origin"), subprotocols=[protocol] if protocol else None,  # pyright: ignore[reportArgumentType]
         open_timeout=_TIMEOUT_S, close_timeout=1,
     ) as opened:  # fmt: skip
@@ -209,35 +211,35 @@ def _websocket(prey: Prey, path: str, voice: Voice, protocol: str | None) -> Ite
         yield opened
 
 
-def _send_event(prey: Prey, voice: Voice, protocol: str | None, name: str) -> None:
+def _send_event(server: Target, caller: Caller, protocol: str | None, name: str) -> None:
     with (
         suppress(OSError, websockets.WebSocketException),
-        _websocket(prey, "/events/in", voice, protocol) as to,
+        _websocket(server, "/events/in", caller, protocol) as to,
     ):
         to.send(json.dumps(event(name)))
         time.sleep(0.2)  # to be read before the end
 
 
-def _listen(prey: Prey, voice: Voice, protocol: str | None) -> bool:
+def _listen(server: Target, caller: Caller, protocol: str | None) -> bool:
     """Whether the stream of events tells of the one that was planted."""
     with (
         suppress(OSError, websockets.WebSocketException),
-        _websocket(prey, "/events/out", voice, protocol) as stream,
+        _websocket(server, "/events/out", caller, protocol) as stream,
     ):
         stream.send(json.dumps({"type": "filter", "filter": {}}))
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
-            if prey.secret in str(stream.recv(timeout=_TIMEOUT_S)):
+            if server.secret in str(stream.recv(timeout=_TIMEOUT_S)):
                 return True
     return False
 
 
 def attack_dashboard(url: str) -> list[Outcome]:
-    """Open the dashboard's stream as a page of somebody else's: it sends all that a page shows."""
+    """Open the dashboard's stream as a page of another site: it sends all that a page shows."""
     port = int(url.rpartition(":")[2])
     found = []
-    for voice in VOICES[:-1]:  # without a page it is open to this machine
-        headers = voice.headers(port)
+    for caller in CALLERS[:-1]:  # without a page it is open to this machine
+        headers = caller.headers(port)
         if "Origin" not in headers:
             continue
         opened = False
@@ -252,7 +254,7 @@ def attack_dashboard(url: str) -> list[Outcome]:
             ),
         ):
             opened = True
-        found.append(Outcome("the dashboard's stream", voice.name, "read", opened))
+        found.append(Outcome("the dashboard's stream", caller.name, "read", opened))
     return found
 
 
@@ -267,13 +269,13 @@ def attack_ray(processes: Iterable[psutil.Process], marker: Path) -> list[Outcom
             httpx.get(url, timeout=3)
         except httpx.HTTPError:
             continue  # gRPC, or not at this address
-        for voice in VOICES:
+        for caller in CALLERS:
             for path in ("/api/jobs/", "/api/job_agent/jobs/", "/get_or_create_runtime_env"):
                 body = json.dumps(job).encode()
-                _request(url + path, "POST", voice.headers(port), body, "application/json")
-                found.append(Outcome(f"Ray: POST {path}", voice.name, "start", marker.exists()))
-            listed = _request(url + "/api/jobs/", "GET", voice.headers(port), None, "")
-            found.append(Outcome("Ray: list jobs", voice.name, "read", "submission_id" in listed))
+                _request(url + path, "POST", caller.headers(port), body, "application/json")
+                found.append(Outcome(f"Ray: POST {path}", caller.name, "start", marker.exists()))
+            listed = _request(url + "/api/jobs/", "GET", caller.headers(port), None, "")
+            found.append(Outcome("Ray: list jobs", caller.name, "read", "submission_id" in listed))
     return found
 
 
@@ -290,7 +292,7 @@ def figures_of(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
         "tries_by_kind": dict(Counter(outcome.what for outcome in every)),
         "tries_by_target": {target: len(found) for target, found in outcomes.items()},
         "succeeded": sorted(
-            {f"{target}: {each.what}, {each.voice}" for target, found in outcomes.items() for each in found
+            {f"{target}: {each.what}, {each.caller}" for target, found in outcomes.items() for each in found
              if each.succeeded}
         ),
     }  # fmt: skip
@@ -299,8 +301,8 @@ def figures_of(outcomes: dict[str, list[Outcome]]) -> dict[str, Any]:
 def attack_up(home: Home, marker: Path) -> list[Outcome]:
     """A real `spotlight up`: its Prefect server and its dashboard."""
     with running_up(home) as up:
-        prey = Prey(up.api.removesuffix("/api"), up.client)
-        return attack(prey, marker) + attack_dashboard(up.dashboard)
+        server = Target(up.api.removesuffix("/api"), up.client)
+        return attack(server, marker) + attack_dashboard(up.dashboard)
 
 
 def attack_train(home: Home, marker: Path) -> list[Outcome]:
@@ -309,9 +311,9 @@ def attack_train(home: Home, marker: Path) -> list[Outcome]:
         server = living_server(home)
         if server is None:
             raise RuntimeFailure(f"the run has no Prefect server; see {home.logs}")
-        prey = Prey(server.ui_url, client_of(home))
+        target = Target(server.ui_url, client_of(home))
         ray = [each for each in run.children(recursive=True) if each.pid != server.pid]
-        return attack(prey, marker) + attack_ray([run, *ray], marker)
+        return attack(target, marker) + attack_ray([run, *ray], marker)
 
 
 def main() -> None:
@@ -328,7 +330,7 @@ def main() -> None:
         marker = Path(folder) / "started-by-an-attack"
         if arguments.unprotected:
             with unprotected(homes[2]) as url, httpx.Client(timeout=60) as owner:
-                outcomes = {"unprotected": attack(Prey(url, owner), marker)}
+                outcomes = {"unprotected": attack(Target(url, owner), marker)}
         else:
             outcomes = {}
             for name, strike, home in (("train", attack_train, homes[1]), ("up", attack_up, homes[0])):

@@ -25,7 +25,7 @@ def training(home: Home) -> Iterator[psutil.Process]:
     environment = os.environ | {"SPOTLIGHT_HOME": str(home.path)}
     for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_HOME"):
         environment.pop(name, None)
-    command = ["train", "--preset", "smoke", "--run-id", "prey"]
+    command = ["train", "--preset", "smoke", "--run-id", "server"]
     command += [part for setting in _SETTINGS for part in ("--set", setting)]
     log = home.path / "train.out"
     with log.open("wb") as output:

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration
-from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.exploration.plan import plain_plan, prompts_of_iteration, rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.rewards.guard import score_all

@@ -13,7 +13,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.rewards.guard import score_all
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest

@@ -73,7 +73,7 @@ class CurveStore:
 
     @property
     def _commits(self) -> list[str]:
-        # Nobody can say later what code a changed working tree held.
+        # The code of a changed working tree cannot be known later.
         return [commit for commit in (self.commit, self.earlier) if commit and not _is_unknown(commit)]
 
     @property

@@ -31,9 +31,9 @@ import numpy as np
 import psutil
 import torch
 
-from benchmarks.regroup_trials import STRIKER, Striker, Trials, evaluate
+from benchmarks.regroup_trials import KILLER, Trials, WorkerKiller, evaluate
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.chaos.cast import TRAINER
+from gpu_runtime.chaos.run_processes import TRAINER
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.runtime import Runtime
@@ -71,25 +71,25 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def measure(config: RunConfig, history: Path, kills: int) -> tuple[Trials, dict[str, Any]]:
     """Roll the same samples out under kills until all are done; the trials, and what else was seen."""
-    striker = Striker(history, kills, _DEVICES)
+    killer = WorkerKiller(history, kills, _DEVICES)
     delivered: list[Delivered] = []
     intervals: list[StateInterval] = []
     held: list[dict[str, float]] = []
     with open_cluster(config) as cluster, Runtime(config, cluster, history) as runtime:
         plan = runtime.explore(1)
-        while striker.left and striker.trouble is None:
-            with striker.at_work():
+        while killer.left and killer.trouble is None:
+            with killer.at_work():
                 delivered += runtime.rollout(plan).delivered
             intervals += runtime.take_intervals()
             held.append(_held(read_history(history)))
-            print(f"{kills - striker.left} of {kills} kills", file=sys.stderr, flush=True)
+            print(f"{kills - killer.left} of {kills} kills", file=sys.stderr, flush=True)
         delivered += runtime.rollout(plan).delivered  # the last replacement may still be on its way
         intervals += runtime.take_intervals()
-    if striker.trouble is not None:
-        print(f"ended early: {striker.trouble}", file=sys.stderr)
+    if killer.trouble is not None:
+        print(f"ended early: {killer.trouble}", file=sys.stderr)
     lines = read_history(history)
     seen = {
-        "broken_promises": check_history(line for line in lines if line.by != STRIKER).broken(),
+        "broken_promises": check_history(line for line in lines if line.by != KILLER).broken(),
         "cold_restart_s": _first_shared_step_s(lines),
         "max_abs_error": _largest_error(config, delivered),
         "samples": len(delivered),

@@ -27,7 +27,7 @@ from benchmarks.learning_curve import Curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.pretraining.flow_matching import RECIPES, Pretraining
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import build_scorer

@@ -4,7 +4,7 @@
 pipeline, on the same initial noise with guidance; `ratio_deviation` the largest |ratio - 1| at the first
 update of a training step; `lora_roundtrip` whether the pipeline with exported adapters loaded gives what
 our policy gives, which differs from the base model by at least `lora_effect`. The weights are random and
-tiny: this is about the road, not about images. It runs in well under a minute.
+tiny: this tests the code path, not the images. It runs in well under a minute.
 
     python -m benchmarks.families [--only flux] [--keep]
 """
@@ -22,8 +22,8 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.files.lora_file import write_lora
 from gpu_runtime.models.loading import load_model
-from gpu_runtime.models.lora_file import write_lora
 from gpu_runtime.models.registry import FAMILIES
 from tests.pipeline_reference import (
     EXACT,

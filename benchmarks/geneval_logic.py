@@ -25,9 +25,9 @@ import numpy as np
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.prompt_sets.geneval import Row, as_lines, meaning, official_rows, training_rows
 from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS, OPPOSITE
-from gpu_runtime.rewards.detection import Detection
-from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
+from gpu_runtime.rewards.geneval_rules import Detection
 from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 from storage.prompts.files import PromptRecord
 
 METADATA = Path(__file__).resolve().parents[2] / "shared/benchmarks/geneval/evaluation_metadata.jsonl"
@@ -40,8 +40,8 @@ Fault = Callable[[Row, list[Detection]], list[list[Detection]]]
 """From a row and its perfect findings to findings with that one fault; none where it has no room for it."""
 
 
-class PlayedFindings:
-    """A detector and a classifier that find what they are told: both protocols of GenEval's logic."""
+class GivenFindings:
+    """A detector and a classifier that return given findings: both protocols of GenEval's logic."""
 
     class_names: frozenset[str] = frozenset(CLASSES)
 
@@ -60,9 +60,9 @@ class PlayedFindings:
 
 def judged(row: Row, findings: Sequence[Detection]) -> Score:
     """What the scorer says of these findings."""
-    played = PlayedFindings(findings)
+    given = GivenFindings(findings)
     prompt = PromptRecord(0, row["prompt"], row)
-    scorer = GenEvalScorer(played, played)
+    scorer = GenEvalScorer(given, given)
     scorer.check(prompt)
     return scorer.score(_BLANK_HWC, prompt)
 

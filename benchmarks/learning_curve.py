@@ -20,9 +20,9 @@ from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.monitor import compare
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.registry import build_explorer
-from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Score
@@ -251,14 +251,14 @@ class ModelledFleet:
         a rollout's does. Perfect division is assumed of all arms alike, of training too, which the runtime
         does on one device today; communication, loading, decoding and the monitor are not modelled.
         """
-        everyone = self.reserved + self.spot
+        devices = self.reserved + self.spot
         score = statistics.median(curve.score_s)
-        rollout = statistics.median(curve.rollout_s) / everyone + score / self.scorers
+        rollout = statistics.median(curve.rollout_s) / devices + score / self.scorers
         train = statistics.median(curve.train_s) / self.reserved
         if timing is DraftTiming.NEVER:
             return rollout + train
         judged = statistics.median(curve.drafts) / statistics.median(curve.rollouts) * score
         drawn = statistics.median(curve.explore_s) - judged
         if timing is DraftTiming.BEFORE_ROLLOUT:
-            return max(drawn / everyone, judged / self.scorers) + rollout + train
+            return max(drawn / devices, judged / self.scorers) + rollout + train
         return rollout + max(train, drawn / self.spot, judged / self.scorers)

@@ -38,10 +38,10 @@ class CostlessWorker:
     """Answers as a device does, with states and samples of a few bytes, and computes nothing.
 
     Args:
-        told: what a device is told; nobody trains here, watches, or keeps a history.
+        arguments: of a device, ignored: this one neither trains, watches notices nor keeps a history.
     """
 
-    def __init__(self, *told: object) -> None:
+    def __init__(self, *arguments: object) -> None:
         self._requests: list[SampleRequest] = []
         self._step = 0
         self._free_since: float | None = None

@@ -23,7 +23,7 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.scheduling.history_report import HistoryReport
-from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.run_config import RunConfig
 from storage.config.runtime import WORKER_IN_URL
@@ -78,10 +78,10 @@ def run(
             with the same weights, so that what differs by rounding does not grow from one to the next.
     """
     with ExitStack() as opened:
-        notices = opened.enter_context(PlayedNotices(WORKER_IN_URL)) if draw else None
+        notices = opened.enter_context(SimulatedNotices(WORKER_IN_URL)) if draw else None
         if notices is not None:
-            told = config.runtime.model_copy(update={"notices": f"gcp@{notices.url}"})
-            config = config.model_copy(update={"runtime": told})
+            watched = config.runtime.model_copy(update={"notices": f"gcp@{notices.url}"})
+            config = config.model_copy(update={"runtime": watched})
         cluster = opened.enter_context(open_cluster(config))
         runtime = opened.enter_context(Runtime(config, cluster, history))
         done_iterations, blobs, began, iteration_s = 0, {}, time.monotonic(), 0.0

@@ -2,8 +2,8 @@
 
 Each part is a run of `spotlight train` (preset `glyphs`, one reserved and three spot workers, real processes
 with the real model; one part in seven on Ray, the others without) under some fifty faults: workers are
-killed, killed after a notice of a played metadata service, half of them at once, while they join, while they
-commit; they hang or are slow; scorers, the Prefect server and Ray's own agents are killed; the driver is
+killed, killed after a notice of a simulated metadata service, half of them at once, while they join, while
+they commit; they hang or are slow; scorers, the Prefect server and Ray's own agents are killed; the driver is
 stopped for a while, or killed. Where a fault ends the run, `spotlight resume` goes on with it. The promises
 are checked from the history that every process writes (`gpu_runtime/scheduling/history_check.py`); weights,
 moving average and optimiser are compared with those of an undisturbed run that is made once; goodput and its

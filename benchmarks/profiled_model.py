@@ -18,10 +18,10 @@ from benchmarks.profile_plan import Plan
 from benchmarks.sized_qwen import SizedQwen, build_transformer
 from benchmarks.transformer_flops import pass_flops
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.models.compiled_blocks import compile_blocks
+from gpu_runtime.models.families.compiled_blocks import compile_blocks
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 

@@ -1,7 +1,7 @@
 """Dispatch by shares dealt beforehand: what pulling is compared with. Pure.
 
-Leases, commits and deliveries are the pull scheduler's own. What differs is who gets what: every worker
-has its share from the beginning, and nobody takes from another's.
+Leases, commits and deliveries are the pull scheduler's own. What differs is the assignment: every worker
+has its share from the beginning, and none takes from another's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_runtime.scheduling.work_items import RequestT, WorkItem
 
 
 class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
-    """Waiting requests by the worker that they are dealt to; those dealt to nobody lie in a pool."""
+    """Waiting requests by the worker that they are dealt to; those without a worker lie in a pool."""
 
     def __init__(self, workers: Iterable[str]) -> None:
         super().__init__()
@@ -104,9 +104,11 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
         self._shares.turn = worker
         return super().pull(worker, now, holds, room, kinds)
 
-    def lose(self, worker: str, reached: Mapping[RequestT, int] | None = None) -> tuple[RequestT, ...]:
+    def on_worker_lost(
+        self, worker: str, reached: Mapping[RequestT, int] | None = None
+    ) -> tuple[RequestT, ...]:
         """See `PullScheduler.lose`; what the worker had not done is dealt over those left."""
-        back = super().lose(worker, reached)
+        back = super().on_worker_lost(worker, reached)
         self._shares.drop(worker, self._version)
         self._shares.deal(self._version, self._batch_size)
         return back

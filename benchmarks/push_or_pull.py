@@ -1,6 +1,6 @@
 """How much sooner a phase of generating ends when devices pull than when their shares are dealt beforehand.
 
-Push: batches are dealt round-robin over the devices that are there when the phase begins; nobody takes
+Push: batches are dealt round-robin over the devices that are there when the phase begins; no device takes
 from another's share; a lost device's is dealt again over those left. Pull: the product's scheduler. Leases,
 commits and the size of the batches are the same in both. The makespan ratio is push over pull.
 
@@ -37,7 +37,7 @@ from gpu_runtime.spot.traces.trace import Trace
 
 SPOT, BATCH, STEPS, COMMIT_STEPS = 8, 16, 10, 4
 BATCHES = 128
-_LEASE_S = 1e9  # nobody hangs here
+_LEASE_S = 1e9  # no device hangs here
 
 
 @dataclass(frozen=True)

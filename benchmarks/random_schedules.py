@@ -2,7 +2,7 @@
 
 A schedule is a seed: some requests, some workers that pull, commit, deliver, hang, die, come back late, get
 notices and change their weights. At the end one worker lives on and must be able to finish everything.
-Nothing here shares code with the scheduler: what it says is compared with what the workers were told.
+Nothing here shares code with the scheduler: its answers are compared with what the workers got.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EVENTS = (
     "late",
     "wait",
     "hand_back",
-    "lose",
+    "lose_worker",
     "change_version",
     "add",
 )
@@ -40,7 +40,7 @@ class Tally:
         lost: requests that were never accepted.
         duplicated: requests that were accepted more than once.
         shared: requests that two valid leases held at once.
-        fallen: commits that fell behind what a worker had been told before.
+        fallen: commits that fell behind what a worker had got before.
         misplaced: requests leased though they were done, or with another version, kind, step or
             state than theirs; commits that were answered with other requests than the lease's open ones.
         requests: all of them.
@@ -166,9 +166,9 @@ class _Schedule:
         self.queue.hand_back(worker)
         self._end([number for number, lease in self.valid.items() if lease.holder == worker])
 
-    def lose(self) -> None:
+    def lose_worker(self) -> None:
         worker = self.chance.choice(_WORKERS)
-        self.queue.lose(worker, {request: 1 for request in self.items})
+        self.queue.on_worker_lost(worker, {request: 1 for request in self.items})
         self._end([number for number, lease in self.valid.items() if lease.holder == worker])
 
     def change_version(self) -> None:
@@ -180,7 +180,7 @@ class _Schedule:
     def finish(self) -> None:
         """All others are lost; one worker does what is left, with each version in turn."""
         for worker in _WORKERS:
-            self.queue.lose(worker)
+            self.queue.on_worker_lost(worker)
         self._end(list(self.valid))
         for self.version["last"] in (1, 2):
             while self.pull("last"):

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpu_runtime.chaos.cast import RunProcess, RunProcesses
+from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
 from gpu_runtime.scheduling.history_check import DRIVER, MEMBERS_JOINED_BY, HistoryLine
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.history_tail import HistoryTail
@@ -26,7 +26,7 @@ from storage.database.records import StateInterval
 HANG_S = 10.0
 """A group without a step for so long after a kill counts as a hang."""
 
-STRIKER = "striker"
+KILLER = "killer"
 """Name under which the kills are in the history."""
 
 _LOOK_S = 0.01
@@ -67,7 +67,7 @@ class Trials:
         return sum(kill.regroup_s is None or kill.regroup_s > HANG_S for kill in self.kills)
 
 
-class Striker:
+class WorkerKiller:
     """Kills one spot worker after the other, each when all `devices` share a sample.
 
     Args:
@@ -81,7 +81,7 @@ class Striker:
         self.left = kills
         self.trouble: str | None = None
         """Why it gave up, if it did."""
-        self._tail, self._cast = HistoryTail(history), RunProcesses()
+        self._tail, self._processes = HistoryTail(history), RunProcesses()
         self._history = history
         self._devices = devices
         self._random = random.Random(seed)
@@ -92,7 +92,7 @@ class Striker:
     def at_work(self) -> Iterator[None]:
         """Kill while the context lasts, or until all kills are done."""
         over = threading.Event()
-        thread = threading.Thread(target=self._work, args=(over,), name=STRIKER, daemon=True)
+        thread = threading.Thread(target=self._work, args=(over,), name=KILLER, daemon=True)
         thread.start()
         try:
             yield
@@ -111,7 +111,7 @@ class Striker:
                     return
                 continue
             if log is None:
-                log = HistoryLog(self._history / f"{self._cast.life:04}", STRIKER)
+                log = HistoryLog(self._history / f"{self._processes.life:04}", KILLER)
             # Any moment of a chunk: most of it, members wait for each other in a collective.
             over.wait(self._random.uniform(0.0, 0.3))
             log.note("kill", worker=victim.name)
@@ -123,7 +123,7 @@ class Striker:
     def _victim(self) -> RunProcess | None:
         """A spot worker of the whole group, once that has done a step."""
         lines = self._tail.new()
-        self._cast.hear(lines)
+        self._processes.read(lines)
         for line in lines:
             if line.by == DRIVER and line.event == "lease":
                 members = frozenset(line.facts["worker"].split(MEMBERS_JOINED_BY))
@@ -132,7 +132,7 @@ class Striker:
                 members = self._leases.get(line.facts["lease"], frozenset())
                 if len(members) == self._devices:
                     self._in_step = members
-        spots = [player for player in self._cast.spots() if player.name in self._in_step]
+        spots = [process for process in self._processes.spots() if process.name in self._in_step]
         # After a kill its group's last lines may still come in: all members must live.
         return self._random.choice(spots) if len(spots) == self._devices - 1 else None
 
@@ -148,7 +148,7 @@ def evaluate(lines: Iterable[HistoryLine], intervals: Iterable[StateInterval]) -
             loaded_at[part.worker] = max(part.ended_at, loaded_at.get(part.worker, 0.0))
     trials = Trials()
     for line in ordered:
-        if line.by == STRIKER and line.event == "kill":
+        if line.by == KILLER and line.event == "kill":
             trials.kills.append(_kill(line, ordered, steps, leases))
             slot = line.facts["worker"].split(".")[0]
             own = [step for step in steps if step.at > line.at and step.by.split(".")[0] == slot]

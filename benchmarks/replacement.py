@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.elastic_sp import nearest_rank
 from benchmarks.report import add_keep_option, finish
-from gpu_runtime.chaos.cast import RunProcess, RunProcesses
+from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import DRIVER, HistoryLine, check_history
@@ -87,7 +87,7 @@ class Killer:
         self.left = kills
         self.killed: list[tuple[str, float]] = []
         """Workers, and when each was killed (Unix seconds by the run's clock)."""
-        self._tail, self._cast = HistoryTail(history), RunProcesses()
+        self._tail, self._processes = HistoryTail(history), RunProcesses()
         self._waits = waits
         self._random = random.Random(seed)
         self._holders: dict[int, str] = {}
@@ -126,7 +126,7 @@ class Killer:
         None near the end of a rollout, where a replacement may find nothing left to pull.
         """
         lines = self._tail.new()
-        self._cast.hear(lines)
+        self._processes.read(lines)
         for line in lines:
             facts = line.facts
             if line.by == DRIVER and line.event == "lease":
@@ -145,7 +145,7 @@ class Killer:
                 self._ready.discard(facts["standby"])
         if self._awaited or (self._waits and not self._ready) or self._delivered > self._wanted / 2:
             return None
-        busy = [player for player in self._cast.spots() if player.name in self._holders.values()]
+        busy = [process for process in self._processes.spots() if process.name in self._holders.values()]
         return self._random.choice(busy) if busy else None
 
 

@@ -56,7 +56,7 @@ class Change:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-class Bench:
+class RecordedRuns:
     """A home, its server, and commands in processes of their own."""
 
     def __init__(self, folder: Path, server: Mapping[str, str]) -> None:
@@ -105,13 +105,13 @@ class Bench:
         )  # fmt: skip
 
 
-def planted(bench: Bench) -> list[Change]:
+def planted(runs: RecordedRuns) -> list[Change]:
     """What is changed, one thing at a time."""
     return [
         Change("seed", "configuration", "seed", "drifted", ("--set", "seed=1")),
         Change(
             "version", "versions", "rapidocr", "identical",
-            environment=bench.other_version("rapidocr", "99.1.0"),
+            environment=runs.other_version("rapidocr", "99.1.0"),
         ),
         Change("prompt", "data", "training prompt 1", "drifted"),
     ]  # fmt: skip
@@ -126,20 +126,20 @@ def is_named(change: Change, said: dict[str, Any]) -> bool:
     return said["verdict"] == change.verdict and causes == expected
 
 
-def measure(bench: Bench, reruns: int) -> dict[str, Any]:
+def measure(runs: RecordedRuns, reruns: int) -> dict[str, Any]:
     """Record, repeat, plant."""
-    bench.record("recorded")
+    runs.record("recorded")
     identical = 0
     for number in range(reruns):
-        said = bench.again("recorded", f"again-{number}")
+        said = runs.again("recorded", f"again-{number}")
         identical += said["verdict"] == "identical" and not said["differences"]
         print(f"again {number}: {said['message']}", flush=True)
     named: list[str] = []
-    changes = planted(bench)
+    changes = planted(runs)
     for change in changes:
         if change.name == "prompt":
-            bench.write_prompts(("ECA", *_WORDS[1:]))
-        said = bench.again("recorded", f"other-{change.name}", change)
+            runs.write_prompts(("ECA", *_WORDS[1:]))
+        said = runs.again("recorded", f"other-{change.name}", change)
         if is_named(change, said):
             named.append(change.name)
         print(f"other {change.name}: {said['verdict']}: {said['message']}", flush=True)
@@ -159,7 +159,9 @@ def main() -> None:
         server = LocalServer(Home(Path(folder)), 4250)
         try:
             server.wait_ready()
-            figures = measure(Bench(Path(folder), server.client_environment), 1 if arguments.quick else 3)
+            figures = measure(
+                RecordedRuns(Path(folder), server.client_environment), 1 if arguments.quick else 3
+            )
         finally:
             server.stop()
     finish("reproduce", figures | {"wall_s": round(time.monotonic() - started, 1)}, arguments.keep)

@@ -80,7 +80,7 @@ class GenerationPhase:
             if work is not None:
                 self._advance(device, work, now)
             elif now >= device.until_s:
-                self._lose(device)
+                self._on_lost(device)
             else:
                 self._idle[device.name] = device
             for idle in list(self._idle.values()):
@@ -114,8 +114,8 @@ class GenerationPhase:
         del self._under_way[device.name]
         self._idle[device.name] = device
 
-    def _lose(self, device: SimulatedDevice) -> None:
+    def _on_lost(self, device: SimulatedDevice) -> None:
         self._lost.add(device.name)
         self._idle.pop(device.name, None)
         lease, step = self._under_way.pop(device.name, (None, 0))
-        self._scheduler.lose(device.name, dict.fromkeys(lease.requests, step) if lease else None)
+        self._scheduler.on_worker_lost(device.name, dict.fromkeys(lease.requests, step) if lease else None)

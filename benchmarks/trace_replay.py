@@ -3,7 +3,7 @@
 It is `spotlight chaos --trace` with more iterations and more figures. The undisturbed run has its workers,
 one of them spot, on this machine, as any local run. The other one joins a Ray cluster of a reserved
 instance and of spot instances with one worker each, which are added and removed (SIGKILL for the whole
-instance) in accelerated time. Of a trace with more instances at once than `--most`, every n-th is played.
+instance) in accelerated time. Of a trace with more instances at once than `--most`, every n-th is replayed.
 The replay begins with the run's first phase and is stretched to `--stretch` times what the undisturbed run
 took; a run that outlasts it goes on with the instances that are left.
 
@@ -117,7 +117,7 @@ def main() -> None:
         config, arguments.trace, most=arguments.most, notice_s=arguments.notice, stretch=arguments.stretch
     )
     if arguments.quick:
-        plan = dataclasses.replace(plan, played=plan.played.clipped(0.0, plan.played.length_s / 5))
+        plan = dataclasses.replace(plan, fitted=plan.fitted.clipped(0.0, plan.fitted.length_s / 5))
     began = time.monotonic()
     cost = commit_cost(config, turns=5)
     with tempfile.TemporaryDirectory() as name:

@@ -97,7 +97,7 @@ class UnevenFleet:
         return [device for device in self.devices if device.holds == version]
 
     def add_ready_workers(self) -> list[Future[Any]]:
-        """Nobody comes."""
+        """None."""
         return []
 
     forming = False

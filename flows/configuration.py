@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from flows.progress import reporter
-from storage.config.loading import load_config
+from storage.config.loading import load_config, load_with_sources
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
@@ -34,7 +34,7 @@ def given_configuration(
     from tasks.quick_checks import with_read_options
 
     changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]
-    return with_absolute_paths(with_read_options(load_config(preset, changes, os.environ, base)))
+    return with_absolute_paths(with_read_options(*load_with_sources(preset, changes, os.environ, base)))
 
 
 def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from flows.configuration import given_configuration, with_absolute_paths
 from flows.forms import ReproductionForm
-from storage.config.loading import load_config
+from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
@@ -45,4 +45,4 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
     config = was.run_config
     if not form.settings:
         return config  # to the letter: nothing is read or derived anew
-    return with_absolute_paths(with_read_options(load_config(None, form.settings, {}, config)))
+    return with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))

@@ -18,9 +18,8 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
 from gpu_runtime.exploration.explorer import DraftTiming
-from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
 from gpu_runtime.exploration.registry import build_explorer
-from gpu_runtime.exploration.requests import rollout_requests
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
@@ -317,7 +316,13 @@ class Runtime:
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
     ) -> None:
-        """Go on from a checkpoint's state."""
+        """Go on from a checkpoint's state.
+
+        Args:
+            blobs: of the trainer, by file name.
+            policy_version: of the restored weights.
+            explorer_state: of the exploration, where it had one.
+        """
         self._search.forget()
         if explorer_state is not None:
             self._search.restore(explorer_state)
@@ -372,7 +377,7 @@ class Runtime:
     def _publish(self, policy_version: int) -> Weights:
         """Make the trained weights, which are of this version, available to the workers."""
         version = WeightsVersion(policy_version)
-        digest = self._fleet.trainers.hold_own(version)
+        digest = self._fleet.trainers.use_training_weights(version)
         return Weights(version, digest, self._cluster.share(self._fleet.trainers.ask_leader(Worker.weights)))
 
     def _average(self) -> Weights:
@@ -386,7 +391,7 @@ class Runtime:
     def _take_own_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""
         if not self._fleet.trainers.holds(self._current.version):
-            self._fleet.trainers.hold_own(self._current.version)
+            self._fleet.trainers.use_training_weights(self._current.version)
 
     def _book_trainers(self, state: DeviceState) -> None:
         """Book what the devices that train do from now on."""

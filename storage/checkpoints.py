@@ -2,7 +2,7 @@
 
 A checkpoint is a folder `iteration-000012` with one file a blob, `record.json`, `config.json` and
 `manifest.json` (size and digest of each file). It is written under another name, forced to disk and
-renamed: whoever looks finds the old state or the new one. Readers never change the folder.
+renamed: a reader finds the old state or the new one. Readers never change the folder.
 """
 
 from __future__ import annotations

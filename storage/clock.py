@@ -1,4 +1,4 @@
-"""Time that nobody can set: when things happen, how long they take, and when a process began.
+"""Time that no clock change affects: when things happen, how long they take, and when a process began.
 
 The wall clock of a machine may be set while a run goes on, by hand or by a time service. So a process reads
 it once, and counts from there with monotonic time. Differences of `now()` are durations, and later readings

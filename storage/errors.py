@@ -57,7 +57,7 @@ class WorkerLostError(SpotlightError, RuntimeError):
 
 
 class SchedulingError(SpotlightError, ValueError):
-    """What the scheduler was told cannot be: a request twice, a commit past the end, an unknown device."""
+    """A call contradicts the scheduler's state: a request twice, a commit past the end, an unknown device."""
 
 
 class CheckpointError(SpotlightError, RuntimeError):

@@ -151,7 +151,7 @@ def is_open_to_others(path: Path) -> bool:
 
 
 def close_to_others(path: Path) -> None:
-    """Take all rights to a file or folder from everybody but its owner, where it is this user's."""
+    """Take all rights to a file or folder from all users but its owner, where that is this user."""
     if is_open_to_others(path):
         path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~(stat.S_IRWXG | stat.S_IRWXO))
 

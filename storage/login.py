@@ -1,4 +1,4 @@
-"""The login of the dashboard: which OpenID Connect provider asks for it, and whom it lets in."""
+"""The login of the dashboard: which OpenID Connect provider asks for it, and which users may enter."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Login:
         cookie_secret: signs the cookie that keeps a browser logged in.
         client_id, client_secret: of the dashboard at the provider.
         server_metadata_url: where the provider describes itself.
-        allow: addresses that may look, such as `ada@example.org` or `*@example.org`; `*` is everybody
-            whom the provider knows.
+        allow: addresses that may look, such as `ada@example.org` or `*@example.org`; `*` is every
+            user of the provider.
         client_kwargs: further parameters for the provider, as Streamlit's documentation has them.
     """
 
@@ -84,7 +84,7 @@ def read_login(home: Home, environ: Mapping[str, str] | None = None) -> Login | 
 
 
 def refusal(user: Mapping[str, Any], allow: tuple[str, ...], now_s: float) -> str | None:
-    """Why somebody may not see the dashboard; None where he may.
+    """Why a user may not see the dashboard; None for one who may.
 
     Args:
         user: what Streamlit keeps of the identity token, whose expiry it never looks at again.

@@ -18,7 +18,7 @@ from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault, FaultKind, draw
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.scheduling.history_check import HistoryReport, check_history
-from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_tail import read_history
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
@@ -71,6 +71,13 @@ def plan_faults(
     config: RunConfig, seed: int, count: int | None, kinds: Sequence[str] | None, schedule: Path | None
 ) -> Plan:
     """What to do to a run.
+
+    Args:
+        config: of the run.
+        seed: of the random schedule.
+        count: number of faults; None for the default.
+        kinds: of faults; None or empty for all that fit the run.
+        schedule: a file that names every fault, instead of a random schedule.
 
     Raises:
         ConfigurationError: no faults, a kind that does not exist, a schedule that is none, or a run whose
@@ -150,9 +157,9 @@ def refuse_unfit(config: RunConfig) -> None:
 
 
 @contextmanager
-def simulated_notices() -> Iterator[PlayedNotices]:
+def simulated_notices() -> Iterator[SimulatedNotices]:
     """The metadata service that the disturbed run's workers ask; its address is `url`."""
-    with PlayedNotices(WORKER_IN_URL) as notices:
+    with SimulatedNotices(WORKER_IN_URL) as notices:
         yield notices
 
 
@@ -160,7 +167,7 @@ def inject(
     home: Home,
     run_id: str,
     faults: Sequence[Fault],
-    notices: PlayedNotices,
+    notices: SimulatedNotices,
     server_pid: Callable[[], int | None],
 ) -> FaultInjector:
     """What does the faults to a run; a context, from whose beginning times count.

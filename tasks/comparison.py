@@ -210,11 +210,11 @@ def _interval_in_words(interval: Interval | None) -> str:
 
 
 def _difference(kind: str, what: str, was: object, now: object) -> Difference:
-    before, after = _told_apart(was, now)
+    before, after = _as_different_texts(was, now)
     return {"kind": kind, "what": what, "was": before, "is": after}
 
 
-def _told_apart(before: Any, after: Any) -> tuple[str, str]:
+def _as_different_texts(before: Any, after: Any) -> tuple[str, str]:
     """Two values in words; of numbers as many digits as it takes to see that they differ."""
     if isinstance(before, float) and isinstance(after, float):
         for digits in (4, 8, 12):

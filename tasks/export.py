@@ -86,7 +86,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
 
 def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
-    from gpu_runtime.models.lora_file import LORA_FILE, write_lora
+    from gpu_runtime.models.files.lora_file import LORA_FILE, write_lora
     from gpu_runtime.models.registry import family_of
 
     family = family_of(config.model)
@@ -96,7 +96,7 @@ def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
 
 def _write_whole(config: RunConfig, state: WeightState, out: Path) -> str:
     from gpu_runtime.learning.policy import Policy
-    from gpu_runtime.models.embedded import EmbeddedModel
+    from gpu_runtime.models.embedded.model import EmbeddedModel
     from gpu_runtime.models.loading import load_model
 
     model: Any = load_model(config.model.model_copy(update={"device": "cpu"}))

@@ -7,7 +7,7 @@ from typing import cast
 
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.finite_numbers import refuse_files_not_finite
+from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.loading import (
     device_of,
     outline_model,
@@ -111,7 +111,7 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
         try:
             shape.check(degree)
         except ConfigurationError as error:
-            longer = outline.text_length_for(degree) if shape.text_alone_hinders(degree) else None
+            longer = outline.text_length_for(degree) if shape.only_text_length_prevents(degree) else None
             advice = "" if longer is None else f", or set model.text_length={longer}"
             raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}{advice}") from error
     workers = config.runtime.reserved_workers + config.runtime.spot_workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ from gpu_runtime.exploration.registry import build_explorer, read_strategy_optio
 from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_scorer, read_scorer_options
+from storage.config.errors import KeyPath, naming_sources
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
@@ -39,14 +40,19 @@ class CheckedInputs:
     warnings: Sequence[str]
 
 
-def with_read_options(config: RunConfig) -> RunConfig:
+def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None = None) -> RunConfig:
     """The settings, in which every name that a setting gives is known and every option is read.
+
+    Args:
+        config: as it was put together.
+        sources: where its values came from (`load_with_sources`), for messages.
 
     Raises:
         ConfigurationError: a name is unknown, or an option is wrong.
     """
-    for read in (read_family_options, read_scorer_options, read_objective_options, read_strategy_options):
-        config = read(config)
+    with naming_sources(sources or {}):
+        for read in (read_family_options, read_scorer_options, read_objective_options, read_strategy_options):
+            config = read(config)
     return config
 
 
@@ -77,7 +83,13 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
 def prompt_settings(
     config: RunConfig, train: Sequence[PromptRecord], evaluate: Sequence[PromptRecord]
 ) -> tuple[tuple[str, Sequence[PromptRecord]], ...]:
-    """Both lists of prompts, each with the setting that names it, for messages."""
+    """Both lists of prompts, each with the setting that names it, for messages.
+
+    Args:
+        config: names the files.
+        train: training prompts.
+        evaluate: held-out prompts.
+    """
     return (
         (f"prompts.train = {config.prompts.train!r}", train),
         (f"prompts.evaluate = {config.prompts.evaluate!r}", evaluate),
@@ -86,7 +98,13 @@ def prompt_settings(
 
 @contextmanager
 def naming(setting: str, prompt: PromptRecord, advice: str = "") -> Iterator[None]:
-    """Say in a refusal which prompt of which file it is about."""
+    """Say in a refusal which prompt of which file it is about.
+
+    Args:
+        setting: and its value, that named the file.
+        prompt: that is checked.
+        advice: appended to the message.
+    """
     try:
         yield
     except (PromptFileError, ConfigurationError) as error:

@@ -35,7 +35,7 @@ class TracePlan:
     Attributes:
         name: of its file, or `generated`.
         whole: as it was recorded.
-        played: what is replayed of it, with its own times.
+        fitted: what is replayed of it, with its own times.
         most: spot instances at once.
         notice_s: seconds before its removal at which an instance is warned; 0 for no notice.
         stretch: how long the replay lasts, in lengths of the undisturbed run.
@@ -43,7 +43,7 @@ class TracePlan:
 
     name: str
     whole: Trace
-    played: Trace
+    fitted: Trace
     most: int
     notice_s: float
     stretch: float
@@ -55,27 +55,27 @@ class TracePlan:
 
     def figures(self, replay: TraceReplay, length_s: float) -> dict[str, Any]:
         """What was replayed in so many seconds."""
-        played = summarise(self.played)
+        fitted = summarise(self.fitted)
         return {
             "trace": self.name,
             "instances_added": len(replay.done.added),
             "instances_removed": len(replay.done.removed),
             "instances_skipped": replay.skipped,
-            "instances_in_trace": played.instances,
-            "most_at_once": played.peak,
-            "multi_loss_share": played.multi_loss_share,
+            "instances_in_trace": fitted.instances,
+            "most_at_once": fitted.peak,
+            "multi_loss_share": fitted.multi_loss_share,
             "multi_loss_share_of_whole_trace": summarise(self.whole).multi_loss_share,
-            "speed": self.played.length_s / length_s,
+            "speed": self.fitted.length_s / length_s,
             "notices": replay.done.warned,
         }
 
     def describe(self) -> str:
         """One line for a person."""
-        whole, played = summarise(self.whole), summarise(self.played)
+        whole, fitted = summarise(self.whole), summarise(self.fitted)
         return (
             f"trace {self.name}: {whole.instances} instances in {whole.length_s / 3600:.1f} h, at most "
-            f"{whole.peak} at once, {whole.losses} losses; {played.instances} are replayed, at most "
-            f"{played.peak} at once"
+            f"{whole.peak} at once, {whole.losses} losses; {fitted.instances} are replayed, at most "
+            f"{fitted.peak} at once"
         )
 
 
@@ -118,11 +118,11 @@ def plan_trace(
         )
     whole = generate_trace(_GENERATED_SHAPE, seed) if source == GENERATED else read_trace(source)
     most = 4 if most is None else most
-    played = thinned(whole, most)
-    if not played.events or not played.length_s:
+    fitted = thinned(whole, most)
+    if not fitted.events or not fitted.length_s:
         raise TraceError(f"--trace {source}: no instance comes or goes in it; name another trace")
-    plan = TracePlan(Path(source).name, whole, played, most, notice_s or 0.0, stretch or 1.5)
-    Replay(plan.played, plan.notice_s)  # refuses what cannot be replayed before anything starts
+    plan = TracePlan(Path(source).name, whole, fitted, most, notice_s or 0.0, stretch or 1.5)
+    Replay(plan.fitted, plan.notice_s)  # refuses what cannot be replayed before anything starts
     return plan
 
 
@@ -140,7 +140,7 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
 
     instances = LocalInstances(config.runtime.reserved_workers + config.runtime.scorer_workers)
     try:
-        trace = plan.played.scaled(plan.played.length_s / length_s)
+        trace = plan.fitted.scaled(plan.fitted.length_s / length_s)
         replay = TraceReplay(Replay(trace, plan.notice_s), instances)
         try:
             yield replay

@@ -23,7 +23,14 @@ _THUMBNAIL_SIDE = 256
 def review_seeds(
     session: Session, rolled: Rollout, scores: list[Score], next_plan: SeedPlan | None
 ) -> SeedReview:
-    """Look back on an iteration's seeds, and tell people what they should know of them and the next."""
+    """Look back on an iteration's seeds, and tell people what they should know of them and the next.
+
+    Args:
+        session: of the run.
+        rolled: the rollout.
+        scores: of its samples, in their order.
+        next_plan: of the next iteration; None where there is none yet.
+    """
     review = session.runtime.review(rolled, scores, next_plan)
     notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)
     for kind, message in notes:
@@ -32,14 +39,20 @@ def review_seeds(
 
 
 def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> list[CandidateRecord]:
-    """Every draft made to choose an iteration's seeds, refused ones too, and those that were scored again."""
+    """Every draft made to choose an iteration's seeds, refused ones too, and those that were scored again.
+
+    Args:
+        session: of the run.
+        plan: of the iteration.
+        review: of its seeds.
+    """
     drafts = [*plan.candidates, *plan.superseded, *review.rescored]
     refused = set(plan.superseded)
-    rivals: dict[tuple[int, str, int], list[Candidate]] = defaultdict(list)
+    ranked_together: dict[tuple[int, str, int], list[Candidate]] = defaultdict(list)
     for draft in drafts:
-        rivals[draft.prompt_id, draft.fidelity, draft.policy_version].append(draft)
+        ranked_together[draft.prompt_id, draft.fidelity, draft.policy_version].append(draft)
     rank: dict[Candidate, int] = {}
-    for group in rivals.values():
+    for group in ranked_together.values():
         # Without a judgement comes last.
         group.sort(key=lambda draft: (draft.error is not None, -draft.value, draft.seed_index))
         rank |= {draft: place for place, draft in enumerate(group)}

@@ -23,8 +23,8 @@ class FakeWorker(RemoteActor[Any]):
         notice: what it says when it is asked.
         watches: whether it was told to watch for notices.
         among: its place, if it was told to train with others.
-        silent: methods that it does not answer, unless the test does: see `unanswered`.
-        unanswered: the calls of those, by method.
+        silent: methods that it does not answer, unless the test does: see `open_calls`.
+        open_calls: the calls of those, by method.
         dead: all calls end with its loss.
         called: methods called.
         usage: what it has used of its host.
@@ -36,7 +36,7 @@ class FakeWorker(RemoteActor[Any]):
         self.watches = watches
         self.among: Any = None
         self.silent: set[str] = set()
-        self.unanswered: dict[str, Future[Any]] = {}
+        self.open_calls: dict[str, Future[Any]] = {}
         self.dead = False
         self.called: list[str] = []
         self.usage = HostUsage(3.0, 1000)
@@ -48,12 +48,12 @@ class FakeWorker(RemoteActor[Any]):
         if self.dead:
             call.set_exception(WorkerLostError(f"worker {self.name!r} is gone"))
         elif called in self.silent:
-            self.unanswered[called] = call
+            self.open_calls[called] = call
         else:
             answers: dict[str, Callable[[], Any]] = {
                 "ready": lambda: WorkerReady(0.0),
                 "host_usage": lambda: self.usage,
-                "take_place": lambda: self._take_place(*args),
+                "take_slot": lambda: self._take_place(*args),
                 "notice": lambda: self.notice,
                 "load_weights": lambda: f"digest of {args[0]}",
             }
@@ -63,8 +63,8 @@ class FakeWorker(RemoteActor[Any]):
     def kill(self) -> None:
         """As of an actor."""
         self.dead = True
-        for method in list(self.unanswered):
-            call = self.unanswered.pop(method)
+        for method in list(self.open_calls):
+            call = self.open_calls.pop(method)
             if not call.done():
                 call.set_exception(WorkerLostError(f"worker {self.name!r} was killed"))
 
@@ -78,7 +78,7 @@ class FakeCluster:
 
     Attributes:
         workers: all of them, by name.
-        slow: names of those that load until they are told: `unanswered` has their calls.
+        slow: names of those that load until they are told: `open_calls` has their calls.
         stillborn: names of those that die while they load.
         markets: where each was to be placed, by name.
     """
@@ -106,7 +106,7 @@ class FakeCluster:
         self.markets[name] = market
         self.workers[name].dead = name in self.stillborn
         if name in self.slow:
-            self.workers[name].silent |= {"ready", "host_usage", "take_place"}
+            self.workers[name].silent |= {"ready", "host_usage", "take_slot"}
         return self.workers[name]
 
     @property

@@ -116,7 +116,7 @@ class FakeGenerator(RemoteActor[Worker]):
         self.deaf = False
         self.place: WorkerGroup | None = None
         self.joined: list[tuple[str, ...]] = []
-        self.meeting: FakeMeeting | None = None
+        self.rendezvous: FakeRendezvous | None = None
         self._script = script
         self._samples = SamplesInFlight(sampler, self._look, agrees=True)
 
@@ -147,23 +147,23 @@ class FakeGenerator(RemoteActor[Worker]):
 
     def _leave_group(self) -> None:
         self._samples.drop()
-        self.place = self._samples.company = None
+        self.place = self._samples.sp_group = None
 
     def _join_group(self, _address: object, place: WorkerGroup, _timeout_s: float) -> None:
         self._leave_group()
-        assert self.meeting is not None
-        if place.prefix in self.meeting.aborted or self.meeting.dead(place):
+        assert self.rendezvous is not None
+        if place.prefix in self.rendezvous.aborted or self.rendezvous.dead(place):
             raise GroupBrokenError(f"{place.prefix} was broken off")
         self.place = place
         self.joined.append(place.members)
         if len(place.members) > 1:
-            self._samples.company = FakeCompany(self, place, self.meeting)
+            self._samples.sp_group = FakeGroupMember(self, place, self.rendezvous)
 
     def _in_group(self, epoch: int, method: str, *args: Any) -> Any:
-        assert self.meeting is not None
+        assert self.rendezvous is not None
         if self.place is None or self.place.epoch != epoch:
             raise GroupBrokenError(f"{self.name} is not in the group of epoch {epoch}")
-        if self.meeting.dead(self.place):
+        if self.rendezvous.dead(self.place):
             self._leave_group()
             raise GroupBrokenError("connection closed by peer")
         return self._do(method, *args)
@@ -173,33 +173,33 @@ class FakeGenerator(RemoteActor[Worker]):
         return self.notice_at(self.looks)
 
 
-class FakeCompany:
+class FakeGroupMember:
     """The members of a group: all get the same answer to their n-th question."""
 
-    def __init__(self, own: FakeGenerator, place: WorkerGroup, meeting: FakeMeeting) -> None:
+    def __init__(self, own: FakeGenerator, place: WorkerGroup, rendezvous: FakeRendezvous) -> None:
         self.leads = place.leader == own.name
-        meeting.looks[place.prefix, own.name] = own.looks
+        rendezvous.looks[place.prefix, own.name] = own.looks
         self._place = place
-        self._meeting = meeting
+        self._rendezvous = rendezvous
         self._asked = 0
 
-    def any_says(self, said: bool) -> bool:
+    def any_true(self, said: bool) -> bool:
         """As of a member."""
         self._asked += 1
-        members = [self._meeting.actors[name] for name in self._place.members]
+        members = [self._rendezvous.actors[name] for name in self._place.members]
         question = self._place.prefix, self._asked
-        if question not in self._meeting.answers:
+        if question not in self._rendezvous.answers:
             looked = [
-                self._meeting.looks.get((self._place.prefix, actor.name), actor.looks) for actor in members
+                self._rendezvous.looks.get((self._place.prefix, actor.name), actor.looks) for actor in members
             ]
             notices = [
                 actor.notice_at(look + self._asked) for actor, look in zip(members, looked, strict=True)
             ]
-            self._meeting.answers[question] = said or any(notice is not None for notice in notices)
-        return self._meeting.answers[question]
+            self._rendezvous.answers[question] = said or any(notice is not None for notice in notices)
+        return self._rendezvous.answers[question]
 
 
-class FakeMeeting:
+class FakeRendezvous:
     """Where groups meet and are called off: members that wait are freed at once.
 
     Args:
@@ -215,7 +215,7 @@ class FakeMeeting:
         self.looks: dict[tuple[str, str], int] = {}
         self._script = script
         for actor in actors.values():
-            actor.meeting = self
+            actor.rendezvous = self
 
     def dead(self, place: WorkerGroup) -> list[str]:
         """Members whose processes are gone."""

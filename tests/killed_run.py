@@ -21,7 +21,7 @@ def served(folder: Path) -> Iterator[Path]:
 
 
 def undisturbed_state(home: Path, settings: Sequence[str]) -> dict[str, bytes]:
-    """The final state of a run that nobody disturbs; what a killed one has to end with."""
+    """The final state of an undisturbed run; what a killed one has to end with."""
     child = start(home, "undisturbed", "train", settings=settings)
     child.communicate(timeout=400)
     assert child.returncode == 0

@@ -10,7 +10,7 @@ import torch
 
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.models.protocol import DiffusionModel
 from gpu_runtime.models.registry import FAMILIES
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest

@@ -109,7 +109,7 @@ def _weights(home: Path) -> None:
 
 def _model(home: Path) -> None:
     """A copy of an embedded model in the folder `m`."""
-    from gpu_runtime.models.embedded_folder import WEIGHTS_FOLDER
+    from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 
     shutil.copytree(WEIGHTS_FOLDER / "glyphs", home.parent / "m")
 

@@ -58,7 +58,7 @@ def _member(
     try:
         group = InstanceGroup(address.connect(TIMEOUT_S), "test", rank, size, TIMEOUT_S, CPU)
         link.send((work(group.group, *arguments),))
-        dist.barrier(group=group.group)  # leaving cuts off whoever still reads
+        dist.barrier(group=group.group)  # leaving cuts off members that still read
         group.close()
     except Exception as error:  # noqa: BLE001  (the test says it)
         link.send(f"rank {rank}: {type(error).__name__}: {error}")

@@ -22,6 +22,7 @@ FIRST_TIER = "not slow"
 """The tests that `make test` chooses, whose time is limited; where all run they take as long as they must."""
 
 _PRESSURE = Path("/proc/pressure/cpu")
+_TIMES = Path("/proc/stat")
 _SHARED_CORE = 2.0
 _SLOW_WEIGHT_S = 60.0
 _SPENT = pytest.StashKey[float]()
@@ -34,7 +35,8 @@ class Reading:
     Attributes:
         wall_s: monotonic time.
         cpu_s: processor time of this process and of its children that have ended.
-        contended_s: in which something on the machine waited for a processor; 0 where Linux does not say.
+        contended_s: in which something on the machine waited for a processor, another program or another
+            virtual machine having it; 0 where Linux does not say.
     """
 
     wall_s: float
@@ -46,7 +48,7 @@ class Reading:
         """The clocks as they are."""
         try:
             some = _PRESSURE.read_text(encoding="ascii").partition("\n")[0]
-            contended_s = int(some.rpartition("=")[2]) / 1e6
+            contended_s = int(some.rpartition("=")[2]) / 1e6 + _stolen_s()
         except (OSError, ValueError):
             contended_s = 0.0
         return cls(time.monotonic(), sum(os.times()[:4]), contended_s)
@@ -61,6 +63,12 @@ class Reading:
         """
         waited_s = self.wall_s - before.wall_s - (self.contended_s - before.contended_s)
         return max((self.cpu_s - before.cpu_s) / _SHARED_CORE, waited_s)
+
+
+def _stolen_s() -> float:
+    """Seconds for which the host ran something else while a processor of this machine had work, over all."""
+    fields = _TIMES.read_text(encoding="ascii").partition("\n")[0].split()  # cpu user nice system idle iowait
+    return int(fields[8]) / os.sysconf("SC_CLK_TCK")  # irq softirq steal
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest

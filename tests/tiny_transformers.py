@@ -15,7 +15,7 @@ from diffusers import (
     ZImageTransformer2DModel,
 )
 
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 
 BATCH = 2
 HEADS = 4
@@ -73,43 +73,45 @@ def _build(family: str, heads: int) -> torch.nn.Module:
     )  # fmt: skip
 
 
-def inputs_of(family: str, text_tokens: int = 8, rows: int = 4, columns: int = 4) -> dict[str, Any]:
+def inputs_of(
+    family: str, text_tokens: int = 8, rows: int = 4, columns: int = 4, batch: int = BATCH
+) -> dict[str, Any]:
     """Arguments of a forward pass over rows x columns image tokens; the last text tokens are padding."""
     draw = torch.Generator().manual_seed(11)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=draw)
 
-    timestep_B = torch.rand(BATCH, generator=draw)
+    timestep_B = torch.rand(batch, generator=draw)
     common: dict[str, Any] = {"return_dict": False}
     if family in ("embedded", "qwen"):
         width, channels = (128, 32) if family == "embedded" else (TEXT_WIDTH, CHANNELS)
-        mask_BL = torch.ones(BATCH, text_tokens, dtype=torch.bool)
+        mask_BL = torch.ones(batch, text_tokens, dtype=torch.bool)
         mask_BL[0, text_tokens - 2 :] = False
         return common | {
-            "hidden_states": normal(BATCH, rows * columns, channels),
-            "encoder_hidden_states": normal(BATCH, text_tokens, width),
+            "hidden_states": normal(batch, rows * columns, channels),
+            "encoder_hidden_states": normal(batch, text_tokens, width),
             "encoder_hidden_states_mask": mask_BL,
             "timestep": timestep_B,
-            "img_shapes": [[(1, rows, columns)]] * BATCH,
+            "img_shapes": [[(1, rows, columns)]] * batch,
         }
     if family == "z-image":
         return common | {
-            "x": list(normal(BATCH, CHANNELS, 1, 2 * rows, 2 * columns)),
+            "x": list(normal(batch, CHANNELS, 1, 2 * rows, 2 * columns)),
             "t": timestep_B,
-            "cap_feats": list(normal(BATCH, text_tokens, TEXT_WIDTH)),
+            "cap_feats": list(normal(batch, text_tokens, TEXT_WIDTH)),
         }
     common |= {
-        "encoder_hidden_states": normal(BATCH, text_tokens, TEXT_WIDTH),
-        "pooled_projections": normal(BATCH, POOLED),
+        "encoder_hidden_states": normal(batch, text_tokens, TEXT_WIDTH),
+        "pooled_projections": normal(batch, POOLED),
         "timestep": timestep_B if family == "flux" else timestep_B * 1000,
     }
     if family == "flux":
         places = torch.cartesian_prod(torch.zeros(1), torch.arange(float(rows)), torch.arange(float(columns)))
         return common | {
-            "hidden_states": normal(BATCH, rows * columns, CHANNELS),
+            "hidden_states": normal(batch, rows * columns, CHANNELS),
             "img_ids": places,
             "txt_ids": torch.zeros(text_tokens, 3),
-            "guidance": torch.full((BATCH,), 3.5),
+            "guidance": torch.full((batch,), 3.5),
         }
-    return common | {"hidden_states": normal(BATCH, CHANNELS, 2 * rows, 2 * columns)}
+    return common | {"hidden_states": normal(batch, CHANNELS, 2 * rows, 2 * columns)}

@@ -26,7 +26,7 @@ WEIGHTS = WeightsVersion(0)
 
 
 class ProcessFleet:
-    """What the loop that generates needs of a fleet; nobody is replaced."""
+    """What the loop that generates needs of a fleet; no worker is replaced."""
 
     def __init__(self, workers: Sequence[LocalActor[DeviceWorker]]) -> None:
         self.actors = {worker.name: worker for worker in workers}

@@ -1,7 +1,7 @@
 """Does the faults of a schedule to the processes of a live run.
 
 The processes are those that the run's history names; what is done to them is real: SIGKILL, SIGSTOP and
-SIGCONT, and notices of a played metadata service. A fault that finds no victim waits until there is one.
+SIGCONT, and notices of a simulated metadata service. A fault that finds no victim waits until there is one.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from gpu_runtime.chaos.cast import RunProcess, RunProcesses, player_of
 from gpu_runtime.chaos.fault_schedule import Fault, FaultKind, FaultPhase, PendingFaults
+from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses, process_of
 from gpu_runtime.scheduling.history_check import HistoryLine
-from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_tail import HistoryTail
 from storage import clock
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 """Between two looks into the whole history."""
 
-_QUICK_LOOK_S = 0.002
+_COMMIT_POLL_S = 0.002
 """Between two looks at what spot workers write, while a fault waits for a commit."""
 
 _SLOW_PERIOD_S = 0.4
 """A slow worker is stopped for a part of each such period."""
 
 _JOINER_WAIT_S = 10.0
-"""Where nobody joins for so long, a worker is killed, so that its replacement will."""
+"""If no worker joins for so long, one is killed, so that its replacement will."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,13 @@ class Done:
 class FaultInjector:
     """A thread that does a schedule's faults, each once.
 
-    The schedule's clock begins with `start`. Leaving the context stops the thread and lets go on whatever
-    is stopped.
+    The schedule's clock begins with `start`. Leaving the context stops the thread and resumes every
+    stopped process.
 
     Args:
         history: folder of the run's history; need not exist yet.
         faults: what is to be done.
-        notices: the played metadata service that the run's workers ask; without it no fault may be a notice.
+        notices: the simulated metadata service of the run's workers; without it no fault may be a notice.
         server_pid: the process of the run's Prefect server; None where there is none now.
     """
 
@@ -67,11 +67,11 @@ class FaultInjector:
         self,
         history: Path,
         faults: Sequence[Fault],
-        notices: PlayedNotices | None = None,
+        notices: SimulatedNotices | None = None,
         server_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._tail = HistoryTail(history)
-        self._cast = RunProcesses()
+        self._processes = RunProcesses()
         self._pending = PendingFaults(faults)
         self._notices = notices
         self._server_pid = server_pid
@@ -98,13 +98,13 @@ class FaultInjector:
     def __exit__(self, *raised: object) -> None:
         self._stopping.set()
         self._thread.join()
-        for player in self._stopped:
-            player.send(signal.SIGCONT)
+        for process in self._stopped:
+            process.send(signal.SIGCONT)
 
     @property
     def under_way(self) -> bool:
         """Whether the run's newest life has entered a phase."""
-        return self._cast.under_way
+        return self._processes.under_way
 
     @property
     def left(self) -> int:
@@ -113,7 +113,7 @@ class FaultInjector:
 
     @property
     def undone(self) -> tuple[Fault, ...]:
-        """Faults that have met nobody yet."""
+        """Faults that have not been done yet."""
         return (*self._pending.pending, *(fault for _, fault in self._waiting))
 
     def done_of(self, kind: FaultKind) -> int:
@@ -122,24 +122,24 @@ class FaultInjector:
 
     def end_run(self) -> None:
         """Kill the trainer, which ends a run that hangs."""
-        trainer = self._cast.trainer()
+        trainer = self._processes.trainer()
         if trainer is not None:
             trainer.send(signal.SIGKILL)
 
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._look()
-                self._stopping.wait(_LOOK_S)
-        except BaseException as error:  # noqa: BLE001 - told to who owns the thread
+                self._poll()
+                self._stopping.wait(_POLL_S)
+        except BaseException as error:  # noqa: BLE001 - kept for the thread's owner
             self.trouble = error
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Take in what happened, and do what is due."""
-        self._hear(self._tail.new())
+        self._read_lines(self._tail.new())
         now = time.monotonic() - self._began
         due = self._pending.due(now)
-        for iteration, phase in self._cast.take_entered():
+        for iteration, phase in self._processes.take_entered():
             # Schedules count iterations from 0, runs from 1.
             due += self._pending.due(now, (iteration - 1, cast(FaultPhase, phase)))
         self._waiting += [(now, fault) for fault in due]
@@ -151,11 +151,11 @@ class FaultInjector:
             self._try(*entry, now)
         self._await_commit()
 
-    def _hear(self, lines: Sequence[HistoryLine]) -> None:
+    def _read_lines(self, lines: Sequence[HistoryLine]) -> None:
         if lines:
             self.last_line_s = time.monotonic()
-        for name in self._cast.hear(lines):
-            self._tail.leave(self._cast.life, name)
+        for name in self._processes.read(lines):
+            self._tail.leave(self._processes.life, name)
 
     def _try(self, since: float, fault: Fault, now: float) -> None:
         """Do a fault if it finds its victims."""
@@ -163,40 +163,40 @@ class FaultInjector:
         if victims:
             self._do(fault, victims, now)
             self._waiting.remove((since, fault))
-            self.done.append(Done(fault, clock.now(), tuple(player.name for player in victims)))
+            self.done.append(Done(fault, clock.now(), tuple(process.name for process in victims)))
 
     def _victims(self, fault: Fault, waited_s: float) -> list[RunProcess]:
-        """Whom a fault meets now; nobody yet, if the list is empty."""
-        there = self._cast
+        """The processes to do a fault to now; empty while there are none."""
+        processes = self._processes
         if fault.kind == "kill_while_committing":
             return []  # `_await_commit` sees to it
         if fault.kind == "coordinator_restart":
-            one = there.trainer() if fault.victim % 2 else there.driver()
+            one = processes.trainer() if fault.victim % 2 else processes.driver()
             return [one] if one is not None else []
         if fault.kind == "stopped_driver":
-            driver = there.driver()
+            driver = processes.driver()
             return [driver] if driver is not None else []
         if fault.kind == "server_death":
-            server = player_of("prefect-server", self._server_pid())
-            return [server] if server is not None and there.under_way else []
+            server = process_of("prefect-server", self._server_pid())
+            return [server] if server is not None and processes.under_way else []
         if fault.kind == "agent_death":
-            return _turned(there.agents(), fault.victim)[:1]
+            return _rotated(processes.agents(), fault.victim)[:1]
         if fault.kind == "scorer_death":
-            return _turned(there.scorers(), fault.victim)[:1]
+            return _rotated(processes.scorers(), fault.victim)[:1]
         if fault.kind == "kill_while_joining":
-            if not there.joining() and waited_s > _JOINER_WAIT_S:
-                self._make_one_join(fault)
-            return there.joining()[:1]
-        spots = _turned(there.spots(), fault.victim)
+            if not processes.joining() and waited_s > _JOINER_WAIT_S:
+                self._provoke_join(fault)
+            return processes.joining()[:1]
+        spots = _rotated(processes.spots(), fault.victim)
         return spots[: (len(spots) + 1) // 2] if fault.kind == "half_at_once" else spots[:1]
 
     def _do(self, fault: Fault, victims: Sequence[RunProcess], now: float) -> None:
-        for player in victims:
-            player.targeted = True
+        for process in victims:
+            process.targeted = True
         if fault.kind == "notice_then_kill":
             assert self._notices is not None and fault.grace_s is not None
             self._notices.warn(victims[0].name)
-            self._plan(now + fault.grace_s, lambda: self._take(victims[0]))
+            self._plan(now + fault.grace_s, lambda: self._preempt(victims[0]))
         elif fault.kind in ("hung_worker", "stopped_driver"):
             assert fault.duration_s is not None
             self._stop(victims[0])
@@ -205,65 +205,65 @@ class FaultInjector:
             assert fault.duration_s is not None and fault.slowdown is not None
             self._slow_down(victims[0], fault.slowdown, now, now + fault.duration_s)
         else:
-            for player in victims:
-                player.send(signal.SIGKILL)
+            for process in victims:
+                process.send(signal.SIGKILL)
 
-    def _slow_down(self, player: RunProcess, slowdown: float, now: float, until: float) -> None:
+    def _slow_down(self, process: RunProcess, slowdown: float, now: float, until: float) -> None:
         """Stop a process for most of a period, again and again until the end."""
         if now >= until:
-            self._release(player)
+            self._release(process)
             return
-        self._stop(player)
+        self._stop(process)
         goes_on_at = now + _SLOW_PERIOD_S * (1 - 1 / slowdown)
         again_at = now + _SLOW_PERIOD_S
-        self._plan(goes_on_at, lambda: player.send(signal.SIGCONT))
-        self._plan(again_at, lambda: self._slow_down(player, slowdown, again_at, until))
+        self._plan(goes_on_at, lambda: process.send(signal.SIGCONT))
+        self._plan(again_at, lambda: self._slow_down(process, slowdown, again_at, until))
 
     def _await_commit(self) -> None:
-        """While a fault waits for it, kill the first spot worker that commits, once its line is there."""
-        armed = next((entry for entry in self._waiting if entry[1].kind == "kill_while_committing"), None)
-        spots = {player.name: player for player in self._cast.spots()} if armed else {}
-        until = time.monotonic() + _LOOK_S
-        while armed and spots and time.monotonic() < until and not self._stopping.is_set():
+        """While a fault waits for a commit, kill the first spot worker that writes one into its history."""
+        waiting = next((entry for entry in self._waiting if entry[1].kind == "kill_while_committing"), None)
+        spots = {process.name: process for process in self._processes.spots()} if waiting else {}
+        until = time.monotonic() + _POLL_S
+        while waiting and spots and time.monotonic() < until and not self._stopping.is_set():
             lines = self._tail.new(spots)
-            self._hear(lines)
+            self._read_lines(lines)
             sent = next((line.by for line in lines if line.event == "sent"), None)
             if sent is not None and spots[sent].send(signal.SIGKILL):
                 spots[sent].targeted = True
-                self._waiting.remove(armed)
-                self.done.append(Done(armed[1], clock.now(), (sent,)))
+                self._waiting.remove(waiting)
+                self.done.append(Done(waiting[1], clock.now(), (sent,)))
                 return
-            time.sleep(_QUICK_LOOK_S)
+            time.sleep(_COMMIT_POLL_S)
 
-    def _take(self, player: RunProcess) -> None:
+    def _preempt(self, process: RunProcess) -> None:
         """What the notice said comes true; a later worker of that name is not under it."""
         assert self._notices is not None
-        player.send(signal.SIGKILL)
-        self._notices.withdraw(player.name)
+        process.send(signal.SIGKILL)
+        self._notices.withdraw(process.name)
 
-    def _stop(self, player: RunProcess) -> None:
-        if player.send(signal.SIGSTOP) and player not in self._stopped:
-            self._stopped.append(player)
+    def _stop(self, process: RunProcess) -> None:
+        if process.send(signal.SIGSTOP) and process not in self._stopped:
+            self._stopped.append(process)
 
-    def _release(self, player: RunProcess) -> None:
-        player.send(signal.SIGCONT)
-        player.targeted = False
-        if player in self._stopped:
-            self._stopped.remove(player)
+    def _release(self, process: RunProcess) -> None:
+        process.send(signal.SIGCONT)
+        process.targeted = False
+        if process in self._stopped:
+            self._stopped.remove(process)
 
     def _plan(self, at: float, action: Callable[[], object]) -> None:
         heapq.heappush(self._planned, (at, next(self._order), action))
 
-    def _make_one_join(self, fault: Fault) -> None:
+    def _provoke_join(self, fault: Fault) -> None:
         """Kill a worker so that another will join, once for each fault that waits for that."""
-        spots = _turned(self._cast.spots(), fault.victim)
+        spots = _rotated(self._processes.spots(), fault.victim)
         if spots and fault not in self._joins_made:
             self._joins_made.append(fault)
             spots[0].targeted = True
             spots[0].send(signal.SIGKILL)
 
 
-def _turned(players: Sequence[RunProcess], first: int) -> list[RunProcess]:
-    """The players, from one of them on."""
-    start = first % len(players) if players else 0
-    return [*players[start:], *players[:start]]
+def _rotated(processes: Sequence[RunProcess], first: int) -> list[RunProcess]:
+    """The processes, from one of them on."""
+    start = first % len(processes) if processes else 0
+    return [*processes[start:], *processes[:start]]

@@ -1,4 +1,4 @@
-"""Seeded schedules of faults for chaos runs: what happens to whom, and when. Pure."""
+"""Seeded schedules of faults for chaos runs: which fault is done to which process, and when. Pure."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Fault:
         at_s: seconds from the beginning of the run; None where a phase triggers it.
         iteration: from 0; the fault comes when this iteration enters `phase`. None with a time.
         phase: None with a time.
-        victim: whom it meets: its place, modulo their number, among those there, sorted by name.
+        victim: the process it is done to: its index, modulo their number, among the candidates by name.
         grace_s: seconds from the notice to the kill; `notice_then_kill` only, None elsewhere.
         duration_s: seconds until the process goes on; `hung_worker`, `slow_worker` and `stopped_driver` only.
         slowdown: how many times as long a slow worker takes; `slow_worker` only.

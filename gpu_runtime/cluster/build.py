@@ -1,6 +1,6 @@
 """The cluster that a run's settings name.
 
-Whoever builds a cluster ends it. A `Runtime` is given one and ends only the workers that it has started
+The code that builds a cluster ends it. A `Runtime` is given one and ends only the workers that it has started
 there, so that one cluster can serve several runtimes, one after another.
 """
 
@@ -25,7 +25,7 @@ def build_cluster(config: RunConfig) -> Cluster:
         from gpu_runtime.cluster.local_cluster import LocalCluster
 
         return LocalCluster(config)
-    from gpu_runtime.cluster.ray.ray_cluster import RayCluster  # nobody else need import Ray
+    from gpu_runtime.cluster.ray.ray_cluster import RayCluster  # only this cluster imports Ray
 
     return RayCluster(config)
 

@@ -65,7 +65,7 @@ def _answer(driver: socket.socket, pid: int) -> None:
 def _become_worker(server: int, link: int, output: int) -> None:
     """Never returns."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:  # it has ended before the kernel was told
+    if os.getppid() != server:  # it has ended before the kernel was set to signal that
         os._exit(1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.dup2(output, sys.stdout.fileno())

@@ -1,6 +1,6 @@
 """Values that are pickled once and mapped by every process that is given them; their arrays are not copied.
 
-They lie in memory that has no name in any folder: the kernel frees it when the last process has let go of it,
+They lie in memory that has no name in any folder: the kernel frees it when the last process has closed it,
 however that process ended.
 """
 

@@ -128,7 +128,13 @@ def normal(
 
 
 def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> list[int]:
-    """One integer in 0 .. bound - 1 for each stream (multiply-shift; bias below bound / 2**32)."""
+    """One integer in 0 .. bound - 1 for each stream (multiply-shift; bias below bound / 2**32).
+
+    Args:
+        streams: B identities.
+        purpose: what the draw is for.
+        bound: from 1 to 2**32 - 1.
+    """
     if not 1 <= bound < WORD:
         raise ValueError(f"bound is {bound}; it must lie in 1 .. 2**32 - 1")
     words = _words(streams, purpose, 0, 1)[:, 0]
@@ -136,6 +142,12 @@ def integers(streams: Sequence[NoiseStream], purpose: Purpose, bound: int) -> li
 
 
 def uniform(streams: Sequence[NoiseStream], purpose: Purpose, step: int) -> torch.Tensor:
-    """One number in (0, 1) for each stream: float64 on the CPU, shape (B,)."""
+    """One number in (0, 1) for each stream: float64 on the CPU, shape (B,).
+
+    Args:
+        streams: B identities.
+        purpose: what the draw is for.
+        step: denoising step of the draw, or which of several alike.
+    """
     words = _words(streams, purpose, step, 1)[:, 0].to(torch.float64)
     return (words + 0.5) / WORD

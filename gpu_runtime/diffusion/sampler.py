@@ -98,9 +98,7 @@ class Sampler:
         self._model = model
         self._sampling = sampling
         self._prompt_cache: dict[str, Conditioning] = {}
-        self._sigmas = {
-            steps: model.sigmas(steps) for steps in {sampling.rollout_steps, sampling.evaluate_steps}
-        }
+        self._sigmas: dict[int, torch.Tensor] = {}
 
     def total_steps(self, request: SampleRequest) -> int:
         """Denoising steps that a request takes; a preview's are fewer than its schedule has."""
@@ -135,10 +133,11 @@ class Sampler:
             NonFiniteError: a sample is not finite after these steps.
         """
         result = list(states)
-        batches: dict[tuple[bool, int, int], list[int]] = defaultdict(list)
+        batches: dict[tuple[bool, int, int, int], list[int]] = defaultdict(list)
         for index, state in enumerate(states):
-            alike = state.request.kind is RequestKind.EVALUATE, self.total_steps(state.request), state.step
-            batches[alike].append(index)
+            request = state.request
+            schedule, total = self._schedule_steps(request), self.total_steps(request)
+            batches[request.kind is RequestKind.EVALUATE, schedule, total, state.step].append(index)
         size = self._sampling.batch_size
         for indices in batches.values():
             for first in range(0, len(indices), size):
@@ -191,14 +190,17 @@ class Sampler:
         return rows.to(self._model.device)
 
     def schedule(self, request: SampleRequest) -> torch.Tensor:
-        """The noise schedule of this kind of request, T + 1 values from 1 to 0."""
-        return self._sigmas[self._schedule_steps(request)]
+        """The noise schedule of this kind of request, from 1 to 0: shape (T + 1,)."""
+        steps = self._schedule_steps(request)
+        if steps not in self._sigmas:
+            self._sigmas[steps] = self._model.sigmas(steps)
+        return self._sigmas[steps]
 
     def _schedule_steps(self, request: SampleRequest) -> int:
         """Denoising steps from noise to image for this kind of request."""
         if request.kind is RequestKind.EVALUATE:
             return self._sampling.evaluate_steps
-        return self._sampling.rollout_steps
+        return request.schedule_steps or self._sampling.rollout_steps
 
     @torch.no_grad()
     def _predicted(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
@@ -256,9 +258,10 @@ class Sampler:
             policy = transition(sampling.sde, latents, velocity, times, noise_level)
             after = policy.mean_BSC
             if any(inside):
-                streams = [stream_of(state.request) for state in padded]
-                noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
-                after = policy.sample(noise.to(device))
+                if sampling.sde != "none":
+                    streams = [stream_of(state.request) for state in padded]
+                    noise = normal(streams, Purpose.SDE, step, self._model.latent_shape)
+                    after = policy.sample(noise.to(device))
                 log_probs = log_prob(sampling.sde, after, policy)
                 for row in range(real):
                     # Nothing is learned from a draft: it has no trajectory.
@@ -287,7 +290,9 @@ class Sampler:
     def _in_window(self, state: SampleState, step: int) -> bool:
         if state.request.kind is RequestKind.EVALUATE:
             return False
-        return state.window_start <= step < state.window_start + self._sampling.window_size
+        # Of an ODE's steps one is kept, to check the trainer's weights with.
+        size = 1 if self._sampling.sde == "none" else self._sampling.window_size
+        return state.window_start <= step < state.window_start + size
 
 
 _ADVICE = (

@@ -3,7 +3,8 @@
 Flow matching: x_sigma = (1 - sigma) x0 + sigma * noise, the model predicts v = noise - x0, and
 sigma falls from 1 to 0, so dt = sigma' - sigma < 0. Two stochastic steps have the marginals of
 the ODE: Flow-GRPO's SDE (arXiv 2505.05470, as its public code has it) and coefficient-preserving
-sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both.
+sampling (CPS, arXiv 2509.05952). A noise level of 0 gives the Euler step of the ODE in both; the kind `none`
+takes no other step.
 
 Shapes: B samples, S image tokens, C latent channels. All arithmetic is float32.
 """
@@ -16,7 +17,7 @@ from typing import Literal
 
 import torch
 
-SdeKind = Literal["flow", "cps"]
+SdeKind = Literal["flow", "cps", "none"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class StepTimes:
 
     @classmethod
     def at(cls, sigmas: torch.Tensor, step_B: torch.Tensor) -> StepTimes:
-        """Read a schedule of T + 1 values (1 to 0) at B denoising steps."""
+        """Read a schedule of shape (T + 1,), from 1 to 0, at B denoising steps."""
         sigma_B = sigmas[step_B]
         guard_B = torch.where(sigma_B >= 1, sigmas[1], sigma_B)
         return cls(sigma_B.float(), sigmas[step_B + 1].float(), guard_B.float())
@@ -61,7 +62,7 @@ class Transition:
     scale_B: torch.Tensor
 
     def sample(self, noise_BSC: torch.Tensor) -> torch.Tensor:
-        """x' = mean + scale * noise."""
+        """x' = mean + scale * noise, shape (B, S, C)."""
         return self.mean_BSC + _rows(self.scale_B) * noise_BSC
 
 
@@ -79,15 +80,17 @@ def transition(
     """The policy of one step; rows with noise level 0 follow the ODE.
 
     Args:
-        kind: `flow` (SDE of Flow-GRPO) or `cps`.
+        kind: `flow` (SDE of Flow-GRPO), `cps`, or `none`, whatever the noise level.
         latents_BSC: x at sigma.
         velocity_BSC: the model's v at (x, sigma).
         times: sigma and sigma' of each row.
         noise_level_B: the level `a` of each row.
     """
     x, v = latents_BSC, velocity_BSC
+    if kind == "none":
+        noise_level_B = torch.zeros_like(noise_level_B)
     sigma, after = _rows(times.sigma_B), _rows(times.sigma_next_B)
-    if kind == "flow":
+    if kind != "cps":
         dt = after - sigma
         s_B = noise_level_B * torch.sqrt(times.sigma_B / (1 - times.sigma_guard_B))
         s2 = _rows(s_B) ** 2
@@ -105,10 +108,16 @@ def log_prob(kind: SdeKind, next_BSC: torch.Tensor, policy: Transition) -> torch
     """log p(x' | x), as a mean over tokens and channels (not a sum), shape (B,).
 
     Meaningless where the noise level is 0: callers keep only rows of the window. For `cps` the
-    constant and the scale are left out, as its authors do: -mean((x' - mean)^2).
+    constant and the scale are left out, as its authors do: -mean((x' - mean)^2). For `none`, whose steps have
+    no density, it is the same: 0 where x' is what the weights give.
+
+    Args:
+        kind: `flow`, `cps` or `none`.
+        next_BSC: the latents x' after the step, shape (B, S, C).
+        policy: the step's distribution.
     """
     squared_BSC = (next_BSC - policy.mean_BSC) ** 2
-    if kind == "cps":
+    if kind != "flow":
         return -squared_BSC.mean(dim=(1, 2))
     scale = _rows(policy.scale_B)
     per_element = -squared_BSC / (2 * scale**2) - torch.log(scale) - math.log(math.sqrt(2 * math.pi))

@@ -305,7 +305,7 @@ class Dispatcher:
             if not flight.over:
                 self._end(flight)
                 self._history.note("back", lease=flight.lease.number, why="lost")
-                self._scheduler.lose(flight.device.name, flight.reached)
+                self._scheduler.on_worker_lost(flight.device.name, flight.reached)
                 self._fleet.on_worker_lost(flight.device, error)
                 self._add_ready_workers()
             return

@@ -28,7 +28,7 @@ class Delivery:
 
     Attributes:
         lease: that it finished.
-        images: those that nobody had delivered before.
+        images: those that were not delivered before.
         worker: its name.
         lease_s: seconds since the lease was granted.
     """

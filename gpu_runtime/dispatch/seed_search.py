@@ -24,7 +24,7 @@ from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
 from gpu_runtime.exploration.explorer import DraftTiming, SeedExplorer
-from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
+from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
@@ -157,9 +157,8 @@ class SeedSearch:
         self._fleet = fleet
         self._scoring = scoring
         steps = config.sampling.rollout_steps
-        names = {FULL, *self._settings.fidelities}
-        self._cost = {name: evaluations_of(name, steps) / steps for name in names}
-        self._steps = {name: preview_step(name) or steps for name in names}
+        self._cost = costs_of((FULL, *self._settings.fidelities), config.sampling)
+        self._steps = {name: denoising_steps(name, steps) for name in self._cost}
         self._said_no_device = False
         self._window: TrainingWindow | None = None
         self._begun: _Search | None = None
@@ -366,12 +365,12 @@ class SeedSearch:
         prompt = self._prompts[draft.prompt_id].text
         request = SampleRequest(
             RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
-            version.policy_version, prompt, preview_step(draft.fidelity) or 0,
+            version.policy_version, prompt, preview_step(draft.fidelity), own_schedule(draft.fidelity),
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
 
     def _no_device(self, iteration: int) -> tuple[tuple[str, str], ...]:
-        """The note that nobody can draft, the first time."""
+        """The note that no device can draft, the first time."""
         if self._said_no_device:
             return ()
         self._said_no_device = True

@@ -67,7 +67,7 @@ class TrainingWindow:
         self._tell(self._closed)
 
     def abandon(self) -> None:
-        """Nobody will want what is made in this window; those who listen are told."""
+        """The results of this window are not needed any more; the listeners are called."""
         self._tell(self._abandoned)
 
     def on_end(self, listener: Callable[[], object]) -> None:

@@ -24,7 +24,7 @@ class WorkLeft:
     """What is left of a phase.
 
     Attributes:
-        waiting: denoising steps left of each batch that nobody works on, in the order they are taken in.
+        waiting: denoising steps left of each batch that no group works on, in the order they are taken in.
         under_way: what the groups work on, by their names.
     """
 

@@ -62,7 +62,13 @@ class ShapesTask:
         return self.draw_prompt_of(TAGS[rng.choice(len(TAGS), p=_TAG_WEIGHTS)], rng, held_out)
 
     def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
-        """Draw a prompt of one tag; `held_out` makes no difference to tags with few prompts."""
+        """Draw a prompt of one tag; `held_out` makes no difference to tags with few prompts.
+
+        Args:
+            tag: one of `TAGS`.
+            rng: draws it.
+            held_out: a prompt of the held-out ones.
+        """
         while True:
             row = _draw_row(tag, rng)
             if tag not in _TAGS_HELD_OUT or is_held_out(row["prompt"], _HELD_OUT_ONE_IN) == held_out:

@@ -8,7 +8,7 @@ its past, and the exact selection is run on them. A prompt whose group cannot ge
 as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
 
 Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
-never wait for a judge, and from complete rounds alone, so the plan does not depend on who was faster.
+never wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Choice:
 
     Attributes:
         seeds: of the kept prompts, G each.
-        spread: of the kept drafts, by the plan's criterion; what is to be expected of seeds that nobody
-            tried where too few were judged.
+        spread: of the kept drafts, by the plan's criterion; what is to be expected of untried seeds
+            where too few were judged.
         random: the spread to expect of a random group of the judged drafts, where there are enough.
         pool: mean and deviation of all judged drafts' scores, likewise.
     """
@@ -189,7 +189,7 @@ class DraftPlanner:
         """The seeds to roll out, from all that was judged.
 
         Prompts that were not reached, or that have fewer than G judged drafts, are filled up with
-        seeds that nobody has tried: random ones.
+        untried seeds: random ones.
         """
         group = self.settings.group_size
         seeds: dict[int, tuple[int, ...]] = {}

@@ -19,7 +19,7 @@ _ITERATIONS = 8
 """Iterations whose pairs count: the policy moves."""
 
 _BINS = 20
-"""Scores are told apart in steps of 1 / _BINS."""
+"""Scores are distinguished in steps of 1 / _BINS."""
 
 _TRUST = 4.0
 """A draft's own score counts as much as so many pairs."""
@@ -39,7 +39,13 @@ class DraftReliability:
         self._now: list[Pair] = []
 
     def note(self, prompt: int, draft: float, full: float) -> None:
-        """Note a pair of the running iteration; it counts once the iteration has ended."""
+        """Note a pair of the running iteration; it counts once the iteration has ended.
+
+        Args:
+            prompt: its identifier.
+            draft: score of the draft.
+            full: score of the full sample.
+        """
         self._now.append((prompt, draft, full))
 
     def end_iteration(self) -> None:
@@ -95,11 +101,25 @@ class MeasuredFidelities:
         self._stale = {name: DraftReliability() for name in (FULL, *self._fresh)}
 
     def note_stale(self, fidelity: str, prompt: int, draft: float, full: float) -> None:
-        """Note a draft that was used, and its fresh full score."""
+        """Note a draft that was used, and its fresh full score.
+
+        Args:
+            fidelity: of the draft.
+            prompt: its identifier.
+            draft: score of the draft.
+            full: score of the full sample with the rollout's weights.
+        """
         self._stale[fidelity].note(prompt, draft, full)
 
     def note_fresh(self, preview: str, prompt: int, draft: float, full: float) -> None:
-        """Note a preview and a full score of the same weights."""
+        """Note a preview and a full score of the same weights.
+
+        Args:
+            preview: its fidelity.
+            prompt: its identifier.
+            draft: score of the preview.
+            full: score of the full sample.
+        """
         self._fresh[preview].note(prompt, draft, full)
 
     def end_iteration(self) -> None:

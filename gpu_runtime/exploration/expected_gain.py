@@ -19,7 +19,7 @@ _LOOK_AHEAD = (2, 4, 8, 16)
 FARTHEST = _LOOK_AHEAD[-1]
 """Most further drafts whose gain can be asked for."""
 
-_FUTURES = 128
+_OUTCOMES = 128
 """Random futures that a gain is averaged over."""
 
 
@@ -32,7 +32,7 @@ class OutcomeSamples:
         group_size: seeds to keep, G.
         criterion: what makes a group good.
         key: numbers that make the draws; prompts that are compared share them, so that none is preferred
-            for its luck.
+            for its uniforms.
         most: further drafts that will be asked about.
     """
 
@@ -56,9 +56,9 @@ class OutcomeSamples:
         """What to expect of the prompt after so many further drafts: its best group's spread, or `bar`.
 
         The better of the two is taken once the drafts have shown which it is. Where there are fewer than a
-        group even then, seeds that nobody tried fill it up, and the choice is made without having seen them.
+        group even then, untried seeds fill it up, and the choice is made without having seen them.
         """
-        have = np.broadcast_to(self._judged, (_FUTURES, len(self._judged)))
+        have = np.broadcast_to(self._judged, (_OUTCOMES, len(self._judged)))
         blind = len(self._judged) + further < self._group
         drawn = self._group - len(self._judged) if blind else further
         future = np.concatenate([have, self._draws[:, :drawn]], axis=1)
@@ -79,8 +79,8 @@ class OutcomeSamples:
         return falling_rates({further: self.spread(pending + further, bar) for further in (0, *within)})
 
 
-def _drawn(values: np.ndarray, weights: np.ndarray, luck: np.ndarray) -> np.ndarray:
-    """Drafts to come, shape of `luck`: each follows from what is known and from those drawn before it.
+def _drawn(values: np.ndarray, weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Drafts to come, shape of `uniforms`: each follows from what is known and from those drawn before it.
 
     Pólya's urn: a value drawn counts as one more draft of that value. So a future in which the first drafts
     fail expects less of the next ones, as the planner itself will; draws that did not would promise that
@@ -88,13 +88,13 @@ def _drawn(values: np.ndarray, weights: np.ndarray, luck: np.ndarray) -> np.ndar
 
     Args:
         values, weights: what is known, in drafts.
-        luck: numbers in [0, 1), one row a future.
+        uniforms: numbers in [0, 1), one row an outcome.
     """
     order = np.argsort(values, kind="stable")
     values, heights = values[order], np.cumsum(weights[order])
-    drawn = np.empty(luck.shape)
-    for place in range(luck.shape[1]):
-        height = luck[:, place] * (heights[-1] + place)
+    drawn = np.empty(uniforms.shape)
+    for place in range(uniforms.shape[1]):
+        height = uniforms[:, place] * (heights[-1] + place)
         known = values[np.minimum(np.searchsorted(heights, height, side="right"), len(values) - 1)]
         earlier = np.clip((height - heights[-1]).astype(int), 0, max(0, place - 1))
         again = height >= heights[-1]
@@ -103,15 +103,15 @@ def _drawn(values: np.ndarray, weights: np.ndarray, luck: np.ndarray) -> np.ndar
 
 
 def _uniforms(key: tuple[int, ...], drafts: int) -> np.ndarray:
-    """Numbers in [0, 1) that stand for the futures' luck, shape (_FUTURES, drafts).
+    """Uniform numbers in [0, 1) for the sampled outcomes, shape (_OUTCOMES, drafts).
 
-    Each draft's numbers are one from each of _FUTURES equal strata, in random order: how often it succeeds is
-    then hardly left to chance. The first drafts' are the same however many there are.
+    Each draft's numbers are one from each of _OUTCOMES equal strata, in random order (stratified
+    sampling): how often it succeeds varies little. The first drafts' are the same however many there are.
     """
     generator = np.random.Generator(np.random.Philox(list(key)))
-    strata = np.tile(np.arange(_FUTURES), (drafts, 1))
-    luck = [(generator.permutation(row) + generator.random(_FUTURES)) / _FUTURES for row in strata]
-    return np.stack(luck, axis=1)
+    strata = np.tile(np.arange(_OUTCOMES), (drafts, 1))
+    uniforms = [(generator.permutation(row) + generator.random(_OUTCOMES)) / _OUTCOMES for row in strata]
+    return np.stack(uniforms, axis=1)
 
 
 def falling_rates(curve: Mapping[int, float]) -> list[float]:

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 
 from gpu_runtime.exploration.draft_planner import Arm, Choice, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.draft_reliability import MeasuredFidelities
-from gpu_runtime.exploration.fidelity import FULL, evaluations_of
-from gpu_runtime.exploration.monitor import RankMonitor, Review
+from gpu_runtime.exploration.fidelity import FULL, costs_of
+from gpu_runtime.exploration.monitor import RankMonitor, Review, compare
 from gpu_runtime.exploration.plan import Candidate, SeedPlan, plain_plan, prompts_of_iteration
 from gpu_runtime.exploration.score_history import ScoreHistory
-from gpu_runtime.exploration.staleness import compare
 from gpu_runtime.exploration.window import WindowForecast
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -80,8 +79,7 @@ class SeedExplorer:
         self._config = config
         self._settings = config.exploration
         self._prompt_ids = list(prompt_ids)
-        steps = config.sampling.rollout_steps
-        self._cost = {name: evaluations_of(name, steps) / steps for name in self._settings.fidelities}
+        self._cost = costs_of(self._settings.fidelities, config.sampling)
         self._history = ScoreHistory()
         self._fidelities = MeasuredFidelities(name for name in self._cost if name != FULL)
         self.forecast = WindowForecast()
@@ -132,7 +130,13 @@ class SeedExplorer:
         )
 
     def finish(self, iteration: int, planner: DraftPlanner, candidates: Iterable[Candidate]) -> SeedPlan:
-        """The seeds to roll out, from the drafts that were judged in time."""
+        """The seeds to roll out, from the drafts that were judged in time.
+
+        Args:
+            iteration: to roll out next.
+            planner: that asked for the drafts.
+            candidates: the drafts that were made.
+        """
         made = tuple(sorted(candidates, key=lambda draft: (draft.prompt_id, draft.seed_index)))
         judged: dict[int, dict[int, float]] = {prompt: {} for prompt in planner.prompts}
         for draft in made:

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from storage.prompts.files import PromptRecord
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -110,6 +113,12 @@ def prompts_of_iteration(prompt_ids: Sequence[int], count: int, run_seed: int, i
     The order follows from (run seed, epoch, prompt), so a resumed run sees the same prompts. No
     prompt comes twice in an iteration.
 
+    Args:
+        prompt_ids: all training prompts.
+        count: prompts of an iteration.
+        run_seed: of the run.
+        iteration: counted from 1.
+
     Raises:
         ValueError: if `count` exceeds the number of prompts.
     """
@@ -144,9 +153,41 @@ def _epoch_order(ids: tuple[int, ...], count: int, run_seed: int, epoch: int) ->
 
 
 def plain_plan(prompt_ids: Sequence[int], group_size: int, iteration: int) -> SeedPlan:
-    """The first `group_size` seeds of each prompt: noise streams differ by iteration anyway."""
+    """The first `group_size` seeds of each prompt: noise streams differ by iteration anyway.
+
+    Args:
+        prompt_ids: of the iteration.
+        group_size: seeds of each prompt, G.
+        iteration: counted from 1.
+    """
     return SeedPlan(iteration, {prompt: tuple(range(group_size)) for prompt in prompt_ids})
 
 
 def _shuffle_key(run_seed: int, epoch: int, prompt_id: int) -> bytes:
     return hashlib.blake2b(f"{run_seed}/{epoch}/{prompt_id}".encode(), digest_size=16).digest()
+
+
+def rollout_requests(
+    plan: SeedPlan, prompts: Mapping[int, PromptRecord], run_seed: int, policy_version: int
+) -> list[SampleRequest]:
+    """The requests of a plan, ordered by prompt and seed.
+
+    Args:
+        plan: the seeds of the iteration.
+        prompts: the prompts by identifier.
+        run_seed: of the run.
+        policy_version: of the weights to generate with.
+    """
+    return [
+        SampleRequest(
+            RequestKind.ROLLOUT,
+            run_seed,
+            plan.iteration,
+            prompt_id,
+            seed,
+            policy_version,
+            prompts[prompt_id].text,
+        )
+        for prompt_id, seeds in sorted(plan.seeds.items())
+        for seed in seeds
+    ]

@@ -109,7 +109,7 @@ def common_weight(groups: Sequence[Sequence[float]]) -> float:
     A prompt's mean score, as predicted from n drafts, is best drawn towards the mean of all by
     w / (w + n), where w is the variance of a prompt's scores over the variance between prompts' means
     (shrinkage as in one-way analysis of variance with random effects, whose moments estimate both). A single
-    lucky draft of a prompt says little where all prompts succeed alike rarely.
+    good draft of a prompt says little where all prompts succeed alike rarely.
 
     Args:
         groups: each prompt's scores.
@@ -124,8 +124,8 @@ def common_weight(groups: Sequence[Sequence[float]]) -> float:
     means = np.array([np.mean(group) for group in groups])
     within = sum(float(((np.array(g) - m) ** 2).sum()) for g, m in zip(groups, means, strict=True))
     within /= total - prompts
-    everyone = float((counts * means).sum() / total)
-    between = float((counts * (means - everyone) ** 2).sum()) / (prompts - 1)
+    overall = float((counts * means).sum() / total)
+    between = float((counts * (means - overall) ** 2).sum()) / (prompts - 1)
     size = (total - (counts**2).sum() / total) / (prompts - 1)
     variance = max(0.0, (between - within) / size)
     if within == 0:

@@ -42,14 +42,26 @@ class Selection:
 
 
 def select(scores: Sequence[float] | np.ndarray, size: int, criterion: Criterion) -> Selection:
-    """The `size` best candidates by a criterion; errors as in `max_variance_subset`."""
+    """The `size` best candidates by a criterion; errors as in `max_variance_subset`.
+
+    Args:
+        scores: of the candidates.
+        size: how many are chosen.
+        criterion: what makes a group good.
+    """
     if criterion == "variance":
         return max_variance_subset(scores, size)
     return max_deviation_subset(scores, size)
 
 
 def max_spread(scores_RN: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
-    """The largest spread of `size` scores of each row; shape (R,)."""
+    """The largest spread of `size` scores of each row; shape (R,).
+
+    Args:
+        scores_RN: R rows of N scores, shape (R, N).
+        size: how many of a row are chosen.
+        criterion: what makes a group good.
+    """
     if criterion == "variance":
         return max_variance(np.sort(scores_RN, axis=1), size)
     squared = (scores_RN - scores_RN.mean(axis=1, keepdims=True)) ** 2
@@ -57,7 +69,13 @@ def max_spread(scores_RN: np.ndarray, size: int, criterion: Criterion) -> np.nda
 
 
 def random_spread(scores: Sequence[float] | np.ndarray, size: int, criterion: Criterion) -> float:
-    """The spread to expect of `size` of these scores picked at random; errors as in `select`."""
+    """The spread to expect of `size` of these scores picked at random; errors as in `select`.
+
+    Args:
+        scores: of the candidates.
+        size: how many are picked.
+        criterion: what is measured.
+    """
     values = _checked(scores, size)
     if criterion == "deviation":
         return float(values.var())

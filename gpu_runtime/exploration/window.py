@@ -37,8 +37,8 @@ class WindowForecast:
     def fits(self, elapsed_s: float, full_drafts: float) -> bool:
         """Whether drafts begun now, one after another on one device, end within a window like the last.
 
-        True while nothing is known. The longest of the windows counts: a draft in vain costs nothing
-        but heat, a device left idle costs drafts.
+        True while nothing is known. The longest of the windows counts: an unused draft costs only
+        energy, a device left idle costs drafts.
 
         Args:
             elapsed_s: time since the window opened.

@@ -39,9 +39,9 @@ class Fleet:
 
     The first `runtime.trainer_workers` reserved workers are the trainers. When another one dies, hangs or is
     under a preemption notice, the requests it held go on elsewhere, and a standby takes its place or, where
-    none waits, a replacement is started: at once where devices generate, else with the next phase. Who has
-    loaded is taken in then, and pulls once it holds the phase's weights. A worker whose notice is withdrawn
-    pulls again, beside its replacement if there is one.
+    none waits, a replacement is started: at once where devices generate, else with the next phase. A
+    worker that has loaded is taken in then, and pulls once it holds the phase's weights. A worker whose
+    notice is withdrawn pulls again, beside its replacement if there is one.
 
     Beside training, a second thread lets the other devices draft (`beside_training`): the training thread
     then touches the trainers alone. A lock guards what both write.
@@ -274,7 +274,7 @@ class Fleet:
 
     def hold(self, weights: Weights) -> dict[str, str]:
         """Make every worker hold these weights; the digest each one loaded, by worker."""
-        # Who will be taken gets nothing more to do, and needs no weights for it.
+        # A worker under notice gets no more work, and needs no weights for it.
         loading = {
             device.name: self._give(device, weights)
             for device in self._devices
@@ -294,7 +294,7 @@ class Fleet:
         return device.coming[1]
 
     def _settle_weights(self) -> None:
-        """Devices that nobody waited for hold what they have loaded meanwhile."""
+        """Take in weights that devices have loaded without being waited for."""
         for device in list(self._devices):
             if device.coming is None or not device.coming[1].done():
                 continue
@@ -312,7 +312,7 @@ class Fleet:
             device.holds, device.coming = None, None
 
     def _ask_for_notices(self) -> None:
-        """Ask the spot workers whether they will be taken, where anyone watches for it."""
+        """Ask the spot workers whether they will be taken, where notices are watched."""
         if self._config.runtime.notice_provider == "none":
             return
         with self._lock:
@@ -339,7 +339,7 @@ class Fleet:
     def _register(self, device: Device, ready: WorkerReady) -> None:
         """A worker has loaded: from now on it pulls, and its loading is on the bill.
 
-        Ray may have had its process ready before anyone asked for it; that time is not the worker's.
+        Ray may have had its process ready before it was asked for; that time is not the worker's.
         """
         loaded_at_s = device.loaded_at_s or time.monotonic()
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
@@ -387,7 +387,7 @@ class Fleet:
 
     @property
     def _filled(self) -> set[str]:
-        """The places of the workers that stay, as far as anyone knows."""
+        """The slots of the workers that stay, as far as is known."""
         return {device.slot for device in self._devices if device.notice is None}
 
     def _take_in(self) -> None:

@@ -27,14 +27,14 @@ Arrival = tuple[Device, "Future[WorkerReady]"]
 
 
 class WorkerProvisioner:
-    """At most one worker a place. Nobody waits for one: without an instance for it, its start is pending.
+    """At most one worker a slot. No call waits for one: without an instance for it, its start is pending.
 
     Args:
         cluster: where they are started.
-        config: the run's configuration; it says which places there are.
+        config: the run's configuration; it says which slots there are.
         history: of the driver; the workers write theirs beside it.
-        standbys: processes that take the place of workers that are lost.
-        meeting: where the devices that train meet; None where one trains alone.
+        standbys: processes that take the slots of lost workers.
+        store: address of the store at which the training devices meet; None where one trains alone.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class WorkerProvisioner:
         config: RunConfig,
         history: HistoryLog,
         standbys: Standbys,
-        meeting: StoreAddress | None = None,
+        store: StoreAddress | None = None,
     ) -> None:
-        self._meeting = meeting
+        self._store = store
         self._cluster = cluster
         self._config = config
         self._history = history
@@ -129,7 +129,7 @@ class WorkerProvisioner:
             for arrival in self._coming
             if arrival[0].market == "reserved" or not self._cluster.tells_markets_apart
         ]
-        # Who trains waits for the others while it loads: the first one to die must be heard of at once.
+        # A trainer waits for the others while it loads: the first one to die must be noticed at once.
         wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
         ended_first = sorted(needed, key=lambda arrival: not _has_died(arrival[1]))
         for device, loaded in ended_first:
@@ -162,11 +162,11 @@ class WorkerProvisioner:
         standby = None if trains else self._standbys.take(market, name)
         if standby is not None:
             device = Device(standby.actor, market, asked_at_s=asked_at_s, standby=standby.name)
-            loaded = standby.actor.call(Worker.take_place, name, watches, self._history.place)
+            loaded = standby.actor.call(Worker.take_slot, name, watches, self._history.place)
         else:
             place = self._training_place(index) if trains else None
-            told = self._config, trains, watches, name, self._history.place, place
-            actor = self._cluster.start(name, DeviceWorker, *told, gpu=True, market=market)
+            arguments = self._config, trains, watches, name, self._history.place, place
+            actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=True, market=market)
             device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))
         return device, loaded
@@ -180,13 +180,13 @@ class WorkerProvisioner:
 
     def _training_place(self, index: int) -> TrainingMembership | None:
         """The place of the index-th device that trains; None where one trains alone."""
-        if self._meeting is None:
+        if self._store is None:
             return None
         settings = self._config.runtime
         return TrainingMembership(
             index,
             settings.trainer_workers,
-            self._meeting,
+            self._store,
             meet_s=settings.start_timeout_s,
             exchange_s=settings.trainer_limit_s,
         )

@@ -155,7 +155,7 @@ class ScoringPool:
             actor.kill()
 
         timer = threading.Timer(CALL_LIMIT_S, end)
-        timer.daemon = True  # a run that ends waits for nobody's limit
+        timer.daemon = True  # a run that ends does not wait for it
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
 
@@ -262,7 +262,7 @@ class ScoringPool:
             image.deaths += 1
         deaths = max(self._deaths_in_a_row, *(image.deaths for image in images))
         if deaths <= _DEATHS_ALLOWED:
-            self._queue.lose(actor.name)
+            self._queue.on_worker_lost(actor.name)
             return
         self._finish(lease, images)
         for image in images:
@@ -280,5 +280,5 @@ class ScoringPool:
         name = f"scorer-{self._started}"
         self._started += 1
         share = self._config.runtime.scorer_gpu
-        told = (self._config.reward, name, self._history, share > 0)
-        return self._cluster.start(name, ScoringWorker, *told, gpu=False, gpu_share=share)
+        arguments = (self._config.reward, name, self._history, share > 0)
+        return self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share)

@@ -1,4 +1,4 @@
-"""The places of a fleet, and how long one that cannot be filled is left alone."""
+"""The slots of a fleet, and how long one that cannot be filled is left alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
     """Refuse standbys where the workers have GPUs.
 
     Ray gives a share of a GPU to a process when it starts it, and to no other later: a standby would hold
-    one that it does not use, or take one that Ray gives to somebody else.
+    one that it does not use, or take one that Ray gives to another process.
 
     Raises:
         ConfigurationError: standbys are asked for.
@@ -60,7 +60,7 @@ def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
 
 
 def slots(runtime: RuntimeConfig) -> list[tuple[Market, int]]:
-    """The places to fill: market and number within it, the trainer's first."""
+    """The slots to fill: market and number within it, the trainer's first."""
     counts: tuple[tuple[Market, int], ...] = (
         ("reserved", runtime.reserved_workers),
         ("spot", runtime.spot_workers),

@@ -155,8 +155,8 @@ class Standbys:
     def _start(self, name: str) -> Standby:
         self._history.note("standby", standby=name)
         asked_at_s = time.monotonic()
-        told = self._config, False, False, name, self._history.place, None
-        actor = self._cluster.start(name, DeviceWorker, *told, gpu=False)
+        arguments = self._config, False, False, name, self._history.place, None
+        actor = self._cluster.start(name, DeviceWorker, *arguments, gpu=False)
         standby = Standby(name, actor, asked_at_s)
         standby.reading.add_done_callback(lambda reading: self._note_ready(name, reading))
         return standby

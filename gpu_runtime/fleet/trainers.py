@@ -15,7 +15,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _GRACE_S = 10.0
-"""After the first failure, how long the others may take to end by themselves, or Ray to tell who is gone."""
+"""After the first failure, how long the others may take to end, or Ray to report which one is gone."""
 
 
 class Trainers:
@@ -47,7 +47,7 @@ class Trainers:
         """Whether all hold these weights."""
         return all(device.holds == version for device in self.devices)
 
-    def hold_own(self, version: WeightsVersion) -> str:
+    def use_training_weights(self, version: WeightsVersion) -> str:
         """Let all hold the trained weights, which are of this version.
 
         Returns:
@@ -105,8 +105,8 @@ class Trainers:
                 raise trainer_gone(cause) from cause
             raise cause
         silent = [device.name for device, call in zip(devices, calls, strict=True) if call in waiting]
-        who = "it" if len(self.devices) == 1 else ", ".join(silent)
-        reason = f"{who} did not answer {method.__name__!r} in {self._limit_s:g} s and was ended"
+        named = "it" if len(self.devices) == 1 else ", ".join(silent)
+        reason = f"{named} did not answer {method.__name__!r} in {self._limit_s:g} s and was ended"
         raise trainer_gone(WorkerLostError(f"{reason}; for more, raise runtime.lease_s"))
 
 

@@ -29,7 +29,7 @@ def choose_layout(
     devices: Mapping[str, str],
     before: Sequence[Group],
     left: WorkLeft,
-    pace: StepTimeTable,
+    step_times: StepTimeTable,
     degrees: Sequence[int],
 ) -> Layout:
     """Choose the groups.
@@ -38,28 +38,28 @@ def choose_layout(
         devices: live device → its instance.
         before: the groups so far; members that are gone are not in `devices`.
         left: what is left of the phase.
-        pace: measured times of its requests.
+        step_times: measured times of its requests.
         degrees: by how many devices their sequences may be shared, 1 among them, rising.
     """
     standing = [group for group in before if _intact(group, devices)]
-    trial = degree_to_try(devices, pace, degrees)
+    trial = degree_to_try(devices, step_times, degrees)
     if trial == 1:
         return plan_layout(devices, {1: 1.0}, before)
-    usable = {degree: step_s for degree, step_s in pace.known.items() if degree in degrees}
+    usable = {degree: step_s for degree, step_s in step_times.known.items() if degree in degrees}
     stay = _as_they_are(devices, standing, usable)
     if not (devices and left.batches):
         return stay
-    stay_s = batch_ends_s(stay.groups, standing, left, usable, pace.regroup_s)
+    stay_s = batch_ends_s(stay.groups, standing, left, usable, step_times.regroup_s)
     if trial is not None:
         under_way = any(len(group.members) == trial for group in standing)
-        if under_way or 2 * pace.regroup_s <= TRIAL_SHARE * max(stay_s):
+        if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
             # Large groups first: each weighs more than any smaller ones of as many devices.
             weights = {degree: 1 / degree**2 for degree in degrees if degree <= trial}
             return plan_layout(devices, weights, before, left.batches)
     best, best_s = stay, stay_s
     for at_once in _falling(min(left.batches, len(devices))):
         layout = plan_layout(devices, usable, before, at_once)
-        ends_s = batch_ends_s(layout.groups, standing, left, usable, pace.regroup_s)
+        ends_s = batch_ends_s(layout.groups, standing, left, usable, step_times.regroup_s)
         sooner = (max(ends_s), sum(ends_s)) < (max(best_s), sum(best_s))
         if sooner and _clearly_better(ends_s, stay_s, left.batches < len(stay.groups)):
             best, best_s = layout, ends_s
@@ -77,12 +77,14 @@ def _clearly_better(ends_s: Sequence[float], stay_s: Sequence[float], idle: bool
     return idle and max(ends_s) <= max(stay_s) and sum(ends_s) < (1 - LEAST_GAIN) * sum(stay_s)
 
 
-def degree_to_try(devices: Mapping[str, str], pace: StepTimeTable, degrees: Sequence[int]) -> int | None:
+def degree_to_try(
+    devices: Mapping[str, str], step_times: StepTimeTable, degrees: Sequence[int]
+) -> int | None:
     """The smallest degree that is worth a trial: not measured yet, though all smaller ones made steps faster.
 
     Args:
         devices: live device → its instance; no degree is above the devices of the largest instance.
-        pace: measured times.
+        step_times: measured times.
         degrees: those that may be.
     """
     room = max(Counter(devices.values()).values(), default=0)
@@ -90,7 +92,7 @@ def degree_to_try(devices: Mapping[str, str], pace: StepTimeTable, degrees: Sequ
     for degree in degrees:
         if degree > room:
             return None
-        step_s = pace.step_s(degree)
+        step_s = step_times.step_s(degree)
         if step_s is None:
             return degree
         if fastest is not None and step_s > (1 - LEAST_GAIN) * fastest:
@@ -106,7 +108,7 @@ def _intact(group: Group, devices: Mapping[str, str]) -> bool:
 def _as_they_are(
     devices: Mapping[str, str], standing: Sequence[Group], usable: Mapping[int, float]
 ) -> Layout:
-    """The groups that stand, if their degree is known; who is in none works alone."""
+    """The existing groups, if their degree is known; a device in none works alone."""
     groups = [group for group in standing if len(group.members) in usable]
     taken = {member for group in groups for member in group.members}
     groups += [Group(devices[name], (name,)) for name in sorted(devices) if name not in taken]
@@ -114,7 +116,7 @@ def _as_they_are(
 
 
 def _falling(most: int) -> Iterator[int]:
-    """Numbers of batches at once that are worth a look: all, half of them, a quarter, ..."""
+    """Numbers of batches at once to consider: all, half of them, a quarter, ..."""
     while most >= 1:
         yield most
         most //= 2

@@ -56,7 +56,7 @@ class GeneratingGroup(RemoteActor[Worker]):
         self.over = False
         """It counts no more: what its members still answer is late."""
         self.overdue = False
-        """Nobody waits for an answer of it any more."""
+        """Its answers are not waited for any more."""
         self.late = 0
         """Answers that came when it was over."""
         self._call_off = call_off
@@ -80,7 +80,7 @@ class GeneratingGroup(RemoteActor[Worker]):
         ]
 
     @property
-    def unanswered(self) -> dict[Future[Any], str]:
+    def open_calls(self) -> dict[Future[Any], str]:
         """Calls of members that are under way, with their names."""
         with self._lock:
             return dict(self._open)
@@ -88,7 +88,7 @@ class GeneratingGroup(RemoteActor[Worker]):
     def call(
         self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> Future[R]:
-        """Call all members; the future ends with the leader's chunk, or when nobody can give it any more.
+        """Call all members; the future ends with the leader's chunk, or when it cannot come any more.
 
         It raises `WorkerLostError` where the group broke before the leader had an answer.
         """
@@ -111,7 +111,7 @@ class GeneratingGroup(RemoteActor[Worker]):
 
         Args:
             start: starts a member's.
-            limit_s: after so many seconds nobody waits for the answer any more: the group is `overdue`.
+            limit_s: after so many seconds the answer is not waited for any more: the group is `overdue`.
         """
         calls = {device.name: start(device) for device in self.devices}
         shared = _SharedCall(self, calls)
@@ -123,10 +123,10 @@ class GeneratingGroup(RemoteActor[Worker]):
         with self._lock:
             self._open |= {call: name for name, call in calls.items()}
         for call in calls.values():
-            call.add_done_callback(shared.hear)
+            call.add_done_callback(shared.on_answer)
         return shared.answer
 
-    def heard(self, call: Future[Any]) -> bool:
+    def record_answer(self, call: Future[Any]) -> bool:
         """A member has answered; whether that breaks the group."""
         error = call.exception()
         with self._lock:
@@ -156,13 +156,13 @@ class _SharedCall:
         self._leader = calls[group.place.leader]
         self._lock = Lock()
 
-    def hear(self, call: Future[Any]) -> None:
+    def on_answer(self, call: Future[Any]) -> None:
         """A member has answered."""
-        breaks = self._group.heard(call)
+        breaks = self._group.record_answer(call)
         with self._lock:
             if not self.answer.done():
-                self._settle(call.exception())
-        # Last: who is freed fails too, and the leader's answer must be told before that.
+                self._set_answer(call.exception())
+        # Last: freed members fail too, and the leader's answer must be set before that.
         if breaks:
             self._group.call_off()
 
@@ -173,7 +173,7 @@ class _SharedCall:
                 self._group.overdue = True
                 self.answer.set_exception(WorkerLostError(f"group {self._group.name} does not answer"))
 
-    def _settle(self, error: BaseException | None) -> None:
+    def _set_answer(self, error: BaseException | None) -> None:
         if error is not None and not isinstance(error, _Failure):
             self.answer.set_exception(error)  # no other group would help
             return
@@ -194,5 +194,5 @@ class _SharedCall:
         """The leader's chunk, under notice if any member is."""
         if not isinstance(chunk, SampleChunk) or chunk.notice is not None:
             return chunk
-        stands = [notice for notice in self._group.notices.values() if notice is not None]
-        return dataclasses.replace(chunk, notice=stands[0]) if stands else chunk
+        notices = [notice for notice in self._group.notices.values() if notice is not None]
+        return dataclasses.replace(chunk, notice=notices[0]) if notices else chunk

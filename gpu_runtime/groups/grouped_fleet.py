@@ -1,9 +1,9 @@
 """The fleet as groups of devices that share each sequence: what the generating loop pulls with.
 
-Who works with whom is planned whenever devices come, go, or are under notice. A planned change waits for no
-lease to end: a group that is not in the plan any more gets no further chunk, and its members' way into the
-next group stands in line behind the chunks that they have. After a loss the group is called off at once,
-and what its members still answer is late.
+Which devices work together is planned whenever devices come, go, or are under notice. A planned change
+waits for no lease to end: a group that is not in the plan any more gets no further chunk, and its members'
+way into the next group stands in line behind the chunks that they have. After a loss the group is called off
+at once, and what its members still answer is late.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class GroupedFleet:
         fleet: the devices.
         version: of the weights that they generate with.
         step_s: degree → what `plan_layout` is to weigh it by; only these degrees are used.
-        meeting: where members meet.
-        book: the run's epochs: no two groups of a run have the same number.
+        rendezvous: where members meet.
+        registry: the run's epochs: no two groups of a run have the same number.
         instance_of: where a device is.
         lease_s: seconds without a word after which a device counts as hung.
     """
@@ -69,16 +69,16 @@ class GroupedFleet:
         fleet: GeneratingFleet,
         version: WeightsVersion,
         step_s: Mapping[int, float],
-        meeting: Rendezvous,
-        book: GroupRegistry,
+        rendezvous: Rendezvous,
+        registry: GroupRegistry,
         instance_of: Callable[[Device], str],
         lease_s: float,
     ) -> None:
         self._fleet = fleet
         self._version = version
         self._step_s = step_s
-        self._meeting = meeting
-        self._book = book
+        self._rendezvous = rendezvous
+        self._registry = registry
         self._instance_of = instance_of
         self._lease_s = lease_s
         self._groups: dict[WorkerGroup, GeneratingGroup] = {}
@@ -104,8 +104,8 @@ class GroupedFleet:
         """The groups that are formed, each as one device."""
         assert version == self._version, "a phase has one version of the weights"
         for device in self._fleet.workers(version):
-            former, place = self._former.get(device.name), self._book.group_of(device.name)
-            if former is not None and not former.over and former.unanswered:
+            former, place = self._former.get(device.name), self._registry.group_of(device.name)
+            if former is not None and not former.over and former.open_calls:
                 continue  # it still has chunks of its last group
             if place is None or place not in self._groups:
                 self._fleet.enter(device.name, "idle")
@@ -167,8 +167,8 @@ class GroupedFleet:
         silent = {group.name}
         if len(group.devices) > 1:
             self._call_off(group.place)
-            wait(group.unanswered, timeout=_ANSWER_SHARE * self._lease_s)
-            silent = set(group.unanswered.values())
+            wait(group.open_calls, timeout=_ANSWER_SHARE * self._lease_s)
+            silent = set(group.open_calls.values())
         for member in group.devices:
             if member.name in silent and member.name not in self._lost:
                 self._lost.add(member.name)
@@ -180,10 +180,10 @@ class GroupedFleet:
     def close(self) -> None:
         """The phase is over: all devices work alone again."""
         for group in list(self._groups.values()):
-            if group.unanswered:  # of a window that has closed: its members need not wait for each other
+            if group.open_calls:  # of a window that has closed: its members need not wait for each other
                 self._call_off(group.place)
             self._retire(group)
-        self._book.follow(Layout((), ()))
+        self._registry.follow(Layout((), ()))
         for name, device in self._members.items():
             if name not in self._lost:
                 device.actor.call(Worker.leave_group)
@@ -193,7 +193,7 @@ class GroupedFleet:
         usable = self._usable()
         if not self._is_due(usable):
             return
-        change = self._book.follow(self._layout(usable), self._broken)
+        change = self._registry.follow(self._layout(usable), self._broken)
         self._planned, self._broken = frozenset(usable), []
         for place in change.dissolved if change else ():
             if place in self._groups:
@@ -226,7 +226,7 @@ class GroupedFleet:
     @property
     def _standing(self) -> list[Group]:
         """The groups of now."""
-        return [Group(self._instances[place.leader], place.members) for place in self._book.groups]
+        return [Group(self._instances[place.leader], place.members) for place in self._registry.groups]
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
         group = self._groups[place] = GeneratingGroup(place, devices, self._call_off)
@@ -234,7 +234,7 @@ class GroupedFleet:
         # A member may have two chunks to do first; the driver is quicker to give up than the members are.
         limit_s = 2 * self._lease_s
         self._forming[group] = group.ask(
-            lambda device: device.actor.call(Worker.join_group, self._meeting.address, place, 2 * limit_s),
+            lambda device: device.actor.call(Worker.join_group, self._rendezvous.address, place, 2 * limit_s),
             limit_s,
         )
 
@@ -286,7 +286,7 @@ class GroupedFleet:
         if self._forming.pop(group, None) is not None or group.broken:
             self._call_off(group.place)
             group.over = True
-        self._meeting.ended(group.place.prefix)
+        self._rendezvous.ended(group.place.prefix)
         since = self._since.pop(group.place, None)
         if since is not None:
             self.records.append(
@@ -302,7 +302,7 @@ class GroupedFleet:
 
     def _call_off(self, place: WorkerGroup) -> None:
         if len(place.members) > 1:
-            self._meeting.abort(place.prefix)
+            self._rendezvous.abort(place.prefix)
 
     def _count_failure(self, reason: str) -> None:
         self._failures += 1

@@ -1,4 +1,4 @@
-"""Which devices share a sequence: from what lives to groups. Pure: no torch, no clock.
+"""Which devices share a sequence: from the devices that are left to groups. Pure: no torch, no clock.
 
 In this order: the most denoising steps a second, the fewest idle devices, the most devices that need
 not regroup, the most groups. Groups never cross instances.
@@ -54,7 +54,7 @@ class _Worth(NamedTuple):
     groups: int = 0
 
     def plus(self, other: _Worth) -> _Worth:
-        return _Worth(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+        return _Worth(*(own + other_s for own, other_s in zip(self, other, strict=True)))
 
 
 class _Choice(NamedTuple):
@@ -192,7 +192,7 @@ def _assign(
     standing: Sequence[Group],
     before: Sequence[Group],
 ) -> list[Group]:
-    """Give names to an instance's groups: standing ones first, then those who worked together."""
+    """Give names to an instance's groups: existing ones first, then devices that worked together."""
     wanted = Counter(degrees)
     groups = []
     for group in sorted(standing, key=lambda group: group.members):
@@ -201,10 +201,10 @@ def _assign(
             groups.append(group)
     taken = {member for group in groups for member in group.members}
     free = [device for device in devices if device not in taken]
-    company = {member: (-len(g.members), g.members) for g in before for member in g.members}
+    former_group = {member: (-len(g.members), g.members) for g in before for member in g.members}
     # Survivors of a large group stay together, in their order: they hold the same samples. New ones last.
     order = {member: place for g in before for place, member in enumerate(g.members)}
-    free.sort(key=lambda name: (company.get(name, (1, ())), order.get(name, 0), name))
+    free.sort(key=lambda name: (former_group.get(name, (1, ())), order.get(name, 0), name))
     for degree in sorted(wanted.elements(), reverse=True):
         groups.append(Group(instance, tuple(free[:degree])))
         free = free[degree:]

@@ -1,4 +1,4 @@
-"""When batches would end with planned groups: what is left of a phase, played by measured times. Pure."""
+"""When batches would end with planned groups: what is left of a phase, simulated by measured times. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.groups.layout import Group
 from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY
 
-_PLAYED_EACH = 8
-"""Batches for each group that are played one by one; of more, the others count by their steps alone."""
+_SIMULATED_EACH = 8
+"""Batches for each group that are simulated one by one; of more, the others count by their steps alone."""
 
 
 def name_of(group: Group) -> str:
@@ -29,8 +29,8 @@ def batch_ends_s(
 ) -> list[float]:
     """Seconds until each batch that is left is done, if these groups pull from now on.
 
-    A group that stands goes on with what it has. One that is to be formed waits until its members have done
-    the steps that they are bound to, and `regroup_s`; what those had is taken first by whoever is free.
+    A group that exists goes on with what it has. One that is to be formed waits until its members have done
+    the steps that they are bound to, and `regroup_s`; what those had is taken first by the next free group.
 
     Args:
         groups: as planned; at least one.
@@ -60,10 +60,10 @@ def batch_ends_s(
                 back.append((until_s, work.steps - work.bound))
             else:
                 ends_s.append(until_s)
-    played = min(len(left.waiting), _PLAYED_EACH * len(groups))
+    simulated = min(len(left.waiting), _SIMULATED_EACH * len(groups))
     # The first ones: they are done while all groups are busy, so their order does not matter.
-    surplus = left.waiting[: len(left.waiting) - played]
-    ahead_s = sum(surplus) / sum(1 / seconds(len(group.members)) for group in groups)
+    later = left.waiting[: len(left.waiting) - simulated]
+    ahead_s = sum(later) / sum(1 / seconds(len(group.members)) for group in groups)
     free: list[tuple[float, str, float]] = []
     for group in groups:
         name, step = name_of(group), seconds(len(group.members))
@@ -74,7 +74,7 @@ def batch_ends_s(
             begin_s = max(bound_s.get(member, 0.0) for member in group.members)
             begin_s += regroup_s if len(group.members) > 1 else 0.0
         heapq.heappush(free, (ahead_s + begin_s, name, step))
-    returned, waiting = deque(sorted(back)), deque(left.waiting[len(surplus) :])
+    returned, waiting = deque(sorted(back)), deque(left.waiting[len(later) :])
     while returned or waiting:
         free_s, name, step = heapq.heappop(free)
         # What comes back is taken first, once it is there.

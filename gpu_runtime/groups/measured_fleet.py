@@ -32,10 +32,10 @@ class MeasuredFleet(GroupedFleet):
     Args:
         fleet: the devices.
         version: of the weights that they generate with.
-        pace: the run's measured times for requests of this class; what this phase measures is added.
+        step_times: the run's measured times for requests of this class; what this phase measures is added.
         degrees: by how many devices samples may be shared, 1 among them, rising.
-        meeting: where members meet.
-        book: the run's epochs.
+        rendezvous: where members meet.
+        registry: the run's epochs.
         instance_of: where a device is.
         lease_s: seconds without a word after which a device counts as hung.
         clock: seconds, of a clock that never goes back.
@@ -45,16 +45,16 @@ class MeasuredFleet(GroupedFleet):
         self,
         fleet: GeneratingFleet,
         version: WeightsVersion,
-        pace: StepTimeTable,
+        step_times: StepTimeTable,
         degrees: Sequence[int],
-        meeting: Rendezvous,
-        book: GroupRegistry,
+        rendezvous: Rendezvous,
+        registry: GroupRegistry,
         instance_of: Callable[[Device], str],
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(fleet, version, {}, meeting, book, instance_of, lease_s)
-        self._pace = pace
+        super().__init__(fleet, version, {}, rendezvous, registry, instance_of, lease_s)
+        self._step_times = step_times
         self._degrees = tuple(degrees)
         self._clock = clock
         self._left: Callable[[], WorkLeft] | None = None
@@ -70,22 +70,22 @@ class MeasuredFleet(GroupedFleet):
         if not look:
             return False
         wanted = {group.members for group in self._layout(self._usable()).groups}
-        return wanted != {place.members for place in self._book.groups}
+        return wanted != {place.members for place in self._registry.groups}
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """What the providers of a group's members say now, and how long its chunk took."""
         group = group_of(device)
-        before = self._pace.known.keys()
+        before = self._step_times.known.keys()
         for member in group.devices:
             self._busy_until[member.name] = self._clock()
         try:
             while True:
                 step_s = group.step_s.get_nowait()
-                self._pace.note(len(group.devices), step_s, first=group not in self._timed)
+                self._step_times.note(len(group.devices), step_s, first=group not in self._timed)
                 self._timed.add(group)
         except Empty:
             pass
-        self._look = self._look or self._pace.known.keys() != before
+        self._look = self._look or self._step_times.known.keys() != before
         super().on_notice(device, notice)
 
     def _is_due(self, usable: Mapping[str, Device]) -> bool:
@@ -95,7 +95,9 @@ class MeasuredFleet(GroupedFleet):
     def _layout(self, usable: Mapping[str, Device]) -> Layout:
         """The groups that end the phase soonest."""
         assert self._left is not None, "the loop says what is left before groups are planned"
-        return choose_layout(self._places(usable), self._standing, self._left(), self._pace, self._degrees)
+        return choose_layout(
+            self._places(usable), self._standing, self._left(), self._step_times, self._degrees
+        )
 
     def _form(self, place: WorkerGroup, devices: Sequence[Device]) -> None:
         self._asked_at[place] = self._clock()
@@ -109,4 +111,4 @@ class MeasuredFleet(GroupedFleet):
             *(self._busy_until.get(device.name, 0.0) for device in group.devices),
         )
         if len(group.devices) > 1:
-            self._pace.note_regroup(self._clock() - since, group.place.members)
+            self._step_times.note_regroup(self._clock() - since, group.place.members)

@@ -32,7 +32,7 @@ class MeasuredSharing(Sharing):
     ) -> None:
         super().__init__(cluster, config, degrees_up_to)
         self._class = RequestClass(config.model.height, config.model.width, config.sampling.batch_size)
-        self._pace = StepTimeTable()
+        self._step_times = StepTimeTable()
 
     def _grouped(self, fleet: GeneratingFleet, version: WeightsVersion, degree: int) -> GroupedFleet:
         if degree != AUTO:
@@ -41,10 +41,10 @@ class MeasuredSharing(Sharing):
         return MeasuredFleet(
             fleet,
             version,
-            self._pace,
+            self._step_times,
             self._degrees,
-            self._meeting_place(),
-            self._book,
+            self._rendezvous_of(),
+            self._registry,
             self._instance_of,
             lease_s,
         )
@@ -52,6 +52,6 @@ class MeasuredSharing(Sharing):
     def take_step_times(self) -> list[StepTimeRecord]:
         """Seconds of a denoising step by degree, of the degrees that were timed since the last call."""
         return [
-            StepTimeRecord(str(self._class), degree, self._pace.known[degree], chunks)
-            for degree, chunks in self._pace.take_changed().items()
+            StepTimeRecord(str(self._class), degree, self._step_times.known[degree], chunks)
+            for degree, chunks in self._step_times.take_changed().items()
         ]

@@ -1,8 +1,8 @@
-"""Groups with numbers: who is in which group now, and whose words still count. Pure.
+"""Groups with numbers: which devices are in which group now, and whose answers still count. Pure.
 
 Every change of groups is an epoch. A group keeps the number of the epoch that formed it for as long
-as it stands, and its number is part of the keys that its members meet at and of all they report. So
-a member that comes back late from an old group meets nobody, and what it says is dropped.
+as it exists, and its number is part of the keys that its members meet at and of all they report. So
+a member that comes back late from an old group meets no other member, and its answers are dropped.
 """
 
 from __future__ import annotations

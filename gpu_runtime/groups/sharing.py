@@ -34,7 +34,7 @@ class Sharing:
         self._config = config
         self._degrees_up_to = degrees_up_to
         self._degrees: tuple[int, ...] = ()
-        self._book = GroupRegistry()
+        self._registry = GroupRegistry()
         self._store: ControlStore | None = None
         self._instances: dict[str, str] = {}
         self._records: list[GroupRecord] = []
@@ -79,10 +79,10 @@ class Sharing:
         weights = {size: 1 / size**2 for size in possible if size <= degree}
         lease_s = self._config.runtime.lease_s
         return GroupedFleet(
-            fleet, version, weights, self._meeting_place(), self._book, self._instance_of, lease_s
+            fleet, version, weights, self._rendezvous_of(), self._registry, self._instance_of, lease_s
         )
 
-    def _meeting_place(self) -> ControlStore:
+    def _rendezvous_of(self) -> ControlStore:
         """Where groups meet; there from the first phase that shares."""
         if self._store is None:
             self._store = ControlStore(self._cluster.host)
@@ -99,6 +99,6 @@ class Sharing:
             try:
                 answer = device.actor.instance().result(timeout=self._config.runtime.lease_s)
             except (WorkerLostError, TimeoutError):
-                return device.name  # with nobody; its next call tells what is wrong
+                return device.name  # alone; its next call raises what is wrong
             self._instances[device.name] = answer
         return self._instances[device.name]

@@ -1,4 +1,4 @@
-"""Group-relative advantages (GRPO): how much better a sample is than its prompt's others."""
+"""Group-relative advantages (GRPO, arXiv 2402.03300): a sample compared with its prompt's others."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.learning.advantages import Advantages, group_advantages
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from storage.errors import RewardError

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from gpu_runtime.learning.sharding import held_part
+from gpu_runtime.learning.sharding import local_shard
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig
 from storage.errors import ModelError, TrainingError
@@ -31,7 +31,7 @@ class Policy:
         keeps_reference: whether `reference()` will be asked for; `full` needs memory for it.
     """
 
-    is_whole = True
+    is_gathered = True
     """Whether this process can generate by itself."""
 
     def __init__(
@@ -64,19 +64,19 @@ class Policy:
 
     def state(self) -> WeightState:
         """A copy of the trained weights."""
-        return self.whole(self.held())
+        return self.full_state(self.local_state())
 
-    def held(self) -> WeightState:
+    def local_state(self) -> WeightState:
         """A copy of what this process holds of the trained weights: all of them."""
         return {name: weight.detach().cpu().float().numpy().copy() for name, weight in self.trained.items()}
 
-    def whole(self, held: Mapping[str, np.ndarray]) -> WeightState:
+    def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """All of a state of which this process holds a part: that part, which is all."""
-        return dict(held)
+        return dict(local)
 
-    def part(self, whole: Mapping[str, np.ndarray]) -> WeightState:
+    def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
         """What this process is to hold of a state: all of it."""
-        return dict(whole)
+        return dict(full)
 
     def load(self, state: Mapping[str, np.ndarray]) -> None:
         """Replace the trained weights.
@@ -91,8 +91,8 @@ class Policy:
             if tuple(state[name].shape) != tuple(weight.shape):
                 raise ModelError(f"weight {name} has shape {state[name].shape}, not {tuple(weight.shape)}")
         with torch.no_grad():
-            for name, value in self.part(state).items():
-                held_part(self.trained[name]).copy_(torch.from_numpy(np.array(value)))
+            for name, value in self.shard(state).items():
+                local_shard(self.trained[name]).copy_(torch.from_numpy(np.array(value)))
 
     @contextmanager
     def reference(self) -> Iterator[None]:

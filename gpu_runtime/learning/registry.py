@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.learning.options import GrpoOptions, NftOptions
+from gpu_runtime.learning.objectives.options import GrpoOptions, NftOptions
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -14,7 +14,7 @@ from storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from gpu_runtime.diffusion.sampler import Sampler
-    from gpu_runtime.learning.objective import Objective
+    from gpu_runtime.learning.objectives.protocol import Objective
     from gpu_runtime.learning.policy import Policy
 
 
@@ -70,12 +70,17 @@ def _options(plugin: ObjectivePlugin, config: RunConfig) -> Section:
 
 
 def _grpo(policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> Objective:
-    from gpu_runtime.learning.grpo import GrpoObjective
+    from gpu_runtime.learning.objectives.grpo import GrpoObjective
 
     return GrpoObjective(policy, sampler, config, options)
 
 
 def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
+    if config.sampling.sde == "none":
+        raise ConfigurationError(
+            "sampling.sde is none with algorithm.objective=grpo: without noise in its denoising steps a "
+            "sample has no likelihood to train on; set sampling.sde=flow or cps, or algorithm.objective=nft"
+        )
     tolerance = config.algorithm.ratio_tolerance
     if tolerance > options.clip_range:
         raise ConfigurationError(
@@ -85,7 +90,7 @@ def _check_grpo(config: RunConfig, options: GrpoOptions) -> None:
 
 
 def _nft(policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> Objective:
-    from gpu_runtime.learning.nft import NftObjective
+    from gpu_runtime.learning.objectives.nft import NftObjective
 
     return NftObjective(policy, sampler, config, options)
 

@@ -1,11 +1,11 @@
 """A policy whose weights are divided over several training processes (torch's FSDP2).
 
-Each process holds a part of every weight, gathers a block's weights when that block computes, and lets
-them go again. All processes must then do the same things in the same order: each forward pass, `state`,
+Each process holds a part of every weight, gathers a block's weights when that block computes, and releases
+them again. All processes must then do the same things in the same order: each forward pass, `state`,
 `load` of the same weights.
 
 Between `gather` and `divide` each process has all weights beside its part of them. Then forward passes,
-`state` and `load` need nobody, so each process generates what it likes.
+`state` and `load` need no other process, so each one generates by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from gpu_runtime.learning.policy import Policy, WeightState
-from gpu_runtime.learning.sharding import gathered_like, held_part, sharded_like
+from gpu_runtime.learning.sharding import gathered_like, local_shard, sharded_like
 from gpu_runtime.models.protocol import DiffusionModel
 from storage.config.run_config import AdaptationConfig
 
@@ -48,34 +48,34 @@ class ShardedPolicy(Policy):
         keeps_reference: bool = True,
     ) -> None:
         self.group = group
-        self.is_whole = False
+        self.is_gathered = False
         super().__init__(model, adaptation, seed, keeps_reference)
 
     def gather(self) -> None:
-        """Have all weights here, to generate with; a collective. They are let go by `divide`."""
-        if self.is_whole:
+        """Have all weights here, to generate with; a collective. `divide` releases them."""
+        if self.is_gathered:
             return
         self._root.set_reshard_after_forward(False)
         for module in self._parts:
             module.unshard()
-        self.is_whole = True
+        self.is_gathered = True
 
     def divide(self) -> None:
-        """Let go of all weights but this process's parts, to train."""
-        if not self.is_whole:
+        """Release all weights but this process's shard, to train."""
+        if not self.is_gathered:
             return
         # It forgets the forward passes of now, too: FSDP fetches weights ahead by the order in which the
         # last passes used them, and each process has had passes of its own.
         self._root.reset_iter_state()
         self._root.set_reshard_after_forward(True)
-        self.is_whole = False
+        self.is_gathered = False
 
     def state(self) -> WeightState:
         """A copy of the trained weights; a collective while they are divided."""
-        if not self.is_whole:
+        if not self.is_gathered:
             return super().state()
         here = dict(self.model.transformer.named_parameters())
-        # Copied first: numpy would pin the memory that `divide` lets go of.
+        # Copied first: numpy would pin the memory that `divide` releases.
         return {
             name: here[name].detach().to("cpu", torch.float32, copy=True).numpy() for name in self.trained
         }
@@ -87,32 +87,32 @@ class ShardedPolicy(Policy):
             ModelError: if names or shapes differ from this policy's; no weight has changed then.
         """
         super().load(state)
-        if not self.is_whole:
+        if not self.is_gathered:
             return
         here = dict(self.model.transformer.named_parameters())
         with torch.no_grad():
             for name in self.trained:
                 here[name].copy_(torch.from_numpy(np.array(state[name])))
 
-    def held(self) -> WeightState:
+    def local_state(self) -> WeightState:
         """A copy of this process's parts of the trained weights."""
         return {
-            name: held_part(weight.detach()).cpu().float().numpy().copy()
+            name: local_shard(weight.detach()).cpu().float().numpy().copy()
             for name, weight in self.trained.items()
         }
 
-    def whole(self, held: Mapping[str, np.ndarray]) -> WeightState:
+    def full_state(self, local: Mapping[str, np.ndarray]) -> WeightState:
         """All of a state from every process's part of it; a collective."""
         device = self.model.device
         return {
-            name: gathered_like(torch.from_numpy(held[name]).to(device), weight).cpu().numpy()
+            name: gathered_like(torch.from_numpy(local[name]).to(device), weight).cpu().numpy()
             for name, weight in self.trained.items()
         }
 
-    def part(self, whole: Mapping[str, np.ndarray]) -> WeightState:
+    def shard(self, full: Mapping[str, np.ndarray]) -> WeightState:
         """This process's part of a state."""
         return {
-            name: held_part(sharded_like(torch.from_numpy(np.array(whole[name])), weight)).numpy().copy()
+            name: local_shard(sharded_like(torch.from_numpy(np.array(full[name])), weight)).numpy().copy()
             for name, weight in self.trained.items()
         }
 

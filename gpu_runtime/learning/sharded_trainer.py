@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.learning.objective import BatchTerms, TrainingSample
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from storage.config.run_config import RunConfig
@@ -66,8 +66,8 @@ class ShardedTrainer(Trainer):
             # torch's maximum keeps a NaN, which must reach the check.
             found[3] = torch.maximum(found[3], torch.tensor(terms.deviation, dtype=torch.float64))
         found = found.to(self._device)
-        everyone = [torch.empty_like(found) for _ in range(self._group.size())]
-        dist.all_gather(everyone, found, group=self._group)
-        terms_N4 = torch.stack(everyone).cpu()
+        gathered = [torch.empty_like(found) for _ in range(self._group.size())]
+        dist.all_gather(gathered, found, group=self._group)
+        terms_N4 = torch.stack(gathered).cpu()
         loss, kl, clipped = terms_N4[:, :3].sum(dim=0).tolist()
         return BatchTerms(loss, kl, clipped, float(terms_N4[:, 3].max()))

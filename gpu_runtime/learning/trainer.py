@@ -16,10 +16,10 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.ema import MovingAverage
-from gpu_runtime.learning.objective import BatchTerms, TrainingSample
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.registry import build_objective
-from gpu_runtime.learning.sharding import gathered, held_part
+from gpu_runtime.learning.sharding import gathered, local_shard
 from storage.config.run_config import RunConfig
 from storage.errors import TrainingError
 
@@ -71,11 +71,11 @@ class Trainer:
             weight_decay=_WEIGHT_DECAY,
         )
         self._objective = build_objective(policy, sampler, config)
-        self.average = MovingAverage(policy.held(), settings.ema_decay, settings.ema_interval)
+        self.average = MovingAverage(policy.local_state(), settings.ema_decay, settings.ema_interval)
 
     def average_state(self) -> WeightState:
         """The moving average of all trained weights."""
-        return self.policy.whole(self.average.state)
+        return self.policy.full_state(self.average.state)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take the iteration's training steps.
@@ -167,13 +167,13 @@ class Trainer:
             group["lr"] = settings.learning_rate * warm
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.average.update(self.policy.held)
+        self.average.update(self.policy.local_state)
         return norm
 
     def _not_finite(self) -> str:
         """In words, the first gradient that is not finite, of those that this process holds."""
         for name, weight in self.policy.trained.items():
-            if weight.grad is not None and not torch.isfinite(held_part(weight.grad)).all():
+            if weight.grad is not None and not torch.isfinite(local_shard(weight.grad)).all():
                 return f"the gradient of {name} is not finite"
         return "it overflows, or a part of it that another device holds is not finite"
 

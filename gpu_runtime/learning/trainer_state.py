@@ -57,7 +57,7 @@ def restore_trainer(trainer: Trainer, blobs: Mapping[str, bytes]) -> None:
         raise CheckpointError(f"the checkpoint lacks {sorted(missing)}; resume from an earlier one")
     trainer.policy.load(load(bytes(blobs["weights.safetensors"])))
     moments = load(bytes(blobs["optimizer.safetensors"]))
-    average = trainer.policy.part(load(bytes(blobs["average.safetensors"])))
+    average = trainer.policy.shard(load(bytes(blobs["average.safetensors"])))
     trainer.average.load(average, int(moments.pop("training_steps")[0]))
     trainer.optimizer.state.clear()
     for key, value in moments.items():

@@ -1,1 +1,1 @@
-"""The diffusion transformers: one file a family, their files, their checks, their memory."""
+"""Diffusion transformers: what a family offers, the families by name, and loading the configured one."""

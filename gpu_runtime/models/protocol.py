@@ -70,7 +70,13 @@ class DiffusionModel(Protocol):
     def velocity(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """Predict v = noise - x0 at noise level sigma in (0, 1]; float32, shape (B, S, C)."""
+        """Predict v = noise - x0 at noise level sigma in (0, 1]; float32, shape (B, S, C).
+
+        Args:
+            latents_BSC: noisy latents, float32, shape (B, S, C).
+            sigma_B: noise level of each sample, shape (B,).
+            conditioning: one row a sample.
+        """
         ...
 
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
@@ -86,7 +92,7 @@ class DiffusionModel(Protocol):
         ...
 
     def sigmas(self, steps: int) -> torch.Tensor:
-        """The family's noise schedule: float64, `steps` + 1 values falling from 1 to 0."""
+        """The family's noise schedule: float64, shape (steps + 1,), falling from 1 to 0."""
         ...
 
 

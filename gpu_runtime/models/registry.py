@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_runtime.models import embedded_folder
-from gpu_runtime.models.hub_folder import find_folder
+from gpu_runtime.models.embedded import folder as embedded_folder
+from gpu_runtime.models.files.hub_folder import find_folder
 from storage.config.model import ModelConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
@@ -18,8 +18,8 @@ from storage.errors import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
-    from gpu_runtime.models.pipeline_model import PipelineModel
-    from gpu_runtime.models.pipeline_outline import PipelineOutline
+    from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
+    from gpu_runtime.models.families.pipeline_model import PipelineModel
     from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 
 
@@ -58,7 +58,7 @@ def pipeline_family(model_class: Callable[[], type[PipelineModel]]) -> FamilyPlu
     """
 
     def outline(settings: ModelConfig, device: torch.device) -> PipelineOutline:
-        from gpu_runtime.models.pipeline_outline import PipelineOutline
+        from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
 
         return PipelineOutline(model_class(), settings, device)
 
@@ -137,14 +137,13 @@ def _refuse_pipeline_settings(settings: ModelConfig) -> None:
 
 
 def _load_embedded(settings: ModelConfig, device: torch.device) -> DiffusionModel:
-    from gpu_runtime.models.embedded import EmbeddedModel
+    from gpu_runtime.models.embedded.model import EmbeddedModel
 
     return EmbeddedModel.load(settings.path, device=device)
 
 
 def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutline:
-    from gpu_runtime.models.embedded import EmbeddedModel
-    from gpu_runtime.models.embedded_outline import EmbeddedOutline
+    from gpu_runtime.models.embedded.model import EmbeddedModel, EmbeddedOutline
 
     # It is small, so it is loaded, on the CPU whatever the run's device is.
     return EmbeddedOutline(EmbeddedModel.load(settings.path))
@@ -157,32 +156,32 @@ def _embedded_files(settings: ModelConfig) -> list[Path]:
 
 def _embedded_adapter_usage(path: str) -> str:
     return (
-        "from gpu_runtime.models.embedded import EmbeddedModel\n\n"
+        "from gpu_runtime.models.embedded.model import EmbeddedModel\n\n"
         f"model = EmbeddedModel.load({path!r})\n"
         'model.transformer.load_lora_adapter("FOLDER", use_safetensors=True)'
     )
 
 
 def _qwen_image() -> type[PipelineModel]:
-    from gpu_runtime.models.qwen_image import QwenImageModel
+    from gpu_runtime.models.families.qwen_image import QwenImageModel
 
     return QwenImageModel
 
 
 def _stable_diffusion_3() -> type[PipelineModel]:
-    from gpu_runtime.models.stable_diffusion_3 import StableDiffusion3Model
+    from gpu_runtime.models.families.stable_diffusion_3 import StableDiffusion3Model
 
     return StableDiffusion3Model
 
 
 def _flux() -> type[PipelineModel]:
-    from gpu_runtime.models.flux import FluxModel
+    from gpu_runtime.models.families.flux import FluxModel
 
     return FluxModel
 
 
 def _z_image() -> type[PipelineModel]:
-    from gpu_runtime.models.z_image import ZImageModel
+    from gpu_runtime.models.families.z_image import ZImageModel
 
     return ZImageModel
 

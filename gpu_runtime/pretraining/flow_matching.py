@@ -23,9 +23,9 @@ from diffusers import QwenImageTransformer2DModel
 
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
 from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.models.embedded import EmbeddedModel, EmbeddedSettings
-from gpu_runtime.models.embedded_folder import WEIGHTS_FOLDER
-from gpu_runtime.models.pca_codec import PatchCodec
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
+from gpu_runtime.models.embedded.model import EmbeddedModel, EmbeddedSettings
+from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
 
 ProgressCallback = Callable[[int, int, float], None]
@@ -109,7 +109,13 @@ class PretrainReport:
 
 
 class Pretraining:
-    """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread."""
+    """A pre-training in progress; deterministic given the task, the recipe, the seed and one thread.
+
+    Args:
+        task: that the model is for.
+        recipe: sizes and hyperparameters.
+        seed: of weights, data and noise.
+    """
 
     def __init__(self, task: EmbeddedTask, recipe: Recipe, seed: int) -> None:
         self.task, self.recipe, self.seed = task, recipe, seed

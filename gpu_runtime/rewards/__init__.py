@@ -1,1 +1,1 @@
-"""Scorers, one file each, and what guards a run against their failures."""
+"""Scorers: what one offers, all of them by name, rules without a model, and a guard against failures."""

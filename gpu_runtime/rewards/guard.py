@@ -13,7 +13,13 @@ from storage.prompts.files import PromptRecord
 
 
 def score_all(scorer: Scorer, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-    """`score_each`, then `refuse_total_failure`."""
+    """`score_each`, then `refuse_total_failure`.
+
+    Args:
+        scorer: the judge.
+        images: uint8 RGB images of shape (H, W, 3).
+        prompts: as many prompts, in the same order.
+    """
     scores = score_each(scorer, images, prompts)
     refuse_total_failure(scorer.name, scores)
     return scores

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_runtime.embedded_tasks import shapes
-from gpu_runtime.models.hub_folder import local_folder
-from gpu_runtime.rewards.geneval import check_row, included
+from gpu_runtime.models.files.hub_folder import local_folder
+from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
     ClipScoreOptions,
     DeepseekOcrOptions,
@@ -19,7 +19,7 @@ from gpu_runtime.rewards.options import (
     SumOptions,
 )
 from gpu_runtime.rewards.protocol import Scorer
-from gpu_runtime.rewards.quoted_text import target_text
+from gpu_runtime.rewards.text_rules import target_text
 from storage.config.plugins import NoOptions, Registry, as_values, hub_models, read_options
 from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig
@@ -123,57 +123,57 @@ class ChosenScorer:
 
 
 def _ocr(options: OcrOptions) -> Scorer:
-    from gpu_runtime.rewards.ocr import OcrScorer
+    from gpu_runtime.rewards.scorers.ocr import OcrScorer
 
     return OcrScorer(page=options.layout == "page")
 
 
 def _shapes(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.shapes import ShapesScorer
+    from gpu_runtime.rewards.scorers.shapes import ShapesScorer
 
     return ShapesScorer()
 
 
 def _geneval(options: GenEvalOptions) -> Scorer:
-    from gpu_runtime.rewards.clip_colours import ClipColours
-    from gpu_runtime.rewards.geneval_scorer import GenEvalScorer
-    from gpu_runtime.rewards.mask2former import Mask2FormerDetector
+    from gpu_runtime.rewards.judge_models.clip_colours import ClipColours
+    from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector
+    from gpu_runtime.rewards.scorers.geneval import GenEvalScorer
 
     return GenEvalScorer(Mask2FormerDetector.load(options.detector), ClipColours.load(options.clip))
 
 
 def _deepseek_ocr(options: DeepseekOcrOptions) -> Scorer:
-    from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
+    from gpu_runtime.rewards.scorers.deepseek_ocr import DeepseekOcrScorer
 
     return DeepseekOcrScorer.load(options.reader, options.tokens)
 
 
 def _clip_score(options: ClipScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.clip_score import ClipScorer
+    from gpu_runtime.rewards.scorers.clip_score import ClipScorer
 
     return ClipScorer.load(options.clip)
 
 
 def _pick_score(options: PickScoreOptions) -> Scorer:
-    from gpu_runtime.rewards.pick_score import PickScorer
+    from gpu_runtime.rewards.scorers.pick_score import PickScorer
 
     return PickScorer.load(options.model, options.processor)
 
 
 def _jpeg(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.jpeg import JpegScorer
+    from gpu_runtime.rewards.scorers.jpeg import JpegScorer
 
     return JpegScorer()
 
 
 def _remote(options: RemoteOptions) -> Scorer:
-    from gpu_runtime.rewards.remote import RemoteScorer
+    from gpu_runtime.rewards.scorers.remote import RemoteScorer
 
     return RemoteScorer(options)
 
 
 def _sum(options: SumOptions) -> Scorer:
-    from gpu_runtime.rewards.weighted_sum import WeightedSum
+    from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
 
     parts = _parts(options)
     return WeightedSum(
@@ -186,7 +186,7 @@ def _parts(options: SumOptions) -> list[ChosenScorer]:
     """The scorers of a sum; a sum in a sum would weigh the same with fewer tables."""
     parts = []
     for name in options.parts:
-        part = _chosen(name, options.options(name), f"reward.options.parts.{name}")
+        part = _chosen(name, options.options(name), f"reward.options.parts.{name}", "reward.options.parts")
         if part.plugin.parts is not None:
             raise ConfigurationError(f"{part.section} combines scorers itself; name those beside the others")
         parts.append(replace(part, weight=options.weight(name)))
@@ -256,6 +256,6 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"reward": reward})
 
 
-def _chosen(name: str, options: dict[str, Any], section: str) -> ChosenScorer:
-    plugin = SCORERS.find(name)
+def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "") -> ChosenScorer:
+    plugin = SCORERS.find(name, setting)
     return ChosenScorer(name, plugin, read_options(section, plugin.options, options), section)

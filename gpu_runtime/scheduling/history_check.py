@@ -1,7 +1,7 @@
 """The promises to a run with faults, checked from its history. Pure: standard library only.
 
-What a history says exactly: which denoising steps were done, by whom, and which of them were done again;
-which samples were asked for, and how often each was accepted; who held a sample when. The promises:
+What a history says exactly: which denoising steps each worker did, and which of them were done again;
+which samples were asked for, and how often each was accepted; which worker held a sample when. The promises:
 
 - Every sample that was asked for is accepted, once.
 - No two workers hold a sample at one time.
@@ -175,14 +175,14 @@ def _read(lines: list[HistoryLine]) -> _Life:
     life = _Life()
     for line in lines:
         if line.by == DRIVER:
-            _hear_driver(life, line)
+            _read_driver(life, line)
     for line in lines:
         if line.by != DRIVER:
-            _hear_worker(life, line)
+            _read_worker(life, line)
     return life
 
 
-def _hear_driver(life: _Life, line: HistoryLine) -> None:
+def _read_driver(life: _Life, line: HistoryLine) -> None:
     facts = line.facts
     if line.event == "notice":
         life.noticed_at.setdefault(facts["worker"], line.at)
@@ -213,7 +213,7 @@ def _hear_driver(life: _Life, line: HistoryLine) -> None:
         life.lost_at[facts["worker"]] = line.at
 
 
-def _hear_worker(life: _Life, line: HistoryLine) -> None:
+def _read_worker(life: _Life, line: HistoryLine) -> None:
     facts = line.facts
     if line.event == "notice":
         life.noticed_at.setdefault(line.by, line.at)
@@ -225,7 +225,7 @@ def _hear_worker(life: _Life, line: HistoryLine) -> None:
 
 
 def _incomplete(life: _Life, phase: _Phase) -> list[str]:
-    """Accepted samples of a phase, some of whose denoising steps nobody did."""
+    """Accepted samples of a phase, some of whose denoising steps no device did."""
     done: dict[str, set[int]] = defaultdict(set)
     until: dict[str, int] = {}
     for lease in (life.leases[number] for number in phase.leases):

@@ -14,7 +14,7 @@ class Redone:
 
     Attributes:
         life: of the run.
-        worker: who had done them first.
+        worker: that had done them first.
         with_notice: it had seen a preemption notice in time.
         interval: most denoising steps between two commits of its samples.
         most: of one sample.

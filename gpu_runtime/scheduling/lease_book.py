@@ -1,4 +1,4 @@
-"""The leases that are valid, who holds them and until when. Pure: time is an argument, in seconds."""
+"""The valid leases, their holders and expiries. Pure: time is an argument, in seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ class LeaseBook(Generic[RequestT]):
         self._expiries: list[tuple[float, int]] = []
 
     def grant(self, lease: Lease[RequestT], requests: Sequence[Progress[RequestT]], expires_s: float) -> None:
-        """Enter a lease on requests that waited."""
+        """Enter a lease on requests that waited.
+
+        Args:
+            lease: with its number and holder.
+            requests: their progress, in the lease's order.
+            expires_s: on the scheduler's clock.
+        """
         held = dict(zip(lease.requests, requests, strict=True))
         live = LiveLease(lease, held, expires_s)
         for progress in requests:

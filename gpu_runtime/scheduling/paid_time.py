@@ -18,7 +18,13 @@ class PaidMeter:
         self._stopped: list[PaidTime] = []
 
     def start(self, worker: str, market: Market, at_s: float) -> None:
-        """A device is paid for from now on."""
+        """A device is paid for from now on.
+
+        Args:
+            worker: its name.
+            market: of its instance.
+            at_s: monotonic seconds.
+        """
         self._running[worker] = market, at_s
 
     def stop(self, worker: str, at_s: float) -> None:

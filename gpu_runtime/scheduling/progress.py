@@ -14,15 +14,15 @@ class Progress(Generic[RequestT]):
 
     Attributes:
         item: the request.
-        born: number of the first lease that can hold it; leases before belong to an earlier
+        first_lease: number of the first lease that can hold it; leases before belong to an earlier
             request of the same identity.
         step: committed denoising steps.
         state: reference to the state after them.
-        lease: who works on it; None while it waits.
+        lease: under which it is worked on; None while it waits.
     """
 
     item: WorkItem[RequestT]
-    born: int
+    first_lease: int
     step: int = 0
     state: object = None
     lease: LiveLease[RequestT] | None = None

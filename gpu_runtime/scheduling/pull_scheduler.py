@@ -6,7 +6,7 @@ Pure: no Ray, no torch, no clock; time is an argument, in seconds, on any one cl
 - No two valid leases hold the same request. A lease is valid until it is expired, handed back or
   lost, and as long as something of it is undelivered; being overdue alone does not end it.
 - The committed step of a request never falls. A commit counts if it is ahead of what is known,
-  whoever sends it: a worker that was given up and still computes saves the next one those steps,
+  from any worker: one that was given up and still computes saves the next one those steps,
   since a sample's numbers do not depend on the worker. It does not get its lease back by that.
 - A delivery counts if the request is still open, from a worker that was given up just as well.
 """
@@ -79,7 +79,7 @@ class PullScheduler(Generic[RequestT]):
         return sum(self._count[kind] for kind in kinds or RequestKind)
 
     def waiting(self, *kinds: RequestKind) -> int:
-        """Requests that nobody works on, of some kinds; of all by default."""
+        """Requests that no worker holds, of some kinds; of all by default."""
         return sum(self._waiting.count[kind] for kind in kinds or RequestKind)
 
     def done(self, *kinds: RequestKind) -> bool:
@@ -108,7 +108,7 @@ class PullScheduler(Generic[RequestT]):
         return len(dropped)
 
     def drop_waiting(self, kind: RequestKind) -> int:
-        """Forget all requests of a kind that nobody works on; how many."""
+        """Forget all requests of a kind that no worker holds; how many."""
         of_kind = (progress for progress in self._open.values() if progress.item.kind is kind)
         return self.drop([progress.item.request for progress in of_kind if progress.lease is None])
 
@@ -187,6 +187,11 @@ class PullScheduler(Generic[RequestT]):
     ) -> tuple[RequestT, ...]:
         """Finish requests of a lease, and renew it for the others if it is still valid.
 
+        Args:
+            lease: that they were granted with.
+            requests: the finished ones.
+            now: in seconds.
+
         Returns:
             The accepted ones; the others were delivered before, or dropped, and are counted.
 
@@ -222,7 +227,9 @@ class PullScheduler(Generic[RequestT]):
         live = self._leases.get(whose.number)
         return self._take_back([] if live is None else [live])
 
-    def lose(self, worker: str, reached: Mapping[RequestT, int] | None = None) -> tuple[RequestT, ...]:
+    def on_worker_lost(
+        self, worker: str, reached: Mapping[RequestT, int] | None = None
+    ) -> tuple[RequestT, ...]:
         """A worker died without notice: end its leases; returns the requests that wait again.
 
         Args:
@@ -253,7 +260,7 @@ class PullScheduler(Generic[RequestT]):
 
     def _still_open(self, lease: Lease[RequestT], request: RequestT) -> Progress[RequestT] | None:
         progress = self._open.get(request)
-        return progress if progress is not None and progress.born <= lease.number else None
+        return progress if progress is not None and progress.first_lease <= lease.number else None
 
     def _advance(self, progress: Progress[RequestT], step: int, state: object) -> None:
         waits = progress.lease is None

@@ -44,6 +44,7 @@ class SampleRequest:
         prompt: the prompt's text; follows from prompt_id and is not compared.
         preview_step: denoising steps after which the model's prediction of the image is decoded; 0 for
             the finished image.
+        schedule_steps: denoising steps from noise to image; 0 for those of its kind.
         averaged: the moving average of those weights is used.
     """
 
@@ -55,6 +56,7 @@ class SampleRequest:
     policy_version: int
     prompt: str = field(compare=False)
     preview_step: int = 0
+    schedule_steps: int = 0
     averaged: bool = False
 
     @property

@@ -27,13 +27,26 @@ class Timeline:
         self._closed: list[StateInterval] = []
 
     def add(self, worker: str, market: Market, usd_per_hour: float, at: float) -> None:
-        """A device is paid for from now on; it starts by loading."""
+        """A device is paid for from now on; it starts by loading.
+
+        Args:
+            worker: its name.
+            market: of its instance.
+            usd_per_hour: its price.
+            at: unix seconds.
+        """
         if worker in self._devices:
             raise ValueError(f"device {worker!r} is already on the time line")
         self._devices[worker] = _Device(market, usd_per_hour, "load", at)
 
     def enter(self, worker: str, state: DeviceState, at: float) -> None:
-        """The device changes to `state` now; entering the state it is in changes nothing."""
+        """The device changes to `state` now; entering the state it is in changes nothing.
+
+        Args:
+            worker: its name.
+            state: from now on.
+            at: unix seconds.
+        """
         device = self._devices[worker]
         if device.state != state:
             self._close(worker, device, at)

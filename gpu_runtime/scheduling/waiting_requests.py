@@ -1,4 +1,4 @@
-"""Requests that nobody works on, and which of them are next. Pure: no clock, no Ray, no torch.
+"""Requests that no worker holds, and which of them are next. Pure: no clock, no Ray, no torch.
 
 A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising
 steps and committed step. In a lane, prompts take turns. Every change costs the same however many
@@ -64,7 +64,7 @@ class _Lane(Generic[RequestT]):
         return taken
 
 
-class _Shelf(Generic[RequestT]):
+class _VersionQueue(Generic[RequestT]):
     """The lanes of one kind and version; a lane is there while something waits in it."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class WaitingRequests(Generic[RequestT]):
 
     def __init__(self) -> None:
         self.count = dict.fromkeys(RequestKind, 0)
-        self._shelves: dict[tuple[RequestKind, Hashable], _Shelf[RequestT]] = {}
+        self._queues: dict[tuple[RequestKind, Hashable], _VersionQueue[RequestT]] = {}
         self._takes = 0
 
     def add(self, progress: Progress[RequestT], first: bool = False) -> None:
@@ -143,16 +143,16 @@ class WaitingRequests(Generic[RequestT]):
             first: before all others of its lane, because it has had its turn already.
         """
         item = progress.item
-        shelf = self._shelves.get((item.kind, item.version))
-        if shelf is None:
-            shelf = self._shelves[item.kind, item.version] = _Shelf()
-        shelf.add(progress, first)
+        queue = self._queues.get((item.kind, item.version))
+        if queue is None:
+            queue = self._queues[item.kind, item.version] = _VersionQueue()
+        queue.add(progress, first)
         self.count[item.kind] += 1
 
     def remove(self, progress: Progress[RequestT]) -> None:
         """A request waits no more; its committed step must be the one it was added with."""
         kind, version = progress.item.kind, progress.item.version
-        self._shelves[kind, version].remove(progress)
+        self._queues[kind, version].remove(progress)
         self._left(kind, version, 1)
 
     def take(self, version: Hashable, kinds: Collection[RequestKind], count: int) -> list[Progress[RequestT]]:
@@ -169,10 +169,10 @@ class WaitingRequests(Generic[RequestT]):
         found = self._next(version, kinds)
         if found is None:
             return []
-        kind, shelf = found
+        kind, queue = found
         self._takes += 1
-        shelf.served = self._takes
-        taken = shelf.take(count)
+        queue.served = self._takes
+        taken = queue.take(count)
         self._left(kind, version, len(taken))
         return taken
 
@@ -183,21 +183,21 @@ class WaitingRequests(Generic[RequestT]):
 
     def _next(
         self, version: Hashable, kinds: Collection[RequestKind]
-    ) -> tuple[RequestKind, _Shelf[RequestT]] | None:
+    ) -> tuple[RequestKind, _VersionQueue[RequestT]] | None:
         """The kind that is served next, and what waits of it."""
         for equals in PRIORITIES:
             there = [
-                (-shelf.furthest, shelf.served, kind, shelf)
+                (-queue.furthest, queue.served, kind, queue)
                 for kind in equals
-                if kind in kinds and (shelf := self._shelves.get((kind, version))) is not None
+                if kind in kinds and (queue := self._queues.get((kind, version))) is not None
             ]
             if there:
-                # Two shelves never tie to the end: their kinds differ.
-                _, _, kind, shelf = min(there)
-                return kind, shelf
+                # Two queues never tie to the end: their kinds differ.
+                _, _, kind, queue = min(there)
+                return kind, queue
         return None
 
     def _left(self, kind: RequestKind, version: Hashable, count: int) -> None:
         self.count[kind] -= count
-        if not self._shelves[kind, version].lanes:
-            del self._shelves[kind, version]
+        if not self._queues[kind, version].lanes:
+            del self._queues[kind, version]

@@ -40,7 +40,7 @@ class AbortWatch:
         self._broken = False
         self._forming = False
         self.driver_gone = False
-        """Whether the store stopped answering: nobody will send work any more."""
+        """Whether the store stopped answering: no more work will come."""
         for work in (self._await_aborts, self._look_regularly):
             threading.Thread(target=work, name=f"{work.__name__}-{member}", daemon=True).start()
 

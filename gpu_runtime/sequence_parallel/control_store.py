@@ -1,7 +1,7 @@
 """The driver's key-value store: where groups meet and are called off.
 
 Keys: those of a group lie under its prefix and are removed some epochs after it ended. `aborts` counts
-the calls to break off, and `abort/N` wakes those who wait for the N-th.
+the calls to break off, and `abort/N` wakes the members that wait for the N-th.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ControlStore:
 
     def abort(self, prefix: str) -> None:
         """Break a group off: its members are freed wherever they wait for each other."""
-        # The flag goes first: whoever is woken must find it.
+        # The flag goes first: a member that wakes must find it.
         self._store.set(aborted_key(prefix), "1")
         number = self._store.add(ABORTS, 1)
         self._store.set(abort_key(number), prefix)

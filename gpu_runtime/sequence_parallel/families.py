@@ -21,6 +21,7 @@ from diffusers import (
 from diffusers.models._modeling_parallel import ContextParallelInput, ContextParallelOutput
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 
+from gpu_runtime.sequence_parallel.shared_attention import Order
 from storage.errors import ConfigurationError
 
 
@@ -34,6 +35,7 @@ class Family:
         attention: processor to put in place while a sequence is shared; None keeps the model's own.
         shared_part: the submodule whose attention is shared; empty for the whole transformer.
         heads: what the configuration calls the number of attention heads.
+        order: of text and image in their joint attention.
     """
 
     plan: dict[str, Any]
@@ -41,6 +43,7 @@ class Family:
     attention: type | None = None
     shared_part: str = ""
     heads: str = "num_attention_heads"
+    order: Order = "text first"
 
 
 class JointAttention:
@@ -125,9 +128,9 @@ def shared_family_of(transformer: torch.nn.Module) -> Family:
     if isinstance(transformer, FluxTransformer2DModel):
         return Family(_own_plan(transformer), None)
     if isinstance(transformer, SD3Transformer2DModel):
-        return Family(_SD3_PLAN, None, JointAttention)
+        return Family(_SD3_PLAN, None, JointAttention, order="image first")
     if isinstance(transformer, ZImageTransformer2DModel):
-        return Family(_Z_IMAGE_PLAN, None, shared_part="layers", heads="n_heads")
+        return Family(_Z_IMAGE_PLAN, None, shared_part="layers", heads="n_heads", order="as cut")
     raise ConfigurationError(
         f"sequence parallelism does not know {type(transformer).__name__}; use degree 1, or add the class to "
         "gpu_runtime/sequence_parallel/families.py with a test against one process"

@@ -33,7 +33,7 @@ class SequenceParallelMember:
         name: of the device, unlike any other.
         model: with its weights loaded.
         address: of the driver's store.
-        timeout_s: longest wait for a peer if nobody breaks it off: a backstop.
+        timeout_s: longest wait for a peer if the group is not broken off before: a backstop.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class SequenceParallelMember:
 
     @property
     def leads(self) -> bool:
-        """Whether this member speaks for its group."""
+        """Whether this member is its group's leader."""
         return self._place is not None and self._place.leader == self.name
 
     def join(self, group: WorkerGroup) -> None:
@@ -93,7 +93,7 @@ class SequenceParallelMember:
 
         Args:
             epoch: of the group that is meant.
-            work: what to do; it uses the model, and may ask `any_says`.
+            work: what to do; it uses the model, and may ask `any_true`.
 
         Raises:
             GroupBrokenError: if the member is in another group, or this one broke.
@@ -109,7 +109,7 @@ class SequenceParallelMember:
             self.leave()
             raise GroupBrokenError(f"the group of epoch {epoch} broke at {self.name}: {reason}") from None
 
-    def any_says(self, said: bool) -> bool:
+    def any_true(self, said: bool) -> bool:
         """Whether any member says so; all members must ask at the same moment, and get the same answer."""
         if self._group is None:
             return said

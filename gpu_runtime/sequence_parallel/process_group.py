@@ -37,7 +37,7 @@ class StoreAddress:
         """A connection of its own.
 
         Raises:
-            GroupBrokenError: if nobody answers there in time.
+            GroupBrokenError: if the store does not answer in time.
         """
         try:
             return dist.TCPStore(
@@ -57,7 +57,7 @@ class InstanceGroup:
         prefix: of its keys; a new one for each group, or members of an old one would be met.
         rank: this process's place.
         size: members, at least 2.
-        timeout_s: longest wait for a peer, should nobody interrupt: a backstop.
+        timeout_s: longest wait for a peer that is not interrupted: a backstop.
         device: where tensors lie; a CUDA device means NCCL, which is not tested.
 
     Raises:
@@ -137,8 +137,8 @@ def _register_backend() -> None:
 def _gloo_on_this_instance(
     store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
 ) -> dist.ProcessGroupGloo:
-    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: megabytes
-    # in each process that nobody reads. It looks once, when the first group of the process is made.
+    # torch would keep the last 2,000 collectives, each with its Python stack, to report time-outs: unread
+    # megabytes in each process. It looks once, when the first group of the process is made.
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     gloo: Any = dist.ProcessGroupGloo  # its stub lacks the options
     options = gloo._Options()

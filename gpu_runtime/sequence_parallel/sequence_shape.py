@@ -62,7 +62,7 @@ class SequenceShape:
         """Degrees from 1 to `up_to` that the sequence can be shared by."""
         return tuple(degree for degree in range(1, up_to + 1) if self._divides(degree))
 
-    def text_alone_hinders(self, degree: int) -> bool:
+    def only_text_length_prevents(self, degree: int) -> bool:
         """Whether the sequence could be shared by `degree` devices if its text had another length."""
         others = self.heads % degree == 0 and self.image_tokens % degree == 0
         return others and not self._divides(degree)

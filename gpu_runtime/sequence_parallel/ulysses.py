@@ -1,4 +1,4 @@
-"""Ulysses: a transformer whose sequences are shared by the members of a process group, and back.
+"""Ulysses (arXiv 2309.14509): sharing a transformer's sequences over a process group, and back.
 
 On diffusers' context parallelism, without `enable_parallelism`: that one wants an accelerator, makes
 three process groups where one is enough, and cannot be undone, which a regroup needs every time.
@@ -14,11 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from diffusers.hooks.context_parallel import apply_context_parallel, remove_context_parallel
-from diffusers.models._modeling_parallel import ContextParallelConfig, ParallelConfig
+from diffusers.models._modeling_parallel import ContextParallelConfig
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from gpu_runtime.sequence_parallel.families import Family, shared_family_of
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
+from gpu_runtime.sequence_parallel.shared_attention import SharedAttention, allow_sharing
 from storage.errors import ConfigurationError
 
 _ATTENTION = "_parallel_config"  # what diffusers reads of a processor to share its attention
@@ -45,9 +46,9 @@ class _GroupAsMesh:
 class SharedSequence:
     """A transformer that shares its sequences with the other members of a group, until `close`.
 
-    Every member must call the transformer with the same arguments, and gets the whole output. In
-    training every member computes the same loss, and `gradients.sum_gradients` adds up what each one
-    found. A failure in the middle of a forward pass leaves nothing that `close` does not undo.
+    Every member must call the transformer with the same arguments, and gets the whole output. Samples are
+    generated so; no run trains on shared sequences. A failure in the middle of a forward pass leaves
+    nothing that `close` does not undo.
 
     Args:
         transformer: Qwen-Image, FLUX, Stable Diffusion 3 or Z-Image.
@@ -67,19 +68,21 @@ class SharedSequence:
         if degree == 1:
             return
         family = shared_family_of(transformer)
-        _refuse_backend(transformer)
+        for backend in _backends(transformer):
+            allow_sharing(backend)
         self._mesh = _GroupAsMesh(group)
         mesh: Any = self._mesh
         context = ContextParallelConfig(ulysses_degree=degree)
         context._flattened_mesh = context._ulysses_mesh = mesh
         context._ulysses_local_rank = group.rank()
         self._family = family
-        self._config = ParallelConfig(context_parallel_config=context)
+        self._attention = SharedAttention(group, family.order, shape.image_tokens)
         self._own_processors: list[tuple[Any, Any]] = []
         self._share_attention(family)
         apply_context_parallel(transformer, context, family.plan)
-        self._padding = _TextPadding(family.text_mask, degree)
-        self._hook = transformer.register_forward_pre_hook(self._padding, with_kwargs=True)
+        self._hook = transformer.register_forward_pre_hook(
+            _TextPadding(family.text_mask, degree, self._attention), with_kwargs=True
+        )
 
     def close(self) -> None:
         """The transformer computes alone again; to close twice is to close once."""
@@ -87,6 +90,7 @@ class SharedSequence:
         if family is None:
             return
         self._mesh.forget()
+        self._attention.forget()
         self._hook.remove()
         remove_context_parallel(self._transformer, family.plan)
         for module, processor in self._own_processors:
@@ -100,22 +104,27 @@ class SharedSequence:
             if family.attention is not None:
                 self._own_processors.append((module, module.processor))
                 module.processor = family.attention()
-            module.processor._parallel_config = self._config
+            module.processor._parallel_config = self._attention
 
 
 class _TextPadding:
-    """Pads text to a multiple of the degree, and hides the padding behind the mask."""
+    """Pads text to a multiple of the degree, behind a mask, and tells attention how much of it is text."""
 
-    def __init__(self, mask_name: str | None, degree: int) -> None:
+    def __init__(self, mask_name: str | None, degree: int, attention: SharedAttention) -> None:
         self._mask_name = mask_name
         self._degree = degree
+        self._attention = attention
 
     def __call__(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         text_BLE = kwargs.get("encoder_hidden_states")
-        if text_BLE is None or self._mask_name is None or text_BLE.shape[1] % self._degree == 0:
+        if text_BLE is None:
             return None
-        missing = -text_BLE.shape[1] % self._degree
-        mask_BL = kwargs.get(self._mask_name)
+        length = text_BLE.shape[1]
+        missing = -length % self._degree
+        mask_BL = None if self._mask_name is None else kwargs.get(self._mask_name)
+        self._attention.begin(length, length + missing, mask_BL)
+        if self._mask_name is None or not missing:
+            return None
         if mask_BL is None:
             mask_BL = torch.ones(text_BLE.shape[:2], dtype=torch.bool, device=text_BLE.device)
         padded = {
@@ -127,6 +136,11 @@ class _TextPadding:
 
 def shape_of(transformer: torch.nn.Module, image_tokens: int, text_tokens: int) -> SequenceShape:
     """The sequence of a transformer at a resolution.
+
+    Args:
+        transformer: of a family that can be shared.
+        image_tokens: of a sample.
+        text_tokens: of a sample.
 
     Raises:
         ConfigurationError: if the family is unknown.
@@ -158,8 +172,9 @@ def _attention_modules(transformer: torch.nn.Module, family: Family) -> Iterator
             yield module
 
 
-def _refuse_backend(transformer: torch.nn.Module) -> None:
-    family = shared_family_of(transformer)
+def _backends(transformer: torch.nn.Module) -> set[AttentionBackendName]:
+    """The attention kernels in use; refuses those that cannot share."""
+    family, found = shared_family_of(transformer), set()
     for module in _attention_modules(transformer, family):
         processor = module.processor
         if family.attention is None and not hasattr(processor, _ATTENTION):
@@ -168,4 +183,7 @@ def _refuse_backend(transformer: torch.nn.Module) -> None:
                 "its own tokens only; set the family's default processor"
             )
         chosen = getattr(processor, "_attention_backend", None)
-        refuse_attention(chosen or _AttentionBackendRegistry.get_active_backend()[0])
+        found.add(AttentionBackendName(chosen or _AttentionBackendRegistry.get_active_backend()[0]))
+    for backend in found:
+        refuse_attention(backend)
+    return found

@@ -9,7 +9,7 @@ from storage.errors import SchedulingError
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """A group as its members are told of it.
+    """A group as its members get it.
 
     Attributes:
         epoch: the epoch that formed it.

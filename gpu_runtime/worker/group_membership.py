@@ -1,4 +1,4 @@
-"""A worker's place among devices that share their sequences; nothing is started before it has one."""
+"""A worker's membership in a group that shares sequences; nothing is started before there is one."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class GroupMembership:
         self, address: StoreAddress, group: WorkerGroup, timeout_s: float
     ) -> SequenceParallelMember | None:
         """Leave the group so far, and form another one.
+
+        Args:
+            address: of the driver's store, where members meet.
+            group: to form.
+            timeout_s: longest wait for the other members.
 
         Returns:
             The worker as a member; None where the group is this worker alone.

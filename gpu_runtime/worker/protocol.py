@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from gpu_runtime.diffusion.sampler import SampleState
-    from gpu_runtime.learning.objective import TrainingSample
+    from gpu_runtime.learning.objectives.protocol import TrainingSample
     from gpu_runtime.learning.policy import WeightState
     from gpu_runtime.learning.trainer import TrainingReport
     from gpu_runtime.rewards.protocol import Score
@@ -63,7 +63,7 @@ class Worker(Protocol):
 
     def host_usage(self) -> HostUsage: ...
 
-    def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady: ...
+    def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady: ...
 
     def notice(self) -> Notice | None: ...
 

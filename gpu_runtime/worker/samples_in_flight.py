@@ -39,10 +39,10 @@ class SharedGroup(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether this device speaks for all: it alone sends states and images."""
+        """Whether this device is the leader: it alone sends states and images."""
         ...
 
-    def any_says(self, said: bool) -> bool:
+    def any_true(self, said: bool) -> bool:
         """Whether any device says so; all ask at the same moment."""
         ...
 
@@ -51,15 +51,15 @@ class SamplesInFlight:
     """The samples of one lease at most.
 
     A device gives a lease up when a preemption notice comes: it stops at the next denoising step, so
-    that its states are on their way while there is still somebody to send them. Calls that were queued
+    that it sends its states before its machine is taken. Calls that were queued
     behind then do nothing, even if the notice is withdrawn before their turn: others have the samples.
-    Devices that share their sequences (`company`) stop at the same step, whoever of them is under notice.
+    Devices that share their sequences (`sp_group`) stop at the same step when any of them is under notice.
 
     Args:
         sampler: cut anywhere, its samples are the same to the bit.
-        notice: the machine's notice, asked before each denoising step; None where nobody watches.
+        notice: the machine's notice, asked before each denoising step; None where notices are not watched.
         history: where each denoising step is noted; None notes nothing.
-        agrees: whether any device of the run watches for notices, so that company must be asked.
+        agrees: whether any device of the run watches for notices, so that the group must agree.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class SamplesInFlight:
         history: HistoryLog | None = None,
         agrees: bool = False,
     ) -> None:
-        self.company: SharedGroup | None = None
-        """Who shares each sequence with this device; None while it works alone."""
+        self.sp_group: SharedGroup | None = None
+        """The devices that share each sequence with this one; None while it works alone."""
         self._sampler = sampler
         self._notice = notice
         self._history = history or HistoryLog(None, "")
@@ -116,26 +116,26 @@ class SamplesInFlight:
             spent_s += self._step(lease, until)
             notice = self._notice_now()
             stops = self._stops(notice)
-        states, speaks = self._states, self.company is None or self.company.leads
+        states, leads = self._states, self.sp_group is None or self.sp_group.leads
         done = states[0].step - begun_at
         step_s = spent_s / done if done else None
         self._history.note("sent", lease=lease, step=states[0].step)
         if states[0].step == total:
             self.drop()
-            return SampleChunk(samples=self._finish(states, speaks), notice=notice, step_s=step_s)
+            return SampleChunk(samples=self._finish(states, leads), notice=notice, step_s=step_s)
         if stops:
             self.drop()
             self._given_up = lease
-        return SampleChunk(tuple(states) if speaks and done else (), notice=notice, step_s=step_s)
+        return SampleChunk(tuple(states) if leads and done else (), notice=notice, step_s=step_s)
 
     def drop(self) -> None:
         """Forget what is in flight."""
         self._lease, self._given_up, self._states = None, None, []
 
-    def _finish(self, states: Sequence[SampleState], speaks: bool) -> tuple[GeneratedImage, ...]:
-        """The images, where this device speaks for all."""
+    def _finish(self, states: Sequence[SampleState], leads: bool) -> tuple[GeneratedImage, ...]:
+        """The images, where this device leads."""
         first = states[0].request
-        if not speaks:
+        if not leads:
             if first.preview_step:  # the prediction takes the model, and with it all that share it
                 self._sampler.predict(states)
             return ()
@@ -145,9 +145,9 @@ class SamplesInFlight:
         return tuple(samples)
 
     def _step(self, lease: int, until: int) -> float:
-        """Do one denoising step where anyone looks up or writes down after each, else all; their seconds."""
+        """Do one denoising step where notices are watched or a history is kept, else all; their seconds."""
         step, since = self._states[0].step, time.perf_counter()
-        watched = self._notice is not None if self.company is None else self._agrees
+        watched = self._notice is not None if self.sp_group is None else self._agrees
         stride = 1 if watched or self._history.kept else until - step
         self._states = self._sampler.advance(self._states, stride)
         spent_s = time.perf_counter() - since
@@ -156,9 +156,9 @@ class SamplesInFlight:
 
     def _stops(self, notice: Notice | None) -> bool:
         """Whether the samples are to be given up at this denoising step."""
-        if self.company is None or not self._agrees:
+        if self.sp_group is None or not self._agrees:
             return notice is not None
-        return self.company.any_says(notice is not None)
+        return self.sp_group.any_true(notice is not None)
 
     def _notice_now(self) -> Notice | None:
         notice = None if self._notice is None else self._notice()

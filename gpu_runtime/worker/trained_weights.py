@@ -11,7 +11,7 @@ from storage.config.run_config import RunConfig
 
 
 def build_policy(
-    model: DiffusionModel, config: RunConfig, keeps_reference: bool, among: TrainingMembership | None
+    model: DiffusionModel, config: RunConfig, keeps_reference: bool, training_group: TrainingMembership | None
 ) -> Policy:
     """The weights of a worker.
 
@@ -19,25 +19,32 @@ def build_policy(
         model: loaded model.
         config: the run's configuration.
         keeps_reference: whether the reference policy will be asked for.
-        among: the worker's place, where it trains with others; it waits for them.
+        training_group: the worker's place, where it trains with others; it waits for them.
 
     Raises:
         GroupBrokenError: if those did not come.
     """
-    if among is None:
+    if training_group is None:
         return Policy(model, config.adaptation, config.seed, keeps_reference)
     # Imported here: FSDP takes long, and only devices that train together have a use for it.
     from gpu_runtime.learning.sharded_policy import ShardedPolicy
 
-    group = among.meet(model.device)
+    group = training_group.meet(model.device)
     return ShardedPolicy(model, config.adaptation, config.seed, group, keeps_reference)
 
 
 def build_trainer(
-    policy: Policy, sampler: Sampler, config: RunConfig, among: TrainingMembership | None
+    policy: Policy, sampler: Sampler, config: RunConfig, training_group: TrainingMembership | None
 ) -> Trainer:
-    """The trainer of a policy that `build_policy` made with the same place."""
-    if among is None:
+    """The trainer of a policy that `build_policy` made with the same place.
+
+    Args:
+        policy: the weights.
+        sampler: of the rollout.
+        config: the run's configuration.
+        training_group: the membership that the policy was built with.
+    """
+    if training_group is None:
         return Trainer(policy, sampler, config)
     from gpu_runtime.learning.sharded_policy import ShardedPolicy
     from gpu_runtime.learning.sharded_trainer import ShardedTrainer

@@ -1,4 +1,4 @@
-"""A worker's place among the devices that train together: where they meet, and whether an error is theirs.
+"""A worker's membership in the training group: its rendezvous, and which errors are the group's.
 
 Their group is their process's default group, and lasts as long as the process.
 """
@@ -31,7 +31,7 @@ class TrainingMembership:
         size: how many devices, at least 2.
         address: of the driver's store, where they meet.
         meet_s: longest wait for the others while the group is formed.
-        exchange_s: longest wait for another one in an exchange, should nobody end this process: a backstop.
+        exchange_s: longest wait for another one in an exchange; a backstop, as this process is ended before.
     """
 
     rank: int
@@ -42,7 +42,7 @@ class TrainingMembership:
 
     @property
     def leads(self) -> bool:
-        """Whether this device speaks for all."""
+        """Whether this device is the leader, which answers for all."""
         return self.rank == 0
 
     def meet(self, device: torch.device) -> dist.ProcessGroup:

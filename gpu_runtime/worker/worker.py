@@ -14,7 +14,7 @@ import psutil
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample, Sampler, SampleState
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
@@ -45,7 +45,7 @@ class DeviceWorker:
         watches: watch for preemption notices, where `runtime.notices` names a provider.
         name: how the runtime calls it.
         history: where its history goes; None keeps none.
-        among: its place, if it trains with others; it waits for them.
+        training_group: its place, if it trains with others; it waits for them.
 
     Raises:
         GroupBrokenError: if those did not come.
@@ -58,32 +58,37 @@ class DeviceWorker:
         watches: bool = False,
         name: str = "worker",
         history: HistoryPlace | None = None,
-        among: TrainingMembership | None = None,
+        training_group: TrainingMembership | None = None,
     ) -> None:
         self._notices = config.runtime.notice_provider
         self._notice_url = config.runtime.notice_url
-        # First of all, as who looks for this process finds it by its history. The watch comes before the
+        # First of all, as this process is found by its history. The watch comes before the
         # model, whose loading takes long: a machine may be taken while it starts.
-        self._open_place(name, watches, history)
+        self._open_history(name, watches, history)
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
         keeps_reference = trains and config.algorithm.kl_weight > 0
-        self._among = among
-        self._policy = build_policy(self._model, config, keeps_reference, among)
+        self._training_group = training_group
+        self._policy = build_policy(self._model, config, keeps_reference, training_group)
         self._sampler = Sampler(self._model, config.sampling)
         self._begin_work(name)
-        self._trainer = build_trainer(self._policy, self._sampler, config, among) if trains else None
+        self._trainer = build_trainer(self._policy, self._sampler, config, training_group) if trains else None
         self._holds: WeightsVersion | None = None
         self._set_aside: WeightState | None = None
 
-    def take_place(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
+    def take_slot(self, name: str, watches: bool, history: HistoryPlace | None) -> WorkerReady:
         """Standbys only: become the worker of a place; arguments as of the constructor.
+
+        Args:
+            name: of the worker from now on.
+            watches: watch for preemption notices.
+            history: where its history goes; None keeps none.
 
         Raises:
             StorageError: the history cannot be written.
         """
         self._history.close()
-        self._open_place(name, watches, history)
+        self._open_history(name, watches, history)
         self._begin_work(name)
         return self.ready()
 
@@ -128,7 +133,7 @@ class DeviceWorker:
             self._policy.load(self._set_aside)
             self._set_aside = None
         self._samples.drop()  # half a sample with other weights would be of no use
-        with exchanging(self._among):
+        with exchanging(self._training_group):
             self._policy.gather()
         self._holds = version
         state = self._policy.state()
@@ -177,7 +182,7 @@ class DeviceWorker:
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
         """By how many devices, up to a number, the model's sequences can be shared."""
-        return self._place.degrees(up_to)
+        return self._membership.degrees(up_to)
 
     def join_group(self, address: StoreAddress, group: WorkerGroup, timeout_s: float) -> None:
         """Leave the group so far, and form another one with its other members.
@@ -185,20 +190,20 @@ class DeviceWorker:
         Args:
             address: of the driver's store, where they meet.
             group: what they form; a group of one works alone.
-            timeout_s: longest wait for another member, should nobody break the group off.
+            timeout_s: longest wait for another member, if the group is not broken off before.
 
         Raises:
             GroupBrokenError: if it was broken off before all were there.
         """
         self._samples.drop()
-        self._samples.company = None
-        self._samples.company = self._place.take(address, group, timeout_s)
+        self._samples.sp_group = None
+        self._samples.sp_group = self._membership.take(address, group, timeout_s)
 
     def leave_group(self) -> None:
         """Work alone from now on."""
         self._samples.drop()
-        self._samples.company = None
-        self._place.leave()
+        self._samples.sp_group = None
+        self._membership.leave()
 
     def in_group(self, epoch: int, method: str, *args: Any) -> Any:
         """Do what every member of a group does at the same time: one of the calls above.
@@ -206,7 +211,7 @@ class DeviceWorker:
         Raises:
             GroupBrokenError: if this worker is not in the group of that epoch any more, or it broke.
         """
-        return self._place.together(epoch, lambda: getattr(self, method)(*args))
+        return self._membership.together(epoch, lambda: getattr(self, method)(*args))
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Trainers only: take an iteration's training steps on their own weights.
@@ -216,7 +221,7 @@ class DeviceWorker:
             GroupBrokenError: if another one is gone.
         """
         self.leave_group()
-        with exchanging(self._among):
+        with exchanging(self._training_group):
             report = self._the_trainer().train(samples)
             self._policy.gather()
         return report
@@ -229,13 +234,13 @@ class DeviceWorker:
         """Trainers only: the moving average of the trained weights; of several the first alone gives it."""
         if self._trainer is None:
             raise RuntimeFailure("this worker was not started as a trainer")
-        with exchanging(self._among):
+        with exchanging(self._training_group):
             state = self._trainer.average_state()
         return state if self._leads else {}
 
     def blobs(self) -> dict[str, bytes]:
         """Trainers only: their complete state, for a checkpoint; of several the first alone gives it."""
-        with exchanging(self._among):
+        with exchanging(self._training_group):
             blobs = trainer_blobs(self._the_trainer())
         return blobs if self._leads else {}
 
@@ -244,7 +249,7 @@ class DeviceWorker:
         self._set_aside = None
         restore_trainer(self._the_trainer(), blobs)
 
-    def _open_place(self, name: str, watches: bool, history: HistoryPlace | None) -> None:
+    def _open_history(self, name: str, watches: bool, history: HistoryPlace | None) -> None:
         """Open the history of a place, and watch for its notices."""
         self._history = HistoryLog.beside(history, name)
         url = self._notice_url.replace(WORKER_IN_URL, name)
@@ -255,16 +260,16 @@ class DeviceWorker:
         """Begin the work of a place, without samples and in no group."""
         noticed = self.notice if self._watch is not None else None
         self._samples = SamplesInFlight(self._sampler, noticed, self._history, self._notices != "none")
-        self._place = GroupMembership(name, self._model)
+        self._membership = GroupMembership(name, self._model)
 
     @property
     def _leads(self) -> bool:
-        return self._among is None or self._among.leads
+        return self._training_group is None or self._training_group.leads
 
     def _refuse_other_weights(self, version: WeightsVersion) -> None:
         if self._holds != version:
             raise RuntimeFailure(f"worker holds weights {self._holds}, but {version} are asked for")
-        if not self._policy.is_whole:
+        if not self._policy.is_gathered:
             raise RuntimeFailure(
                 f"worker holds its part of weights {version} alone; call use_training_weights first"
             )

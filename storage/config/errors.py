@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,8 @@ from storage.config.run_config import RunConfig
 
 KeyPath = tuple[str, ...]
 """Where a setting is: ("sampling", "noise_level")."""
+
+_SOURCES: ContextVar[Mapping[KeyPath, str]] = ContextVar("sources of the settings")
 
 _BOUNDS = {
     "greater_than": ("must be above", "gt", "raise it"),
@@ -33,22 +37,54 @@ def dotted(key: Sequence[str | int]) -> str:
     return ".".join(map(str, key))
 
 
-def explain(
-    error: ValidationError,
-    sources: Mapping[KeyPath, str],
-    model: type[BaseModel] = RunConfig,
-    section: str = "",
-) -> list[str]:
-    """One line for each problem of a configuration.
+@contextmanager
+def naming_sources(sources: Mapping[KeyPath, str]) -> Iterator[None]:
+    """Let every refusal inside the block say where the value came from.
+
+    A context and no argument: plug-ins are found and their options read in several registries, which have
+    no other use for the sources.
+
+    Args:
+        sources: setting -> where its value came from (a preset, a variable, --set).
+    """
+    token = _SOURCES.set(sources)
+    try:
+        yield
+    finally:
+        _SOURCES.reset(token)
+
+
+def origin_of(setting: str) -> str:
+    """` (from --set)`, where the source of a setting's value is known; else empty."""
+    source = _SOURCES.get({}).get(tuple(setting.split(".")), "")
+    return f" (from {source})" if source else ""
+
+
+def explain(error: ValidationError, model: type[BaseModel] = RunConfig, section: str = "") -> list[str]:
+    """One line for each problem of a configuration, with its source (`naming_sources`).
 
     Args:
         error: what pydantic found.
-        sources: setting -> where its value came from (a preset, a variable, --set).
         model: what was validated.
         section: where it stands among the settings, as in `reward.options`; empty for all of them.
     """
-    place = _Place(model, section)
+    place, sources = _Place(model, section), _sources_within(section)
     return [_line(problem, sources, place) for problem in error.errors(include_url=False)]
+
+
+def _sources_within(section: str) -> Mapping[KeyPath, str]:
+    """The sources of a section's settings, by their names in it."""
+    sources = _SOURCES.get({})
+    if not section:
+        return sources
+    # By the dotted name: that of a sum's part may have dots itself.
+    names = {dotted(key): source for key, source in sources.items()}
+    start = f"{section}."
+    return {
+        tuple(name.removeprefix(start).split(".")): source
+        for name, source in names.items()
+        if name.startswith(start)
+    }
 
 
 @dataclass(frozen=True)

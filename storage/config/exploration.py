@@ -48,8 +48,9 @@ class ExplorationConfig(Section):
     """Prompts explored for each prompt that is rolled out; the prompts whose groups differ most are kept."""
 
     fidelities: tuple[str, ...] = ("full",)
-    """Kinds of draft that may be used: `full`, and `preview-K`, which stops after K denoising steps and
-    judges the image predicted then. A preview is used once it has proven reliable for its cost."""
+    """Kinds of draft that may be used: `full`; `preview-K`, which stops after K denoising steps and judges
+    the image predicted then; `steps-K`, an image in K denoising steps (with sampling.sde = `none`). A cheaper
+    draft is used once it has proven reliable for its cost."""
 
     monitor_prompts: int = Field(default=1, ge=0, le=LARGEST_COUNT)
     """Prompts an iteration whose drafts are scored again with the rollout's weights, inside the next

@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, InitSettingsSource
 
-from storage.config.errors import KeyPath, explain
+from storage.config.errors import KeyPath, explain, naming_sources
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, quoted, shortened
 from storage.home import HOME_VARIABLE, UP_TOKEN_VARIABLE
@@ -67,6 +67,20 @@ def list_presets(folder: Path = PRESETS) -> list[Preset]:
 def load_config(
     preset: str | None, sets: Sequence[str], environ: Mapping[str, str], base: RunConfig | None = None
 ) -> RunConfig:
+    """Put a configuration together, as `load_with_sources` does, without the sources.
+
+    Args:
+        preset, sets, environ, base: as of `load_with_sources`.
+
+    Raises:
+        ConfigurationError: any problem, one line each.
+    """
+    return load_with_sources(preset, sets, environ, base)[0]
+
+
+def load_with_sources(
+    preset: str | None, sets: Sequence[str], environ: Mapping[str, str], base: RunConfig | None = None
+) -> tuple[RunConfig, Mapping[KeyPath, str]]:
     """Put a configuration together; later sources win.
 
     Args:
@@ -74,6 +88,9 @@ def load_config(
         sets: `section.key=value` each; the value is read as TOML, else taken as it stands.
         environ: the environment to read `SPOTLIGHT_*` from.
         base: an earlier run's configuration to start from, in place of the defaults.
+
+    Returns:
+        The configuration, and where each value came from that is no default.
 
     Raises:
         ConfigurationError: any problem, one line each: the setting, its value, what it may be.
@@ -97,7 +114,9 @@ def load_config(
             continue
         key = tuple(part.strip() for part in name.split("."))
         layers.append(_parsed(key, text.strip(), "--set"))
-    return _validated(layers, problems)
+    sources = {key: origin for origin, values in layers for key in _keys((), values)}
+    with naming_sources(sources):
+        return _validated(layers, problems), sources
 
 
 def differences(config: RunConfig) -> dict[str, Any]:
@@ -217,11 +236,10 @@ def _validated(layers: Sequence[_Layer], problems: list[str]) -> RunConfig:
         def settings_customise_sources(cls, *_: Any, **__: Any) -> tuple[InitSettingsSource, ...]:
             return tuple(InitSettingsSource(cls, _replacing(values)) for _, values in reversed(layers))
 
-    sources = {key: origin for origin, values in layers for key in _keys((), values)}
     try:
         config = RunConfig.model_validate(dict(Given()))
     except ValidationError as error:
-        problems += [line for line in explain(error, sources) if line not in problems]
+        problems += [line for line in explain(error) if line not in problems]
         config = RunConfig()
     if problems:
         count = f"{len(problems)} settings are wrong:\n" if len(problems) > 1 else ""

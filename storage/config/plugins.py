@@ -16,7 +16,7 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AfterValidator, ValidationError
 
-from storage.config.errors import explain
+from storage.config.errors import explain, origin_of
 from storage.config.section import Section
 from storage.errors import ConfigurationError, quoted
 from storage.text import one_line
@@ -72,8 +72,12 @@ class Registry(Generic[Kind]):
         """All short names: the project's own, and those of installed packages."""
         return [*self._own, *sorted({entry.name for entry in self._entries()} - self._own.keys())]
 
-    def find(self, name: str) -> Kind:
+    def find(self, name: str, setting: str = "") -> Kind:
         """The thing of that name.
+
+        Args:
+            name: short name or path.
+            setting: that names it, for messages; empty for the registry's own.
 
         Raises:
             ConfigurationError: there is none, it cannot be imported, or it is of another kind.
@@ -81,33 +85,38 @@ class Registry(Generic[Kind]):
         if name in self._own:
             return self._own[name]
         if ":" in name:
-            return self._imported(name, name)
+            return self._imported(name, name, setting)
         matches = [entry for entry in self._entries() if entry.name == name]
         if len({entry.value for entry in matches}) > 1:
             raise ConfigurationError(
-                f"{self.setting} = {quoted(name)}: several installed packages add one of that name "
+                f"{self._given(name, setting)}: several installed packages add one of that name "
                 f"({', '.join(sorted(entry.value for entry in matches))}); write which one"
             )
         if matches:
-            return self._imported(name, matches[0].value)
+            return self._imported(name, matches[0].value, setting)
         near = difflib.get_close_matches(name.lower(), self.names(), n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigurationError(
-            f"{self.setting} = {quoted(name)}: there is none of that name; {hint}choose one of "
+            f"{self._given(name, setting)}: there is none of that name; {hint}choose one of "
             f"{', '.join(self.names())}, or write package.module:Name"
         )
+
+    def _given(self, name: str, setting: str) -> str:
+        """The setting, its value and where that came from, for messages."""
+        setting = setting or self.setting
+        return f"{setting} = {quoted(name)}{origin_of(setting)}"
 
     def _entries(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))
 
-    def _imported(self, name: str, path: str) -> Kind:
+    def _imported(self, name: str, path: str, setting: str) -> Kind:
         module, _, attribute = path.partition(":")
-        said = f"{self.setting} = {quoted(name)}: "
+        said = f"{self._given(name, setting)}: "
         try:
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
-        # The module is somebody else's code: what it raises while it is imported is not known.
+        # The module is third-party code: what it raises while it is imported is not known.
         except (Exception, SystemExit) as error:  # a script without a guard ends itself
             raise ConfigurationError(
                 f"{said}{quoted(path)} cannot be imported ({type(error).__name__}: {one_line(str(error))}); "
@@ -135,7 +144,7 @@ def read_options(setting: str, model: type[Options], values: Mapping[str, Any]) 
     try:
         return model.model_validate(dict(values))
     except ValidationError as error:
-        lines = explain(error, {}, model, setting)
+        lines = explain(error, model, setting)
         if any(problem["type"] == "extra_forbidden" for problem in error.errors()):
             lines[-1] += f" ({setting}={{}} drops what a preset says there)"
         count = f"{len(lines)} settings are wrong:\n" if len(lines) > 1 else ""

@@ -37,8 +37,9 @@ class SamplingConfig(Section):
     evaluate_steps: int = Field(default=20, ge=1, le=200)
     """Denoising steps of an evaluation image (ODE)."""
 
-    sde: Literal["flow", "cps"] = "flow"
-    """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling."""
+    sde: Literal["flow", "cps", "none"] = "flow"
+    """Stochastic step: Flow-GRPO's SDE, or coefficient-preserving sampling. `none`: rollouts follow the ODE,
+    and a seed is its initial noise; for objectives that need no likelihood, as `nft`."""
 
     noise_level: float = Field(default=0.7, gt=0, le=2)
     """Noise level `a` of the stochastic steps; with `cps` it must not exceed 1."""

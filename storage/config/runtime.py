@@ -86,7 +86,7 @@ class RuntimeConfig(Section):
 
     @property
     def notice_provider(self) -> str:
-        """Who announces preemptions; `none` where nobody does."""
+        """The provider that announces preemptions, or `none`."""
         return self.notices.partition("@")[0]
 
     @property

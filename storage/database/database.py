@@ -1,8 +1,8 @@
 """Connections to DuckDB that several processes can share.
 
-DuckDB lets one process at a time hold a writing connection, and nobody else may even read
-meanwhile. So nobody keeps a connection: a writer opens, commits one batched transaction and
-closes (some 15 ms); a reader opens read-only and closes; whoever finds the file locked tries again.
+DuckDB lets one process at a time hold a writing connection, and no other process may even
+read meanwhile. So no process keeps a connection: a writer opens, commits one batched transaction and
+closes (some 15 ms); a reader opens read-only and closes; a process that finds the file locked tries again.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class JournalContent:
 
 
 class Journal:
-    """The journal of one run. Whoever appends holds the database's lock, so that lines are in its order.
+    """The journal of one run. Appending needs the database's lock, so that lines are in its order.
 
     Args:
         path: the file; made by the first line.

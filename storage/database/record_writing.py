@@ -86,6 +86,11 @@ def discard_iterations(connection: duckdb.DuckDBPyConnection, run_id: str, after
 
     The devices ran and were billed although a resumed run does the work again; without these rows
     the states would no longer sum to the bill. What happened to the devices stays too.
+
+    Args:
+        connection: open connection that may write.
+        run_id: the run.
+        after: last iteration that is kept.
     """
     key = [run_id, after]
     for table in _ITERATION_TABLES + _EVALUATION_TABLES:

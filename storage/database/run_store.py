@@ -90,6 +90,12 @@ class RunStore:
     def create_run(self, run_id: str, config: RunConfig, environment: Mapping[str, str], pid: int) -> None:
         """Enter a new run, status `running`, done by process `pid` of this machine.
 
+        Args:
+            run_id: its identifier.
+            config: its configuration.
+            environment: versions and digests, by name.
+            pid: of the process that does it.
+
         Raises:
             StorageError: there is a run of that identifier already.
         """
@@ -131,7 +137,7 @@ class RunStore:
             row: the run as it was looked at.
 
         Raises:
-            ConfigurationError: the run is of this very machine, or somebody else has changed it since.
+            ConfigurationError: the run is of this very machine, or another process has changed it since.
         """
         host = socket.gethostname()
         if row.host == host:
@@ -149,7 +155,13 @@ class RunStore:
         self.add_event(row.run_id, "taken_over", f"by {host}, from process {row.pid} of {row.host}")
 
     def set_status(self, run_id: str, status: RunStatus, error: str | None = None) -> None:
-        """Note how a run stands; any status but `running` also notes the time as its end."""
+        """Note how a run stands; any status but `running` also notes the time as its end.
+
+        Args:
+            run_id: the run.
+            status: from now on.
+            error: why it failed.
+        """
         if status not in get_args(RunStatus):
             raise StorageError(f"status {status!r} is none of {', '.join(get_args(RunStatus))}")
         ended_at = None if status == "running" else now()
@@ -179,7 +191,13 @@ class RunStore:
             self._journal(record.run_id).append(line)
 
     def add_event(self, run_id: str, kind: str, message: str) -> None:
-        """Note something a person should see beside the figures (a resume, a preemption, a warning)."""
+        """Note something a person should see beside the figures (a resume, a preemption, a warning).
+
+        Args:
+            run_id: the run.
+            kind: of event, such as `staleness`.
+            message: for people.
+        """
         with self.database.writing() as connection:
             self._require(connection, run_id)
             happened_at = now()
@@ -327,7 +345,13 @@ def run_is_alive(row: RunRow) -> bool:
 
 
 def run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:
-    """The rows of `runs` (called `r`) that a clause of SQL with its values selects."""
+    """The rows of `runs` (called `r`) that a clause of SQL with its values selects.
+
+    Args:
+        connection: open connection to the database.
+        clause: SQL that follows `FROM runs r`.
+        values: of its parameters.
+    """
     cursor = connection.execute(f"SELECT {_RUN_COLUMNS} FROM runs r {clause}", values)
     names = [column[0] for column in cursor.description or []]
     rows: list[RunRow] = []

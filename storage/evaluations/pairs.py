@@ -30,6 +30,11 @@ _OF_NO_CONCERN = (
 def comparable(home: Home, config: RunConfig, name: str) -> str:
     """The identifier of the earlier evaluation that `name` means, if one with `config` compares with it.
 
+    Args:
+        home: where the database lies.
+        config: of the later evaluation.
+        name: an evaluation's identifier, or that of a run.
+
     Raises:
         RunNotFoundError: there is none.
         ConfigurationError: another scorer judged it, or it has none of the prompts.
@@ -132,6 +137,11 @@ def refuse_other_prompts(
     earlier: SeparateEvaluation, images: Sequence[JudgedImage], prompts: Sequence[PromptRecord]
 ) -> None:
     """Refuse to generate what could not be compared afterwards.
+
+    Args:
+        earlier: the evaluation to compare with.
+        images: its judged images.
+        prompts: of the later one.
 
     Raises:
         ConfigurationError: the earlier evaluation has none of the prompts.

@@ -66,7 +66,7 @@ class Loss:
         at: when it was noticed (Unix seconds).
         cut_state: what it was doing; None where it had not loaded yet.
         cut_s: how long it had been doing that: the most that was lost with it.
-        detail: what the runtime heard of it.
+        detail: the reason that the runtime has recorded.
     """
 
     worker: str
@@ -110,7 +110,13 @@ class Ledger:
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
     ) -> Spent:
-        """The total, or that of one phase, market or state, or of several of them at once."""
+        """The total, or that of one phase, market or state, or of several of them at once.
+
+        Args:
+            phase: None for all.
+            market: None for all.
+            state: None for all.
+        """
         return _total(
             entry.spent
             for entry in self.entries

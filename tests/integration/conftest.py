@@ -9,7 +9,7 @@ import pytest
 from gpu_runtime.spot.notices.notice import NoticeWatcher
 from gpu_runtime.spot.notices.registry import watcher_for
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
-from tests.played_providers import QUIET
+from tests.simulated_providers import QUIET
 
 
 @pytest.fixture

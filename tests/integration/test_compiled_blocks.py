@@ -11,7 +11,7 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
-from gpu_runtime.models import compiled_blocks
+from gpu_runtime.models.families import compiled_blocks
 from gpu_runtime.models.loading import load_model
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError

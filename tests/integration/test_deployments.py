@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.attack import Prey, attack, attack_dashboard
+from benchmarks.attack import Target, attack, attack_dashboard
 from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.database.run_store import RunStore
 from storage.evaluations.references import reference_of
@@ -94,8 +94,8 @@ def test_the_three_listen_on_this_machine_alone(up: RunningUp):
 
 
 def test_a_foreign_page_writes_starts_and_reads_nothing(up: RunningUp, tmp_path: Path):
-    prey = Prey(up.api.removesuffix("/api"), up.client)
-    tries = attack(prey, tmp_path / "started-by-an-attack") + attack_dashboard(up.dashboard)
+    server = Target(up.api.removesuffix("/api"), up.client)
+    tries = attack(server, tmp_path / "started-by-an-attack") + attack_dashboard(up.dashboard)
     assert {one.aim for one in tries} == {"write", "start", "read", "preflight"}
     assert [one for one in tries if one.succeeded] == []
 

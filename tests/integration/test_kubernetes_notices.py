@@ -13,7 +13,7 @@ from gpu_runtime.spot.notices.kubernetes import KubernetesNotices
 from gpu_runtime.spot.notices.polling_thread import NoticeThread
 from gpu_runtime.spot.notices.registry import watcher_for
 from storage.errors import ConfigurationError
-from tests.played_providers import NOON
+from tests.simulated_providers import NOON
 
 PATIENCE_S = 20.0
 

@@ -157,7 +157,7 @@ def test_a_kill_in_the_midst_of_a_call_ends_all_open_calls(parrot, stopped: bool
     pid, *_ = parrot.call(Parrot.where).result(LIMIT_S)
     if stopped:
         os.kill(pid, signal.SIGSTOP)
-    # More than a socket holds: a stopped process reads none of it, and nobody may wait for that here.
+    # More than a socket holds: a stopped process reads none of it, and the driver must not wait for that.
     open_calls = [parrot.call(Parrot.sleep), *(parrot.call(Parrot.say, bytes(10**6)) for _ in range(5))]
     assert not open_calls[0].done()
     parrot.kill()

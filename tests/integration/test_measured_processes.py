@@ -54,12 +54,12 @@ class Run:
         self.loop = Dispatcher(config, history=HistoryLog(history / "0001", "driver"))
 
     def generate(
-        self, requests: Sequence[SampleRequest], pace: StepTimeTable
+        self, requests: Sequence[SampleRequest], step_times: StepTimeTable
     ) -> tuple[list[Delivered], list[int]]:
         """One phase, and the degrees of its groups that stood to the end or were changed for others."""
         lease_s = self.config.runtime.lease_s
         groups = MeasuredFleet(
-            self.fleet, WEIGHTS, pace, (1, 2, 4), self.store, self.book, lambda device: "", lease_s
+            self.fleet, WEIGHTS, step_times, (1, 2, 4), self.store, self.book, lambda device: "", lease_s
         )
         phase = SamplePhase(requests, self.config.sampling)
         try:
@@ -103,10 +103,10 @@ def apart(delivered: Sequence[Delivered], samples: Sequence[GeneratedSample]) ->
 def test_real_times_are_measured_and_whatever_they_choose_the_samples_are_right(
     run: Run, expected: list[GeneratedSample]
 ):
-    pace = StepTimeTable()
+    step_times = StepTimeTable()
     for _ in range(2):
-        delivered, groups = run.generate(REQUESTS, pace)
-        assert 1 in pace.known and all(step_s > 0 for step_s in pace.known.values())
+        delivered, groups = run.generate(REQUESTS, step_times)
+        assert 1 in step_times.known and all(step_s > 0 for step_s in step_times.known.values())
         assert groups and set(groups) <= {1, 2, 4}
         for distance, degrees in zip(apart(delivered, expected), run.degrees(delivered), strict=True):
             assert distance <= (0.0 if set(degrees) == {1} else NEAR), degrees

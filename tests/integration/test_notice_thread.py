@@ -12,7 +12,7 @@ import pytest
 from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
 from gpu_runtime.spot.notices.polling_thread import NoticeThread
 from storage.errors import ConfigurationError, NoticeError
-from tests.played_providers import AWS_ACTION, AWS_REBALANCE, GCP_FLAG, NOON, SPOT_ACTION
+from tests.simulated_providers import AWS_ACTION, AWS_REBALANCE, GCP_FLAG, NOON, SPOT_ACTION
 
 PATIENCE_S = 20.0
 
@@ -51,8 +51,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def background(watcher: NoticeWatcher, listener: Listener, **settings: float) -> NoticeThread:
-    pace = {"poll_interval_s": 0.005, "max_backoff_s": 0.02, **settings}
-    return NoticeThread(watcher, listener.came, listener.withdrawn, clock=lambda: NOON, **pace)  # type: ignore[arg-type]
+    timing = {"poll_interval_s": 0.005, "max_backoff_s": 0.02, **settings}
+    return NoticeThread(watcher, listener.came, listener.withdrawn, clock=lambda: NOON, **timing)  # type: ignore[arg-type]
 
 
 class TestNoticeThread:
@@ -156,7 +156,7 @@ class TestNoticeThread:
         assert thread.errors >= 3
         assert "the listener's own bug" in str(thread.last_error)
 
-    def test_stops_during_a_long_wait_and_calls_nobody_any_more(self, watch, service):
+    def test_stops_during_a_long_wait_and_calls_no_listener_any_more(self, watch, service):
         listener = Listener()
         thread = background(watch("gcp"), listener, poll_interval_s=600.0, max_backoff_s=600.0).start()
         wait_until(lambda: len(service.asked) == 1)
@@ -200,8 +200,8 @@ class TestNoticeThread:
 
 
 @pytest.mark.parametrize(
-    "pace", [{"poll_interval_s": 0.0}, {"poll_interval_s": float("inf")}, {"max_backoff_s": 0.5}]
+    "timing", [{"poll_interval_s": 0.0}, {"poll_interval_s": float("inf")}, {"max_backoff_s": 0.5}]
 )
-def test_a_pace_that_is_none_is_refused(pace, watch):
+def test_impossible_timing_is_refused(timing, watch):
     with pytest.raises(ConfigurationError, match=" s; give "):
-        NoticeThread(watch("gcp"), print, **pace)
+        NoticeThread(watch("gcp"), print, **timing)

@@ -17,7 +17,7 @@ from gpu_runtime.spot.notices.watch import NoticeWatch
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
-from tests.played_providers import GCP_FLAG, QUIET
+from tests.simulated_providers import GCP_FLAG, QUIET
 from tests.tiny_run import request
 
 

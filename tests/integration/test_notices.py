@@ -13,7 +13,7 @@ from gpu_runtime.spot.notices.notice import Notice, NoticeWatcher
 from gpu_runtime.spot.notices.registry import NOTICES, watcher_for
 from gpu_runtime.spot.notices.simulated_service import SimulatedService
 from storage.errors import ConfigurationError, NoticeError
-from tests.played_providers import (
+from tests.simulated_providers import (
     ALIBABA_TIME,
     AWS_ACTION,
     AWS_REBALANCE,
@@ -107,7 +107,7 @@ class TestEveryHttpProvider:
         with pytest.raises(NoticeError, match="more than 262144 bytes"):
             watcher.poll(NOON)
 
-    def test_nobody_there(self, provider):
+    def test_no_service_there(self, provider):
         with SimulatedService() as gone:
             url = gone.url
         watcher = watcher_for(provider, base_url=url)

@@ -108,9 +108,12 @@ def test_a_run_of_what_another_package_adds(home: Home, package: Path, kind: str
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"reward.options.full_at": "-1"}, "reward.options.full_at = -1: must be above 0"),
-        ({"exploration.options.bst": "1"}, "exploration.options.bst: no such setting; did you mean"),
-        ({"model.options.note": "3"}, "model.options.note = 3: must be text"),
+        ({"reward.options.full_at": "-1"}, "reward.options.full_at = -1 (from --set): must be above 0"),
+        (
+            {"exploration.options.bst": "1"},
+            "exploration.options.bst (from --set): no such setting; did",
+        ),
+        ({"model.options.note": "3"}, "model.options.note = 3 (from --set): must be text"),
         ({"reward.scorer": "own_reward:COLORFUL"}, "cannot be imported (AttributeError"),
     ],
 )

@@ -79,7 +79,7 @@ def test_devices_follow_the_instances_and_no_bit_changes(
     instances: LocalInstances, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ):
     """One course of events, because every start of an instance takes seconds."""
-    # Without a spot instance nobody waits for one: the trainer works alone.
+    # Without a spot instance none is waited for: the trainer works alone.
     alone = runtime.rollout(PLAN)
     assert workers_of(alone) == {"reserved-0"}
 

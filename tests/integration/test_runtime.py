@@ -17,8 +17,7 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.cluster.local_cluster import LocalActor
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.exploration.plan import plain_plan
-from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.exploration.plan import plain_plan, rollout_requests
 from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.learning.policy import weights_digest

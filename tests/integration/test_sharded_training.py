@@ -12,7 +12,7 @@ import torch.distributed as dist
 from safetensors.numpy import load
 
 from gpu_runtime.diffusion.sampler import Sampler
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
 from gpu_runtime.learning.sharded_trainer import ShardedTrainer
 from gpu_runtime.learning.sharding import gathered, is_sharded
@@ -156,7 +156,7 @@ def gone_on_from(group: dist.ProcessGroup, sections: dict[str, Any], blobs: dict
         ordered = sorted(moments.items(), reverse=group.rank() == 1)
         moments.clear()
         moments.update(ordered)
-    held = sum(value.size for value in run.policy.held().values())
+    held = sum(value.size for value in run.policy.local_state().values())
     return trainer_blobs(run.trainer), held, run.trainer.average_state()
 
 
@@ -226,7 +226,7 @@ def generates_between(
         found["moved"] = [velocity_of(run.model).numpy() for _ in range(1 + group.rank())]
     found["state"] = run.policy.state()
     report, gradients = gradients_of(run.trainer, samples)
-    found["divided"] = not run.policy.is_whole
+    found["divided"] = not run.policy.is_gathered
     run.policy.gather()
     found["after"] = run.policy.state()
     run.policy.divide()

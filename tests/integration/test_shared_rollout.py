@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.shared_samples import NEAR, degrees_of
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import check_history
@@ -68,7 +68,7 @@ def test_pairs_generate_what_one_process_does_within_rounding_and_the_trainer_ac
     runtime = fresh
     plan = runtime.explore(1)
     rolled, again = runtime.rollout(plan), runtime.rollout(plan)
-    assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree, whoever works with whom"
+    assert max(apart(rolled, again)) == 0.0, "the same bits at the same degree in any group"
     assert {len(one.worker.split("+")) for one in rolled.delivered} == {2}
     worker = DeviceWorker(runtime.config, trains=False)
     worker.use_training_weights(WeightsVersion(0))

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpu_runtime.chaos.cast import RunProcesses
+from gpu_runtime.chaos.run_processes import RunProcesses
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.exploration.plan import plain_plan
@@ -41,7 +41,7 @@ def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
 
     def kill_at_first_chunk(fleet: Fleet, device: Device, notice: Notice | None) -> None:
         if device.name == "spot-0" and not victims:
-            cast.hear(tail.new())
+            cast.read(tail.new())
             (spot,) = cast.spots()
             victims.append(spot.pid)
             os.kill(spot.pid, signal.SIGKILL)
@@ -60,7 +60,7 @@ def test_a_killed_worker_s_place_is_taken_by_the_standby_and_no_bit_changes(
         states = {part.worker for part in runtime.take_intervals()}
         paid = {part.worker for part in runtime.take_paid_time()}
         standby, *_ = runtime.take_standby_time()
-        cast.hear(tail.new())
+        cast.read(tail.new())
         (successor,) = cast.spots()
     assert runtime.lost_workers == ["spot-0"] and runtime.lost_standbys == []
     assert events[-2:] == [("spot-0", "lost"), ("spot-0.1", "joined")]

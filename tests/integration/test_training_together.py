@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load
 
 from gpu_runtime.cluster.build import open_cluster
-from gpu_runtime.exploration.requests import rollout_requests
+from gpu_runtime.exploration.plan import rollout_requests
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
@@ -98,7 +98,7 @@ def test_an_iteration_by_two_equals_one_by_a_single_trainer_within_rounding(fres
         alone.generate(rollout_requests(rolled.plan, prompts, config.seed, 0)),
         strict=True,
     ):
-        assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC), "to the bit, whoever made it"
+        assert np.array_equal(delivered.sample.image_HWC, sample.image_HWC), "to the bit, on any device"
         assert np.array_equal(delivered.sample.trajectory.log_prob_W, sample.trajectory.log_prob_W)
     report = train_alone(alone, config, rolled, scores)
     assert trained.report.training_steps == report.training_steps == 1
@@ -171,7 +171,7 @@ def test_one_killed_while_the_other_waits_for_it_ends_the_run_with_what_to_do(fr
     training.join(5)
     waited = training.is_alive()
     os.kill(stopped.pid, signal.SIGKILL)
-    assert waited, "nobody can train without the one that is stopped"
+    assert waited, "no device can train without the one that is stopped"
     training.join(120)
     assert not training.is_alive()
     (failure,) = failures

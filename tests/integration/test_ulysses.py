@@ -12,7 +12,7 @@ import torch.distributed as dist
 from gpu_runtime.sequence_parallel.ulysses import SharedSequence, shape_of
 from storage.errors import ConfigurationError
 from tests.sharing_processes import run_in_group
-from tests.tiny_transformers import FAMILIES, inputs_of, transformer_of
+from tests.tiny_transformers import BATCH, FAMILIES, inputs_of, transformer_of
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
@@ -25,14 +25,14 @@ def forward(family: str, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def shared_forward(
-    group: dist.ProcessGroup, text_tokens: int
+    group: dist.ProcessGroup, text_tokens: int, batch: int
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Family -> output while shared, and output of the same transformer after it computes alone again."""
     found = {}
     for family in FAMILIES:
         if text_tokens % group.size() and family not in ("embedded", "qwen"):
             continue
-        transformer, inputs = transformer_of(family), inputs_of(family, text_tokens)
+        transformer, inputs = transformer_of(family), inputs_of(family, text_tokens, batch=batch)
         shared = SharedSequence(transformer, group, shape_of(transformer, 16, text_tokens))
         with torch.no_grad():
             together = transformer(**inputs)[0]
@@ -44,7 +44,7 @@ def shared_forward(
 
 @pytest.mark.parametrize(("size", "text_tokens"), [(1, 8), (2, 8), (4, 8), (2, 7), (4, 6)])
 def test_every_family_computes_what_one_process_does(size: int, text_tokens: int):
-    answers = run_in_group(size, shared_forward, text_tokens)
+    answers = run_in_group(size, shared_forward, text_tokens, BATCH)
     assert set(answers[0]) == set(FAMILIES if text_tokens % size == 0 else ("embedded", "qwen"))
     for family in answers[0]:
         alone = forward(family, inputs_of(family, text_tokens)).numpy()
@@ -53,6 +53,37 @@ def test_every_family_computes_what_one_process_does(size: int, text_tokens: int
             together, afterwards = answer[family]
             assert abs(together - alone).max() <= TOLERANCE, (family, rank)
             assert (afterwards == alone).all(), f"{family} keeps something of the group on rank {rank}"
+
+
+@pytest.mark.parametrize(("size", "text_tokens"), [(2, 7), (4, 8)])
+def test_a_batch_of_sixteen_gives_the_same_bits_whatever_the_degree(size: int, text_tokens: int):
+    """Attention gets the numbers it gets alone. Linear layers on a CPU round rows alike from 16 rows on."""
+    answers = run_in_group(size, shared_forward, text_tokens, 16)
+    for family in answers[0]:
+        alone = forward(family, inputs_of(family, text_tokens, batch=16)).numpy()
+        for rank, answer in enumerate(answers):
+            assert (answer[family][0] == alone).all(), (family, rank)
+
+
+def exchanges(group: dist.ProcessGroup) -> list[int]:
+    """Calls of a collective in a forward pass of Qwen-Image, with text that divides and with padding."""
+    counts = []
+    for text_tokens in (8, 7):
+        transformer, inputs = transformer_of("qwen"), inputs_of("qwen", text_tokens)
+        shared = SharedSequence(transformer, group, shape_of(transformer, 16, text_tokens))
+        with torch.profiler.profile() as profile, torch.no_grad():
+            transformer(**inputs)
+        shared.close()
+        events = {event.key: event.count for event in profile.key_averages()}
+        counts.append(events["_c10d_functional::all_to_all_single"])
+    return counts
+
+
+def test_attention_costs_two_exchanges():
+    qwen: Any = transformer_of("qwen")
+    layers = len(qwen.transformer_blocks)
+    for counts in run_in_group(2, exchanges):
+        assert counts == [2 * layers, 2 * layers]
 
 
 def without_mask(group: dist.ProcessGroup) -> Any:

@@ -1,4 +1,4 @@
-"""Whatever was measured and is left: nobody is left out, groups fit, and a choice stands."""
+"""Whatever was measured and is left: no device is left out, groups fit, and a choice stands."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ DEGREES = (1, 2, 3, 4)
 def cases(draw: st.DrawFn):
     counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2))
     devices = {f"d{place}{n}": f"i{place}" for place, count in enumerate(counts) for n in range(count)}
-    pace = StepTimeTable()
+    step_times = StepTimeTable()
     for degree in draw(st.sets(st.sampled_from(DEGREES))):
         for _ in range(2):
-            pace.note(degree, draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0])), first=False)
-    pace.note_regroup(draw(st.sampled_from([0.01, 0.2, 3.0])))
+            step_times.note(degree, draw(st.sampled_from([0.1, 0.3, 0.5, 1.0, 2.0])), first=False)
+    step_times.note_regroup(draw(st.sampled_from([0.01, 0.2, 3.0])))
     before: list[Group] = []
     for instance in sorted(set(devices.values())):
         names = draw(st.permutations(sorted(n for n in devices if devices[n] == instance)))
@@ -36,12 +36,17 @@ def cases(draw: st.DrawFn):
         if draw(st.booleans()):
             steps = draw(st.integers(1, 10))
             under_way[name_of(group)] = UnderWay(steps, draw(st.integers(0, min(2, steps))))
-    return devices, before, WorkLeft(tuple(draw(st.lists(st.integers(1, 10), max_size=12))), under_way), pace
+    return (
+        devices,
+        before,
+        WorkLeft(tuple(draw(st.lists(st.integers(1, 10), max_size=12))), under_way),
+        step_times,
+    )
 
 
 def chosen(case) -> Layout:
-    devices, before, left, pace = case
-    return choose_layout(devices, before, left, pace, DEGREES)
+    devices, before, left, step_times = case
+    return choose_layout(devices, before, left, step_times, DEGREES)
 
 
 @examples(6)
@@ -58,16 +63,22 @@ def test_every_device_is_in_one_group_of_its_instance(case):
 @examples(6)
 @given(cases())
 def test_groups_change_only_where_the_phase_ends_clearly_sooner(case):
-    devices, before, left, pace = case
+    devices, before, left, step_times = case
     groups = chosen(case).groups
-    if degree_to_try(devices, pace, DEGREES) is not None or set(groups) == set(before) or not left.batches:
+    if (
+        degree_to_try(devices, step_times, DEGREES) is not None
+        or set(groups) == set(before)
+        or not left.batches
+    ):
         return
-    stay = [group for group in before if len(group.members) in pace.known]
+    stay = [group for group in before if len(group.members) in step_times.known]
     taken = {member for group in stay for member in group.members}
     stay += [Group(devices[name], (name,)) for name in devices if name not in taken]
     if set(groups) == set(stay):
         return
-    now, as_it_was = (batch_ends_s(some, before, left, pace.known, pace.regroup_s) for some in (groups, stay))
+    now, as_it_was = (
+        batch_ends_s(some, before, left, step_times.known, step_times.regroup_s) for some in (groups, stay)
+    )
     assert max(now) <= max(as_it_was)
     sooner_on_the_whole = left.batches < len(stay) and sum(now) < (1 - LEAST_GAIN) * sum(as_it_was)
     assert max(now) < (1 - LEAST_GAIN) * max(as_it_was) or sooner_on_the_whole
@@ -75,12 +86,12 @@ def test_groups_change_only_where_the_phase_ends_clearly_sooner(case):
 
 @given(cases())
 def test_a_choice_stands_while_nothing_else_is_known(case):
-    devices, before, left, pace = case
+    devices, before, left, step_times = case
     groups = chosen(case).groups
     stand = {name_of(group) for group in before} & {name_of(group) for group in groups}
     under_way = {name: work for name, work in left.under_way.items() if name in stand}
     back = tuple(work.steps for name, work in left.under_way.items() if name not in stand)
     after = WorkLeft(back + left.waiting, under_way)
-    settled = choose_layout(devices, groups, after, pace, DEGREES).groups
-    again = choose_layout(devices, settled, after, pace, DEGREES).groups
+    settled = choose_layout(devices, groups, after, step_times, DEGREES).groups
+    again = choose_layout(devices, settled, after, step_times, DEGREES).groups
     assert set(again) == set(settled)

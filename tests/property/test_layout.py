@@ -14,7 +14,7 @@ Worth = tuple[int, int, int, int]
 
 
 def groupings(names: Sequence[str], degrees: frozenset[int]) -> Iterator[tuple[frozenset[str], ...]]:
-    """Every set of disjoint groups of these sizes; whoever is in none is left out."""
+    """Every set of disjoint groups of these sizes; devices in none are left out."""
     if not names:
         yield ()
         return

@@ -165,7 +165,7 @@ class Scheduling(RuleBasedStateMachine):
             known = self.open.get(request)
             if known is not None and known.lease in numbers:
                 self.redone += max(0, step - known.step)
-        assert set(self.queue.lose(worker, reached)) == self.end(numbers)
+        assert set(self.queue.on_worker_lost(worker, reached)) == self.end(numbers)
 
     @rule(lease=leases)
     def drop_leased(self, lease):
@@ -224,7 +224,7 @@ class Scheduling(RuleBasedStateMachine):
         if not hasattr(self, "queue"):
             return
         for worker in ("a", "b", "c"):
-            self.queue.lose(worker)
+            self.queue.on_worker_lost(worker)
         for version in (1, 2):
             while (lease := self.queue.pull("last", self.now, version, BATCH)) is not None:
                 for request in self.queue.deliver(lease, lease.requests, self.now):

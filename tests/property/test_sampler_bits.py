@@ -24,7 +24,7 @@ REQUESTS = [
 ]
 SETTINGS = {
     (kind, size): tiny_config(sampling={"sde": kind, "batch_size": size}).sampling
-    for kind in ("flow", "cps")
+    for kind in ("flow", "cps", "none")
     for size in (4, 5, 16)
 }
 IN_ONE_GO: dict[tuple[str, int], dict[SampleRequest, GeneratedSample]] = {}

@@ -186,7 +186,7 @@ def test_a_trace_in_which_nothing_happens_is_refused(refusal, tmp_path):
 def test_a_trace_is_thinned_to_what_is_asked_for_and_joined_by_settings(tmp_path):
     several = "0,add,a\n0,add,b\n1000,add,c\n5000,remove,a\n5000,remove,c\n"
     plan = plan_trace(config(), trace_file(tmp_path, several), most=2, notice_s=3.0)
-    assert [event.instance for event in plan.played.events] == ["a", "c", "a", "c"]
+    assert [event.instance for event in plan.fitted.events] == ["a", "c", "a", "c"]
     assert plan.settings("here:1") == [
         "runtime.cluster=here:1", "runtime.spot_workers=2", "runtime.notices=kubernetes",
     ]  # fmt: skip

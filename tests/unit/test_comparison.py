@@ -9,7 +9,7 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.evaluations.references import HeldOut, Reference
-from tasks.comparison import _told_apart, compare, paired_interval
+from tasks.comparison import _as_different_texts, compare, paired_interval
 
 ENVIRONMENT = {
     "torch": "2.13.0", "python": "3.11.7", "commit": "abc", "machine": "x86_64, 2 cores", "processor": "A",
@@ -182,4 +182,4 @@ def test_other_scores_are_a_drift_even_where_the_degree_is_measured():
 def test_numbers_have_as_many_digits_as_it_takes_to_tell_them_apart(
     before: object, after: object, words: tuple[str, str]
 ):
-    assert _told_apart(before, after) == words
+    assert _as_different_texts(before, after) == words

@@ -82,7 +82,7 @@ def test_values_are_toml_or_bare_text(assignment: str, expected: dict | None):
             "sampling.noise_level = 5 (from --set): must be at most 2.0; lower it (default 0.7)",
         ),
         ("algorithm.group_size=1", "must be at least 2; raise it"),
-        ("sampling.sde=flwo", "must be one of 'flow', 'cps'; did you mean flow?"),
+        ("sampling.sde=flwo", "must be one of 'flow', 'cps', 'none'; did you mean flow?"),
         ("seed=many", "seed = 'many' (from --set): must be a whole number (default 0)"),
         ("seed=1.5", "must be a whole number"),
         ("sampling.rollout_stps=3", "no such setting; did you mean sampling.rollout_steps?"),

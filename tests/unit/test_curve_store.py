@@ -46,7 +46,7 @@ def test_all_curves_of_a_commit_the_longest_of_each():
 
 
 @pytest.mark.parametrize("commit", ["unknown", "abc-dirty"])
-def test_code_that_nobody_can_name_keeps_nothing(commit, home):
+def test_unknown_code_keeps_nothing(commit, home):
     store = CurveStore("speed", commit)
     store.save("stale", CONFIG, 8, 4, curve(8))
     assert store.load("stale", CONFIG, 8, 4) is None

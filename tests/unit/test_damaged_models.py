@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_runtime.models.embedded import EmbeddedModel
-from gpu_runtime.models.embedded_folder import FILES, WEIGHTS_FOLDER
+from gpu_runtime.models.embedded.folder import FILES, WEIGHTS_FOLDER
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import outline_model
 from storage.errors import ModelError
 from tests.pipeline_reference import family_config

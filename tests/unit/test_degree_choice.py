@@ -25,7 +25,7 @@ SUPERLINEAR = {1: 1.0, 2: 0.4, 4: 0.15}
 """One device is too small: sharing wins throughput too."""
 
 
-def pace(step_s: Mapping[int, float], regroup_s: float = 0.1) -> StepTimeTable:
+def step_times(step_s: Mapping[int, float], regroup_s: float = 0.1) -> StepTimeTable:
     made = StepTimeTable()
     for degree, seconds in step_s.items():
         for _ in range(3):
@@ -35,7 +35,7 @@ def pace(step_s: Mapping[int, float], regroup_s: float = 0.1) -> StepTimeTable:
 
 
 def degrees(step_s: Mapping[int, float], left: WorkLeft = MANY, before=(), devices=FOUR, **kw) -> list[int]:
-    layout = choose_layout(devices, before, left, pace(step_s, **kw), DEGREES)
+    layout = choose_layout(devices, before, left, step_times(step_s, **kw), DEGREES)
     assert layout.idle == ()
     return [len(group.members) for group in layout.groups]
 
@@ -55,9 +55,9 @@ def test_a_trial_that_has_begun_goes_on_though_the_phase_becomes_short():
 
 
 def test_a_larger_degree_is_tried_only_if_the_last_made_steps_faster():
-    assert degree_to_try(FOUR, pace({1: 1.0, 2: 0.8}), DEGREES) == 4
-    assert degree_to_try(FOUR, pace({1: 1.0, 2: 0.95}), DEGREES) is None
-    assert degree_to_try({"a0": "a", "b0": "b"}, pace({1: 1.0}), DEGREES) is None
+    assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.8}), DEGREES) == 4
+    assert degree_to_try(FOUR, step_times({1: 1.0, 2: 0.95}), DEGREES) is None
+    assert degree_to_try({"a0": "a", "b0": "b"}, step_times({1: 1.0}), DEGREES) is None
 
 
 def test_with_many_batches_each_device_works_alone_where_sharing_costs_more_than_it_saves():
@@ -82,7 +82,7 @@ def test_an_idle_device_joins_one_of_several_though_the_last_ends_no_sooner():
     assert degrees({1: 1.0, 2: 0.95}, three, before=ALONE) == [1, 1, 1, 1]
 
 
-def test_nobody_joins_where_that_takes_longer_than_it_saves():
+def test_no_device_joins_where_that_takes_longer_than_it_saves():
     last = WorkLeft((), {"a0": UnderWay(10, 9)})
     assert degrees(COSTLY, last, before=ALONE) == [1, 1, 1, 1]
     slow = WorkLeft((), {"a0": UnderWay(10, 1)})
@@ -90,7 +90,7 @@ def test_nobody_joins_where_that_takes_longer_than_it_saves():
 
 
 @pytest.mark.parametrize(("before", "stay"), [(ALONE, [1, 1, 1, 1]), (PAIRS, [2, 2])])
-def test_a_gain_within_the_noise_moves_nobody(before: list[Group], stay: list[int]):
+def test_a_gain_within_the_noise_moves_no_device(before: list[Group], stay: list[int]):
     assert degrees({1: 1.0, 2: 0.49, 4: 0.247}, before=before) == stay
     assert degrees({1: 1.0, 2: 0.51, 4: 0.26}, before=before) == stay
 
@@ -109,7 +109,7 @@ def test_a_device_that_comes_works_alone_until_joining_pays():
 
 def test_nothing_left_changes_nothing():
     assert degrees(SUPERLINEAR, WorkLeft((), {}), before=PAIRS) == [2, 2]
-    assert choose_layout({}, ALONE, MANY, pace(COSTLY), DEGREES).groups == ()
+    assert choose_layout({}, ALONE, MANY, step_times(COSTLY), DEGREES).groups == ()
 
 
 def test_groups_never_cross_instances():

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from flows.cli import doctor
-from gpu_runtime.models.embedded import EmbeddedModel
-from gpu_runtime.models.embedded_folder import TRANSFORMER_WEIGHTS
+from gpu_runtime.models.embedded.folder import TRANSFORMER_WEIGHTS
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from storage.config.run_config import ModelConfig, RunConfig
 from storage.database.run_store import RunStore
 from storage.home import Home

@@ -134,7 +134,7 @@ def test_chooses_the_group_of_largest_variance():
     assert choice.spread[5] == pytest.approx(0.205)
 
 
-def test_an_unreached_prompt_falls_back_to_seeds_nobody_tried():
+def test_an_unreached_prompt_falls_back_to_untried_seeds():
     planner = make(settings=replace(SETTINGS, budget=0))
     assert planner.next_round() == []
     assert planner.choose().seeds == dict.fromkeys(range(3), (0, 1, 2, 3))
@@ -143,7 +143,7 @@ def test_an_unreached_prompt_falls_back_to_seeds_nobody_tried():
 def test_failed_judgements_are_left_out_and_filled_up():
     planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4, allocation="uniform"))
     run(planner, lambda draft: None if draft.seed_index in (0, 2) else float(draft.seed_index))
-    # 1 and 3 were judged; 4 and 5 are the next that nobody tried.
+    # 1 and 3 were judged; 4 and 5 are the next untried ones.
     assert planner.choose().seeds == {0: (1, 3, 4, 5)}
 
 

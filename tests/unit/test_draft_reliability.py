@@ -9,9 +9,10 @@ import pytest
 
 from gpu_runtime.exploration.draft_reliability import DraftReliability, MeasuredFidelities
 from gpu_runtime.exploration.explorer import SeedExplorer
-from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
+from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
+from storage.config.run_config import SamplingConfig
 from tests.tiny_exploration import explore, make_config, rescored, rising, rolled
 
 
@@ -122,13 +123,35 @@ def test_the_past_remembers_the_full_score_to_expect_of_a_preview():
     assert max(own) > 0.6
 
 
-@pytest.mark.parametrize(("name", "evaluations"), [("full", 10), ("preview-1", 2), ("preview-9", 10)])
-def test_what_a_fidelity_costs(name, evaluations):
-    assert evaluations_of(name, 10) == evaluations
-    assert preview_step("full") is None
+ODE = SamplingConfig(sde="none")
 
 
-@pytest.mark.parametrize("name", ["preview-10", "preview-0", "preview", "draft", "preview-x", ""])
+@pytest.mark.parametrize(
+    ("name", "evaluations", "steps"),
+    [("full", 10, 10), ("preview-1", 2, 1), ("preview-9", 10, 9), ("steps-1", 1, 1), ("steps-9", 9, 9)],
+)
+def test_what_a_fidelity_costs(name, evaluations, steps):
+    assert costs_of([name], ODE) == {name: evaluations / 10}
+    assert denoising_steps(name, 10) == steps
+    assert (preview_step(name) > 0) == name.startswith("preview")
+    assert (own_schedule(name) > 0) == name.startswith("steps")
+
+
+@pytest.mark.parametrize(
+    "name", ["preview-10", "preview-0", "preview", "draft", "preview-x", "", "steps-10", "steps-0", "steps"]
+)
 def test_an_unknown_fidelity_is_refused(name):
     with pytest.raises(ValueError, match="is unknown"):
-        evaluations_of(name, 10)
+        costs_of([name], ODE)
+
+
+@pytest.mark.parametrize("sde", ["flow", "cps"])
+def test_a_schedule_of_its_own_needs_the_ode(sde):
+    with pytest.raises(ValueError, match=f"needs sampling.sde=none, and it is {sde}"):
+        costs_of(["full", "steps-5"], SamplingConfig(sde=sde))
+
+
+def test_drafts_of_two_kinds_are_never_alike_to_the_scheduler():
+    assert costs_of(["preview-5", "steps-6"], ODE) == {"preview-5": 0.6, "steps-6": 0.6}
+    with pytest.raises(ValueError, match="preview-5 and steps-5 take as many denoising steps"):
+        costs_of(["steps-5", "preview-5"], ODE)

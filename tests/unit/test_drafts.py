@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -81,6 +82,54 @@ def test_previews_and_full_drafts_advance_side_by_side_and_are_decoded_apart(sam
     assert all(np.array_equal(a.image_HWC, b.image_HWC) for a, b in zip(apart, expected, strict=True))
 
 
+ODE = tiny_config(sampling={"sde": "none"}).sampling
+
+
+def by_euler(steps: int) -> np.ndarray:
+    """Images of the ODE in so many steps from the seeds' initial noise, computed here."""
+    latents = torch.from_numpy(np.stack([s.latents_SC for s in Sampler(MODEL, ODE).begin(REQUESTS[:4])]))
+    sigmas = MODEL.sigmas(steps)
+    with torch.no_grad():
+        conditioning = MODEL.encode_prompts([one.prompt for one in REQUESTS[:4]])
+        for sigma, after in pairwise(sigmas):
+            velocity = MODEL.velocity(latents, torch.full((4,), float(sigma)), conditioning)
+            latents = latents + (after - sigma) * velocity
+        return MODEL.decode(latents).numpy()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_draft_in_fewer_denoising_steps_starts_from_the_same_noise(steps):
+    wanted = [replace(one, schedule_steps=steps) for one in REQUESTS[:4]]
+    drafts = SamplesInFlight(Sampler(MODEL, ODE))
+    drafts.begin(1, wanted)
+    images: tuple[GeneratedImage, ...] = ()
+    for _ in range(steps):
+        assert images == ()
+        images = drafts.advance(1, 1).samples
+    assert [image.request for image in images] == wanted
+    found = np.stack([image.image_HWC for image in images]).astype(int)
+    assert abs(found - by_euler(steps).astype(int)).max() <= 1, "the sum is written in another order"
+
+
+def test_a_rollout_without_noise_follows_the_ode_and_keeps_one_step_to_check_the_weights_with():
+    samples = Sampler(MODEL, ODE).generate([request(r.prompt_id, r.seed_index) for r in REQUESTS[:4]])
+    found = np.stack([sample.image_HWC for sample in samples]).astype(int)
+    assert abs(found - by_euler(4).astype(int)).max() <= 1
+    for sample in samples:
+        assert len(sample.trajectory.step_W) == 1
+        assert sample.trajectory.log_prob_W.tolist() == [0.0]
+
+
+def test_drafts_of_several_schedules_advance_side_by_side():
+    sampler = Sampler(MODEL, ODE)
+    mixed = [*REQUESTS[:2], *(replace(one, schedule_steps=2) for one in REQUESTS[:2]), *previews(2)[:2]]
+    together = sampler.advance(sampler.begin(mixed))
+    assert [state.step for state in together] == [4, 4, 2, 2, 2, 2]
+    for state in together:
+        (alone,) = sampler.advance(sampler.begin([state.request]))
+        assert np.array_equal(state.latents_SC, alone.latents_SC), state.request
+
+
 def test_a_preview_is_not_decoded_before_its_step(sampler):
     with pytest.raises(ValueError, match="denoising step 1 of 2"):
         sampler.finish(sampler.advance(sampler.begin(previews(2)), 1))
@@ -92,7 +141,7 @@ def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
     class SharedGroup:
         leads = False
 
-        def any_says(self, said: bool) -> bool:
+        def any_true(self, said: bool) -> bool:
             return said
 
     counted = 0
@@ -104,7 +153,7 @@ def test_all_members_compute_a_preview_and_the_leader_alone_sends_it(sampler):
         return velocity(*args)
 
     drafts = SamplesInFlight(sampler)
-    drafts.company = SharedGroup()
+    drafts.sp_group = SharedGroup()
     sampler._model.velocity = count
     try:
         drafts.begin(1, previews(2)[:4])

@@ -48,7 +48,7 @@ def test_only_every_interval_moves_the_average() -> None:
     average = MovingAverage(weights(0), decay=0.9, interval=3)
 
     def unread() -> dict[str, np.ndarray]:
-        raise AssertionError("copies weights that nobody needs")
+        raise AssertionError("copies weights that are not needed")
 
     for _ in range(2):
         average.update(unread)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from gpu_runtime.models.embedded import EmbeddedModel
-from gpu_runtime.models.embedded_folder import WEIGHTS_FOLDER
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from storage.errors import ConfigurationError, ModelError
 from storage.prompts.files import load_prompts

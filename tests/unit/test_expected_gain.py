@@ -16,10 +16,10 @@ def futures(judged=(), group_size=4, prediction=COIN):
 
 
 def test_a_draw_counts_as_one_more_draft_of_its_value():
-    luck = np.array([[0.75, 0.9, 0.99], [0.75, 0.1, 0.7]])
+    uniforms = np.array([[0.75, 0.9, 0.99], [0.75, 0.1, 0.7]])
     # Known: one 0, one 1. Heights of the first row: 1.5 of 2, a 1; 2.7 of 3, the first again; 3.96 of 4, the
     # second again. Of the second row: 1.5, a 1; 0.3, a 0; 2.8 of 4, the first again.
-    assert _drawn(np.array([1.0, 0.0]), np.ones(2), luck).tolist() == [[1, 1, 1], [1, 0, 1]]
+    assert _drawn(np.array([1.0, 0.0]), np.ones(2), uniforms).tolist() == [[1, 1, 1], [1, 0, 1]]
 
 
 def test_luck_is_stratified_and_the_same_for_more_drafts():
@@ -30,10 +30,10 @@ def test_luck_is_stratified_and_the_same_for_more_drafts():
     assert not np.array_equal(few, _uniforms((3, 5), 2))
 
 
-def test_what_nobody_has_seen_cannot_be_chosen_on():
+def test_unseen_scores_cannot_be_chosen_on():
     # A random group of four coin tosses has a variance of 1/4 x 3/4 on average.
     assert futures().spread(0) == pytest.approx(0.1875, abs=0.02)
-    # Of a coin nobody has tried, p(1 - p) is half of that on average: weights of one draft say so little.
+    # Of an untried coin, p(1 - p) is half of that on average: weights of one draft say so little.
     unknown = Prediction(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
     assert futures(prediction=unknown).spread(0) == pytest.approx(0.09375, abs=0.02)
     assert futures().spread(0, bar=0.2) == futures().spread(3, bar=0.2) == 0.2

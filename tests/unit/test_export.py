@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save
 
 from gpu_runtime.learning.policy import Policy
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import load_model
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig

@@ -12,8 +12,8 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.models.files.lora_file import write_lora
 from gpu_runtime.models.loading import load_model
-from gpu_runtime.models.lora_file import write_lora
 from gpu_runtime.models.registry import FAMILIES
 from storage.errors import ModelError
 from tests.pipeline_reference import (

@@ -17,7 +17,7 @@ import pytest
 from gpu_runtime.chaos.fault_injector import FaultInjector
 from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.notices.gcp import PREEMPTED_PATH
-from gpu_runtime.spot.notices.simulated_service import PlayedNotices
+from gpu_runtime.spot.notices.simulated_service import SimulatedNotices
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from storage.clock import process_start_s
 
@@ -132,7 +132,7 @@ def test_half_at_once_rounds_up(stage):
 def test_the_notice_is_played_for_its_worker_alone_and_comes_true(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
-    with PlayedNotices("{worker}") as notices:
+    with SimulatedNotices("{worker}") as notices:
 
         def flag(worker: str) -> str:
             return httpx.get(notices.url.replace("{worker}", worker) + PREEMPTED_PATH).text
@@ -157,7 +157,7 @@ def test_a_joiner_is_killed_before_it_has_joined(stage):
     assert stage.dead() == {"spot-1.1"}
 
 
-def test_whoever_commits_first_is_killed(stage):
+def test_the_worker_that_commits_first_is_killed(stage):
     stage.start("spot-0", "spot-1")
     stage.enter("rollout", 1)
     with FaultInjector(stage.folder, [Fault("kill_while_committing", at_s=0.0)]) as injector:

@@ -53,7 +53,7 @@ def test_spot_workers_watch_and_are_asked_reserved_ones_are_not():
     assert "notice" in workers[ONE].called and "notice" not in workers[TRAINER].called
 
 
-def test_nobody_is_asked_where_nobody_watches():
+def test_no_worker_is_asked_where_notices_are_not_watched():
     stage = Stage("none")
     stage.drafters(WeightsVersion(1))
     assert all("notice" not in worker.called for worker in stage.cluster.workers.values())
@@ -133,7 +133,7 @@ def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch
     stage.fleet.prepare(SECOND)
     stage.fleet.prepare(SECOND)
     times.monotonic_s += 7
-    stage.cluster.workers["spot-0.1"].unanswered["ready"].set_exception(WorkerLostError("no memory"))
+    stage.cluster.workers["spot-0.1"].open_calls["ready"].set_exception(WorkerLostError("no memory"))
     times.monotonic_s += 2
     stage.fleet.prepare(SECOND)
     assert stage.fleet.lost == [ONE]
@@ -180,7 +180,7 @@ def course(monkeypatch: pytest.MonkeyPatch, by_s: float) -> tuple[Seconds, Secon
     stage.cluster.slow.add("spot-0.1")
     stage.fleet.add_ready_workers()  # its replacement starts after the jump
     times.monotonic_s += 5
-    stage.cluster.workers["spot-0.1"].unanswered["ready"].set_result(WorkerReady(4.0))
+    stage.cluster.workers["spot-0.1"].open_calls["ready"].set_result(WorkerReady(4.0))
     times.monotonic_s += 1
     stage.fleet.prepare(FIRST)
     times.monotonic_s += 4
@@ -232,11 +232,11 @@ def test_a_lost_place_is_filled_in_the_midst_of_a_phase_and_its_worker_gets_the_
     lose(stage, ONE)
     (loaded,) = stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
-    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "nobody waits for it"
+    assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it is not waited for"
     assert stage.fleet.add_ready_workers() == [loaded], "it is started once"
 
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
+    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
     assert stage.holders(WeightsVersion(1)) == [TRAINER, TWO], "it does not pull before it holds the weights"
     assert stage.fleet.add_ready_workers() == [given], "it is given them once"
@@ -253,7 +253,7 @@ def test_weights_still_on_their_way_when_the_next_phase_begins_are_not_sent_twic
     stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
+    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
     newcomer.silent.clear()
     given.set_result("digest of v1")
@@ -271,7 +271,7 @@ def test_other_weights_than_sent_end_the_run_in_the_midst_of_a_phase_too():
     stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
+    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
     given.set_result("something else")
     with pytest.raises(RuntimeFailure, match="holds weights with checksum something else"):
@@ -285,7 +285,7 @@ def test_a_newcomer_that_dies_while_it_takes_the_weights_is_lost_and_replaced():
     stage.fleet.add_ready_workers()
     newcomer = stage.cluster.workers["spot-0.1"]
     newcomer.silent.add("load_weights")
-    newcomer.unanswered["ready"].set_result(WorkerReady(1.0))
+    newcomer.open_calls["ready"].set_result(WorkerReady(1.0))
     (given,) = stage.fleet.add_ready_workers()
     given.set_exception(WorkerLostError("gone"))
     stage.fleet.add_ready_workers()
@@ -299,7 +299,7 @@ def test_what_dies_while_it_loads_is_started_again_with_the_next_phase_only():
     lose(stage, ONE)
     stage.cluster.slow.add("spot-0.1")
     stage.fleet.add_ready_workers()
-    stage.cluster.workers["spot-0.1"].unanswered["ready"].set_exception(WorkerLostError("no memory"))
+    stage.cluster.workers["spot-0.1"].open_calls["ready"].set_exception(WorkerLostError("no memory"))
     assert stage.fleet.add_ready_workers() == []
     assert "spot-0.2" not in stage.cluster.workers
     stage.fleet.prepare(FIRST)
@@ -321,7 +321,7 @@ def test_a_run_begins_without_its_spot_workers_where_their_instances_come_and_go
     fleet.await_ready()
     fleet.prepare(FIRST)
     assert [device.name for device in fleet.workers(WeightsVersion(1))] == [TRAINER]
-    cluster.workers[ONE].unanswered["ready"].set_result(WorkerReady(1.0))
+    cluster.workers[ONE].open_calls["ready"].set_result(WorkerReady(1.0))
     fleet.add_ready_workers()
     assert [device.name for device in fleet.workers(WeightsVersion(1))] == [TRAINER, ONE]
     assert cluster.markets == {TRAINER: "reserved", ONE: "spot"}
@@ -347,7 +347,7 @@ def test_devices_that_train_together_do_not_draft_and_have_numbers_to_meet_by():
     assert places[ONE] is None and places[TWO] is None
 
 
-def test_one_that_trains_alone_meets_nobody():
+def test_a_single_trainer_needs_no_rendezvous():
     assert Stage().cluster.workers[TRAINER].among is None
 
 

@@ -188,7 +188,7 @@ def test_a_device_that_is_slow_but_alive_keeps_its_lease():
     assert stage.fleet.events == []
 
 
-def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_nobody_else_was_faster():
+def test_late_samples_of_a_device_that_was_given_up_are_accepted_where_no_other_was_faster():
     script = Script(lambda names: ONE if ONE in names else names[0])
     stage = Stage(script, commit_steps=STEPS)
     script.hung.add(ONE)
@@ -284,7 +284,7 @@ def test_a_device_that_comes_in_the_midst_of_a_phase_pulls_and_no_bit_changes():
 
 
 def test_a_newcomer_ends_the_wait_for_a_device_that_hangs():
-    """Nobody else has work under way: the loop wakes for the newcomer, before the lease expires."""
+    """No other device has work under way: the loop wakes for the newcomer, before the lease expires."""
     script = Script()
     stage = Stage(script, names=[TRAINER, ONE])
     newcomer = stage.fleet.withdraw(ONE)

@@ -78,7 +78,7 @@ def test_phases_of_one_life_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whoever_dies_and_whenever_the_promises_hold(tmp_path, seed):
+def test_the_promises_hold_whichever_worker_dies_and_whenever(tmp_path, seed):
     source = random.Random(seed)
     script = Script(source.choice)
     stage = Stage(tmp_path, script, commit_steps=source.choice([1, 2, 3]))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.geneval_logic import FAULTS, PlayedFindings, figures, judged, perfect
+from benchmarks.geneval_logic import FAULTS, GivenFindings, figures, judged, perfect
 from gpu_runtime.prompt_sets.geneval import official_rows
-from gpu_runtime.rewards.detection import Detection
-from gpu_runtime.rewards.geneval_scorer import GenEvalScorer, most_confident
+from gpu_runtime.rewards.geneval_rules import Detection
+from gpu_runtime.rewards.scorers.geneval import GenEvalScorer, most_confident
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord
 
@@ -66,7 +66,7 @@ def test_the_benchmark_says_null_without_the_official_file(tmp_path: Path):
 
 @pytest.mark.parametrize(("tag", "value"), [("counting", 0.5), ("two_object", 1.0)])
 def test_doubtful_objects_count_unless_a_number_is_asked_for(tag: str, value: float):
-    played = PlayedFindings(findings("dog", 0.95, 0.6))
+    played = GivenFindings(findings("dog", 0.95, 0.6))
     assert GenEvalScorer(played, played).score(IMAGE, row(tag, {"class": "dog", "count": 2})).value == value
 
 
@@ -81,7 +81,7 @@ def test_at_most_sixteen_of_a_class_the_most_confident_first():
 
 
 def test_colours_are_asked_for_where_the_row_asks():
-    class Counting(PlayedFindings):
+    class Counting(GivenFindings):
         asked: list[str]
 
         def colours_of(self, image_HWC: np.ndarray, found: Any) -> list[str]:
@@ -107,8 +107,8 @@ def test_colours_are_asked_for_where_the_row_asks():
     assert played.asked == []
 
 
-def test_rows_that_nobody_can_judge_are_refused():
-    played = PlayedFindings([])
+def test_rows_that_cannot_be_judged_are_refused():
+    played = GivenFindings([])
     scorer = GenEvalScorer(played, played)
     for prompt, says in (
         (row("", {"class": "dragon", "count": 1}), "`class` 'dragon'"),

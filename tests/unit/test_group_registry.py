@@ -48,7 +48,7 @@ def test_a_broken_group_is_formed_anew_with_the_same_members():
     assert change.formed[0].epoch == 2
 
 
-def test_nobody_is_in_two_groups():
+def test_no_worker_is_in_two_groups():
     with pytest.raises(SchedulingError, match="b would be in two groups"):
         GroupRegistry().follow(layout("ab", "bc"))
 

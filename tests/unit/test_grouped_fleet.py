@@ -19,7 +19,7 @@ from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history
 from storage.errors import RuntimeFailure
-from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeMeeting, Script
+from tests.fake_generators import NOTICE, FakeGenerator, FakeGeneratorFleet, FakeRendezvous, Script
 from tests.tiny_run import tiny_config
 from tests.unit.test_generation import BATCH, LEASE_S, ONE, REQUESTS, SAMPLER, TRAINER, TWO, assert_all_there
 
@@ -29,10 +29,10 @@ PAIRS = {1: 1.0, 2: 1 / 4}
 FOURS = {1: 1.0, 2: 1 / 4, 4: 1 / 16}
 
 
-class PlayedTimer:
+class ManualTimer:
     """A timer that goes off when the loop waits for nothing else."""
 
-    running: list[PlayedTimer]
+    running: list[ManualTimer]
 
     def __init__(self, _interval: float, function: Callable[[], None]) -> None:
         self.function = function
@@ -54,11 +54,11 @@ class PlayedTimer:
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def manual_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that a script lets answer have done so when their group is called off."""
     monkeypatch.setattr(grouped_fleet, "_ANSWER_SHARE", 0.0)
-    monkeypatch.setattr(PlayedTimer, "running", [], raising=False)
-    monkeypatch.setattr(generating_group, "Timer", PlayedTimer)
+    monkeypatch.setattr(ManualTimer, "running", [], raising=False)
+    monkeypatch.setattr(generating_group, "Timer", ManualTimer)
 
 
 class Stage:
@@ -74,11 +74,11 @@ class Stage:
         history: Path | None = None,
     ) -> None:
         self.script = script or Script()
-        self.script.overdue = PlayedTimer.go_off
+        self.script.overdue = ManualTimer.go_off
         self.fleet = FakeGeneratorFleet(names, self.script, SAMPLER)
-        self.meeting = FakeMeeting(self.fleet.actors, self.script)
+        self.rendezvous = FakeRendezvous(self.fleet.actors, self.script)
         self.groups = GroupedFleet(
-            self.fleet, WeightsVersion(0), step_s, self.meeting, GroupRegistry(),
+            self.fleet, WeightsVersion(0), step_s, self.rendezvous, GroupRegistry(),
             lambda device: (instances or {}).get(device.name, ""), LEASE_S,
         )  # fmt: skip
         settings = {"commit_steps": commit_steps, "lease_s": LEASE_S}
@@ -232,7 +232,7 @@ def test_a_newcomer_makes_groups_grow_between_chunks(tmp_path: Path):
 
 def test_groups_that_break_again_and_again_end_the_phase(monkeypatch: pytest.MonkeyPatch):
     stage = Stage()
-    stage.meeting.dead = lambda place: ["nobody that anyone knows of"]  # type: ignore[method-assign]
+    stage.rendezvous.dead = lambda place: ["an unknown worker"]  # type: ignore[method-assign]
     with pytest.raises(RuntimeFailure, match=r"although all members live.*all degrees of"):
         stage.run()
 

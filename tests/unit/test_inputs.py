@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_runtime.models.embedded_folder import WEIGHTS_FOLDER
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError
 from tasks.inputs import input_digests, refuse_changed_inputs

@@ -62,7 +62,7 @@ def test_groups_that_are_as_good_stay():
     assert members(layout) == ["a0a2", "a3a1", "b0b1"]
 
 
-def test_noise_of_measured_times_moves_nobody():
+def test_noise_of_measured_times_moves_no_device():
     before = [Group("a", ("a0", "a1"))]
     layout = plan_layout(devices(a=2), {1: 1.0, 2: 0.50001}, before)
     assert members(layout) == ["a0a1"]

@@ -23,7 +23,7 @@ def waiting(*steps: int) -> WorkLeft:
     return WorkLeft(steps, {})
 
 
-def test_batches_are_pulled_by_whoever_is_free():
+def test_batches_are_pulled_by_the_free_group():
     assert phase_end_s(ALONE, ALONE, waiting(10, 10, 10), STEP_S, 0.5) == 20
 
 

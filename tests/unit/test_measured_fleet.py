@@ -1,4 +1,4 @@
-"""Groups whose degree measured times choose; times are played, or calls end in any order."""
+"""Groups whose degree measured times choose; times are simulated, or calls end in any order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, new_life
 from gpu_runtime.worker.history_tail import read_history
 from storage.database.records import GroupRecord
-from tests.fake_generators import NOTICE, FakeGeneratorFleet, FakeMeeting, Script
-from tests.played_time import PlayedFleet, PlayedTime
+from tests.fake_generators import NOTICE, FakeGeneratorFleet, FakeRendezvous, Script
 from tests.tiny_run import request, tiny_config
 from tests.unit.test_generation import BATCH, LEASE_S, SAMPLER, TRAINER, assert_all_there
-from tests.unit.test_grouped_fleet import FOURS, NAMES, PlayedTimer
+from tests.unit.test_grouped_fleet import FOURS, NAMES, ManualTimer
+from tests.virtual_time import VirtualTime, VirtualTimeFleet
 
 DEGREES = (1, 2, 4)
 JOIN_S = 0.1
@@ -46,18 +46,20 @@ class Phase:
         self,
         step_s: dict[int, float],
         batches: int,
-        pace: StepTimeTable | None = None,
+        step_times: StepTimeTable | None = None,
         fixed: dict | None = None,
     ) -> None:
-        time = self.time = PlayedTime(step_s, JOIN_S)
-        self.fleet = PlayedFleet(NAMES, time, SAMPLER)
-        meeting = FakeMeeting(self.fleet.actors, time)
-        rest = (meeting, GroupRegistry(), lambda device: "", LEASE_S)
-        self.pace = pace or StepTimeTable()
+        time = self.time = VirtualTime(step_s, JOIN_S)
+        self.fleet = VirtualTimeFleet(NAMES, time, SAMPLER)
+        rendezvous = FakeRendezvous(self.fleet.actors, time)
+        rest = (rendezvous, GroupRegistry(), lambda device: "", LEASE_S)
+        self.step_times = step_times or StepTimeTable()
         if fixed:
             self.groups = GroupedFleet(self.fleet, WeightsVersion(0), fixed, *rest)
         else:
-            self.groups = MeasuredFleet(self.fleet, WeightsVersion(0), self.pace, DEGREES, *rest, time.clock)
+            self.groups = MeasuredFleet(
+                self.fleet, WeightsVersion(0), self.step_times, DEGREES, *rest, time.clock
+            )
         settings = {"commit_steps": 1, "lease_s": LEASE_S}
         self.requests = requests(batches)
         config = tiny_config(runtime=settings)
@@ -86,9 +88,9 @@ class Phase:
 @pytest.mark.takes(20)
 def test_where_sharing_is_superlinear_all_devices_share_from_the_second_phase_on():
     first = Phase(SUPERLINEAR, 16)
-    assert dict(first.pace.known) == SUPERLINEAR
+    assert dict(first.step_times.known) == SUPERLINEAR
     assert [len(record.members) for record in first.records] == [1, 1, 1, 1, 2, 2, 4]
-    second = Phase(SUPERLINEAR, 16, first.pace)
+    second = Phase(SUPERLINEAR, 16, first.step_times)
     assert set(second.degrees) == {4}
     assert len(second.records) == 1, "it begins with the groups that it ends with"
     best = Phase(SUPERLINEAR, 16, fixed=FOURS)
@@ -98,7 +100,7 @@ def test_where_sharing_is_superlinear_all_devices_share_from_the_second_phase_on
 
 def test_where_sharing_costs_throughput_devices_work_alone_until_the_tail():
     first = Phase(COSTLY, 17)
-    second = Phase(COSTLY, 17, first.pace)
+    second = Phase(COSTLY, 17, first.step_times)
     assert second.degrees[:16] == [1] * 16
     assert second.degrees[16:] == [4], "the last batch is shared by all"
     alone = Phase(COSTLY, 17, fixed={1: 1.0})
@@ -109,8 +111,8 @@ def test_where_sharing_costs_throughput_devices_work_alone_until_the_tail():
     assert second.idle_share() < alone.idle_share() / 2
 
 
-def test_a_phase_with_fewer_batches_than_devices_leaves_nobody_idle():
-    known = Phase(COSTLY, 17).pace
+def test_a_phase_with_fewer_batches_than_devices_leaves_no_device_idle():
+    known = Phase(COSTLY, 17).step_times
     shared = Phase(COSTLY, 1, known)
     assert shared.degrees == [4]
     assert shared.took_s == pytest.approx(JOIN_S + 4 * COSTLY[4])
@@ -120,20 +122,20 @@ def test_a_phase_with_fewer_batches_than_devices_leaves_nobody_idle():
 
 def test_of_three_batches_four_devices_share_one():
     step_s = {1: 1.0, 2: 0.6, 4: 0.5}
-    three, alone = Phase(step_s, 3, Phase(step_s, 17).pace), Phase(step_s, 3, fixed={1: 1.0})
+    three, alone = Phase(step_s, 3, Phase(step_s, 17).step_times), Phase(step_s, 3, fixed={1: 1.0})
     assert sorted(len(record.members) for record in three.records)[:3] == [1, 1, 2]
     assert three.took_s <= alone.took_s
     assert three.idle_share() < alone.idle_share()
 
 
 @pytest.mark.takes(20)
-def test_where_sharing_only_costs_one_trial_says_so_and_nobody_shares_again():
+def test_where_sharing_only_costs_one_trial_shows_it_and_sharing_ends():
     first = Phase(USELESS, 17)
-    assert set(first.pace.known) == {1, 2}, "four are not tried where two are no faster"
+    assert set(first.step_times.known) == {1, 2}, "four are not tried where two are no faster"
     assert max(first.degrees[-4:]) == 1
     alone = Phase(USELESS, 17, fixed={1: 1.0})
     assert first.took_s < 1.25 * alone.took_s
-    second = Phase(USELESS, 17, first.pace)
+    second = Phase(USELESS, 17, first.step_times)
     assert {len(record.members) for record in second.records} == {1}
     assert second.took_s == alone.took_s
 
@@ -144,25 +146,25 @@ def test_a_phase_too_short_for_a_trial_makes_none():
 
 
 @pytest.fixture
-def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def manual_timers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that a script lets answer have done so when their group is called off."""
     monkeypatch.setattr(grouped_fleet, "_ANSWER_SHARE", 0.0)
-    monkeypatch.setattr(PlayedTimer, "running", [], raising=False)
-    monkeypatch.setattr(generating_group, "Timer", PlayedTimer)
+    monkeypatch.setattr(ManualTimer, "running", [], raising=False)
+    monkeypatch.setattr(generating_group, "Timer", ManualTimer)
 
 
 def in_any_order(
     chance: random.Random, script: Script, names: Sequence[str], history: Path
 ) -> list[Delivered]:
     """A phase whose devices die, hang or are under notice at random moments; the trainer stays."""
-    script.overdue = PlayedTimer.go_off
+    script.overdue = ManualTimer.go_off
     fleet = FakeGeneratorFleet(names, script, SAMPLER)
-    pace = StepTimeTable()
+    step_times = StepTimeTable()
     for degree in DEGREES[: chance.randrange(4)]:
         for _ in range(2):
-            pace.note(degree, chance.choice([0.1, 0.4, 1.0, 1.5]), first=False)
+            step_times.note(degree, chance.choice([0.1, 0.4, 1.0, 1.5]), first=False)
     groups = MeasuredFleet(
-        fleet, WeightsVersion(0), pace, DEGREES, FakeMeeting(fleet.actors, script), GroupRegistry(),
+        fleet, WeightsVersion(0), step_times, DEGREES, FakeRendezvous(fleet.actors, script), GroupRegistry(),
         lambda device: "", LEASE_S, script.clock,
     )  # fmt: skip
     settings = {"commit_steps": chance.choice([1, 2, 200]), "lease_s": LEASE_S}
@@ -188,7 +190,7 @@ def in_any_order(
 
 
 @pytest.mark.parametrize("seed", range(16))
-@pytest.mark.usefixtures("nobody_waits")
+@pytest.mark.usefixtures("manual_timers")
 def test_whatever_happens_every_sample_is_there_once(tmp_path: Path, seed: int):
     chance = random.Random(seed)
     names = [TRAINER, *(f"spot-{number}" for number in range(5))]

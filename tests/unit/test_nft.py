@@ -10,8 +10,8 @@ import torch
 
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
-from gpu_runtime.learning.nft import nft_loss
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.nft import nft_loss
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.registry import read_objective_options
 from storage.config.run_config import RunConfig
@@ -31,6 +31,24 @@ def config(
     }
     return tiny_config(
         adaptation={"mode": mode}, algorithm={**settings, **algorithm}, optimizer=optimizer or {}
+    )
+
+
+def test_without_noise_the_weights_are_checked_by_a_step_of_the_ode() -> None:
+    run = TinyRun(config().model_copy(update={"sampling": tiny_config(sampling={"sde": "none"}).sampling}))
+    samples = run.rollout()
+    assert run.trainer.train(samples).ratio_deviation == 0.0
+    run.perturb(1e-3)
+    with pytest.raises(TrainingError):
+        run.trainer.train(samples)
+
+
+def test_without_noise_only_an_objective_without_likelihood_can_train() -> None:
+    without = tiny_config(sampling={"sde": "none"})
+    with pytest.raises(ConfigurationError, match="no likelihood to train on"):
+        read_objective_options(without)
+    read_objective_options(
+        without.model_copy(update={"algorithm": without.algorithm.model_copy(update={"objective": "nft"})})
     )
 
 

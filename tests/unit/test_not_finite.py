@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from gpu_runtime.learning.policy import refuse_not_finite
 from gpu_runtime.learning.trainer_state import trainer_blobs
-from gpu_runtime.models.embedded import EmbeddedModel
-from gpu_runtime.models.finite_numbers import refuse_files_not_finite
+from gpu_runtime.models.embedded.model import EmbeddedModel
+from gpu_runtime.models.files.finite_numbers import refuse_files_not_finite
 from gpu_runtime.models.protocol import Conditioning
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.samples_in_flight import SamplesInFlight

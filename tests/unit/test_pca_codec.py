@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpu_runtime.models.pca_codec import PatchCodec, patchify, unpatchify
+from gpu_runtime.models.embedded.pca_codec import PatchCodec, patchify, unpatchify
 from storage.errors import ModelError
 
 

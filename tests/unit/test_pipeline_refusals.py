@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.loading import load_model, outline_model
-from gpu_runtime.models.memory_need import GIB, MemoryNeed, refuse_too_large
 from gpu_runtime.models.registry import family_of
-from gpu_runtime.models.work_need import WorkNeed
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
 from tasks import preflight
@@ -57,7 +56,7 @@ def refusal(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> str:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("weights were to be loaded")
 
-    monkeypatch.setattr("gpu_runtime.models.pipeline_model.load_weights", refuse)
+    monkeypatch.setattr("gpu_runtime.models.families.pipeline_model.load_weights", refuse)
     with pytest.raises(SpotlightError) as caught:
         preflight.check(config)
     return str(caught.value)
@@ -218,7 +217,7 @@ def test_image_tokens_that_do_not_divide_are_refused(tmp_path: Path, monkeypatch
 
 
 def test_a_kernel_that_cannot_share_is_refused(whole: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gpu_runtime.models.pipeline_outline.choose_attention", lambda *_: None)
+    monkeypatch.setattr("gpu_runtime.models.checks.pipeline_outline.choose_attention", lambda *_: None)
     config = shared_config(whole, "sd3.5", 2, text_length=257, attention="_flash_3")
     assert "attention backend _flash_3 cannot be shared" in refusal(config, monkeypatch)
 

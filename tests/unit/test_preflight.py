@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpu_runtime.models import loading
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
@@ -144,6 +144,8 @@ def test_adapters_that_name_no_layer(tmp_path: Path):
     [
         ({"strategy": "stale", "fidelities": ["full", "preview-10"]}, "with K from 1 to .* = 9"),
         ({"strategy": "fresh", "fidelities": ["draft"]}, "fidelity 'draft' is unknown"),
+        ({"strategy": "fresh", "fidelities": ["full", "steps-10"]}, "with K from 1 to .* = 9"),
+        ({"strategy": "stale", "fidelities": ["full", "steps-5"]}, "needs sampling.sde=none, and it is flow"),
         ({"strategy": "stale", "prompt_pool": 1.5}, "24 prompts an iteration are asked of 20"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.base_evaluation import evaluate_base
 from gpu_runtime.embedded_tasks.shapes import TAGS
-from gpu_runtime.models.embedded import EmbeddedModel
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.pretraining.flow_matching import RECIPES, Recipe, pretrain
 from storage.errors import ConfigurationError
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.builtin_prompts import built_in_files
 from flows.cli import command_line
 from gpu_runtime.prompt_sets.signs import SCENES, sign_lines
-from gpu_runtime.rewards.ocr import OcrScorer
-from gpu_runtime.rewards.quoted_text import target_text
+from gpu_runtime.rewards.scorers.ocr import OcrScorer
+from gpu_runtime.rewards.text_rules import target_text
 from storage.errors import PromptFileError
 from storage.prompts.files import BUILTIN_FOLDER, PromptRecord, load_prompts
 

@@ -95,7 +95,7 @@ def test_a_fresh_request_that_came_back_has_its_turn_first():
     queue = scheduler(*(item(f"{prompt}", prompt=prompt) for prompt in range(4)))
     pulled(queue, "lost")
     pulled(queue, "alive")
-    assert queue.lose("lost") == ("0", "1")
+    assert queue.on_worker_lost("lost") == ("0", "1")
     assert queue.hand_back("alive") == ("2", "3")
     assert [pulled(queue).requests for _ in range(2)] == [("2", "3"), ("0", "1")]
 

@@ -27,7 +27,7 @@ def test_a_lease_that_is_not_renewed_expires_and_goes_on_from_its_last_commit():
     assert (queue.counters.expired, queue.counters.returned) == (1, 1)
 
 
-def test_an_overdue_lease_that_nobody_expired_is_still_renewed():
+def test_an_overdue_lease_that_was_not_expired_is_still_renewed():
     queue = scheduler(item("r"))
     lease = pulled(queue, now=0.0)
     assert queue.commit(lease, {}, 50.0) == ("r",)
@@ -116,9 +116,9 @@ def test_a_loss_counts_the_steps_to_be_done_again():
     lease = pulled(queue)
     queue.commit(lease, {"a": (1, "s"), "b": (2, "s")}, 0.0)
     # a: 3 done, 1 committed; b: nothing past its commit; c: 2 done, none committed; z: not its own.
-    assert sorted(queue.lose("a", {"a": 3, "b": 2, "c": 2, "z": 4})) == ["a", "b", "c"]
+    assert sorted(queue.on_worker_lost("a", {"a": 3, "b": 2, "c": 2, "z": 4})) == ["a", "b", "c"]
     assert queue.counters.redone_steps == 2 + 0 + 2
-    assert queue.lose("a", {"a": 3}) == ()
+    assert queue.on_worker_lost("a", {"a": 3}) == ()
     # The name is free: a new process under it is served.
     assert pulled(queue).requests == ("b",)
 

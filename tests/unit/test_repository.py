@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+MOST_FILES = 14
 ROOT = Path(__file__).resolve().parents[2]
 # Put together here, so that this file does not name them.
 REGISTRIES = [
@@ -61,6 +65,27 @@ def test_each_folder_of_a_room_says_what_it_is_for_and_no_other_file_is_loose(ro
     shown = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for folder in folders_of(ROOT / room):
         assert f"| `{folder.name}/` | {purpose_of(folder)} |" in shown
+
+
+@pytest.mark.parametrize("room", ["gpu_runtime", "storage", "ui"])
+def test_each_folder_has_few_files_a_purpose_and_a_border(room: str):
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    borders = {module for contract in contracts["contracts"] for module in modules_of(contract)}
+    for folder in sorted(path.parent for path in (ROOT / room).rglob("*/__init__.py")):
+        module = ".".join(folder.relative_to(ROOT).parts)
+        files = len(list(folder.glob("*.py"))) - 1
+        assert files <= MOST_FILES, f"{module} has {files} files: give what belongs together a folder"
+        assert purpose_of(folder)
+        assert {module, f"{module.rpartition('.')[0]}.*"} & borders, f"no import contract names {module}"
+
+
+def modules_of(contract: dict[str, Any]) -> Iterator[str]:
+    """The modules that a contract of import-linter names."""
+    for container in contract.get("containers", []):
+        for layer in contract["layers"]:
+            yield from (f"{container}.{name.strip()}" for name in re.split(r"[|:]", layer))
+    for key in ("source_modules", "forbidden_modules", "modules"):
+        yield from contract.get(key, [])
 
 
 def test_each_page_of_the_dashboard_is_a_folder_that_says_what_it_is_for():

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gpu_runtime.prompt_sets.geneval_words import CLASSES, COLOURS
-from gpu_runtime.rewards.clip_colours import GREY, ClipColours, crop
-from gpu_runtime.rewards.clip_model import Clip
-from gpu_runtime.rewards.detection import Detection
-from gpu_runtime.rewards.mask2former import Mask2FormerDetector, instances
+from gpu_runtime.rewards.geneval_rules import Detection
+from gpu_runtime.rewards.judge_models.clip import Clip
+from gpu_runtime.rewards.judge_models.clip_colours import GREY, ClipColours, crop
+from gpu_runtime.rewards.judge_models.mask2former import Mask2FormerDetector, instances
 from gpu_runtime.rewards.options import GenEvalOptions
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer

@@ -11,13 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
-from gpu_runtime.rewards.clip_model import Clip
-from gpu_runtime.rewards.deepseek_ocr import DeepseekOcrScorer
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.ocr import ocr_reward
+from gpu_runtime.rewards.judge_models.clip import Clip
 from gpu_runtime.rewards.protocol import Scorer, SupportsTo
-from gpu_runtime.rewards.quoted_text import normalise
 from gpu_runtime.rewards.registry import SCORERS, build_scorer, chosen_scorer
+from gpu_runtime.rewards.scorers.deepseek_ocr import DeepseekOcrScorer
+from gpu_runtime.rewards.text_rules import normalise, ocr_reward
 from storage.config.reward import RewardConfig
 from storage.errors import ModelError, PromptFileError
 from storage.prompts.files import PromptRecord

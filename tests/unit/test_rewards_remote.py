@@ -21,7 +21,7 @@ from PIL import Image
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.rewards.remote import RemoteScorer
+from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from gpu_runtime.embedded_tasks.shapes import BACKGROUND, COLOURS, SIZE, TAGS, ShapesTask, coverage
-from gpu_runtime.rewards.detection import Detection
-from gpu_runtime.rewards.geneval import judge, relations
-from gpu_runtime.rewards.shapes import ShapesScorer, detect
+from gpu_runtime.rewards.geneval_rules import Detection, judge, relations
+from gpu_runtime.rewards.scorers.shapes import ShapesScorer, detect
 from storage.errors import PromptFileError
 from storage.prompts.files import PromptRecord, load_prompts
 

@@ -8,7 +8,7 @@ import pytest
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, part_means
 from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
-from gpu_runtime.rewards.weighted_sum import WeightedSum
+from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
 from storage.config.loading import differences, load_config
 from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig

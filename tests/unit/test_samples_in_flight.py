@@ -100,7 +100,7 @@ def test_a_worker_generates_with_the_weights_it_is_asked_for_only():
         worker.begin_samples(WeightsVersion(1), 0, wanted, 1)
     (state,) = worker.begin_samples(WeightsVersion(0), 0, wanted, 1).states
     assert state.step == 1
-    # Half of a sample with other weights would be nobody's.
+    # Half of a sample with other weights would be of no policy.
     worker.load_weights(WeightsVersion(1), worker.weights())
     with pytest.raises(RuntimeFailure, match="no samples of lease 0 are in flight"):
         worker.advance_samples(0, 1)

@@ -96,6 +96,6 @@ def test_the_spread_is_reported_by_the_runs_criterion(criterion, before, kept):
     assert plan.figures["spread_kept"] == pytest.approx(kept)
 
 
-def test_prompts_that_nobody_reached_have_no_spread():
+def test_prompts_that_were_not_reached_have_no_spread():
     figures = explore(SeedExplorer(make_config(), [4, 5]), 1, rising, budget=0).figures
     assert not {"spread_random", "spread_kept"} & set(figures)

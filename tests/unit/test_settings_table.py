@@ -52,7 +52,7 @@ def test_the_page_of_the_documentation_is_today_s():
     [
         ("seed", 0, "whole number at least 0, below 4,294,967,296"),
         ("sampling.noise_level", 0.7, "number above 0, at most 2"),
-        ("sampling.sde", "flow", "flow or cps"),
+        ("sampling.sde", "flow", "flow, cps or none"),
         ("sampling.rollout_steps", 10, "whole number from 2 to 200"),
         ("adaptation.gradient_checkpointing", False, "true or false"),
         ("sequence_parallel.rollout", 1, "whole number from 1 to 64 or auto"),

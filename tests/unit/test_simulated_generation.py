@@ -38,7 +38,7 @@ def pushed(batches: int, *devices: SimulatedDevice) -> float:
 FAST, SLOW = SimulatedDevice("fast", 1.0), SimulatedDevice("slow", 3.0)
 
 
-def test_a_batch_takes_its_steps_whoever_hands_it_out():
+def test_a_batch_takes_its_steps_under_either_dispatch():
     assert pulled(1, FAST) == pushed(1, FAST) == 4.0
     assert pulled(5, FAST) == pushed(5, FAST) == 20.0
 
@@ -82,7 +82,7 @@ def test_alone_a_newcomer_gets_all():
     assert pulled(2, lost, SimulatedDevice("new", 1.0, since_s=10.0)) == 18.0
 
 
-def test_nobody_left_is_an_error():
+def test_no_device_left_is_an_error():
     with pytest.raises(SchedulingError, match="2 requests are left"):
         pulled(1, SimulatedDevice("lost", 1.0, until_s=1.0))
 

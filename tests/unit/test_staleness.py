@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau, spearmanr
 
-from gpu_runtime.exploration.staleness import compare
+from gpu_runtime.exploration.monitor import compare
 
 
 def test_one_prompt_without_ties_by_hand():

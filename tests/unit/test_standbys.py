@@ -147,7 +147,7 @@ def test_a_standby_that_still_loads_takes_the_place_when_it_has():
 @pytest.mark.parametrize("slow", [True, False])
 def test_where_the_standby_dies_as_it_takes_the_place_a_process_is_started_at_once(slow: bool):
     stage = Stage(slow=slow)
-    stage.standby.silent.add("take_place")
+    stage.standby.silent.add("take_slot")
     stage.lose(ONE)
     stage.fleet.add_ready_workers()
     stage.standby.kill()
@@ -215,7 +215,7 @@ def test_a_standby_that_cannot_be_started_ends_no_run(monkeypatch: pytest.Monkey
 
 def test_a_standby_that_hangs_with_a_place_is_ended_and_a_process_started():
     stage = Stage(start_timeout_s=1.0)
-    stage.standby.silent.add("take_place")
+    stage.standby.silent.add("take_slot")
     stage.lose(ONE)
     stage.fleet.add_ready_workers()
     ((device, _),) = stage.fleet._provisioner._coming
@@ -289,7 +289,7 @@ def test_a_standby_makes_the_bits_of_any_worker_and_writes_the_history_of_its_pl
     standby = DeviceWorker(config, False, name=STANDBY, history=place)
     usage = standby.host_usage()
     assert usage.cpu_s > 0 and usage.memory_bytes > 2**20
-    ready = standby.take_place("spot-0.1", False, place)
+    ready = standby.take_slot("spot-0.1", False, place)
     assert ready.history is not None and Path(ready.history).name.startswith("spot-0.1.")
     request = SampleRequest(RequestKind.ROLLOUT, config.seed, 1, 0, 0, 0, "a sign")
 

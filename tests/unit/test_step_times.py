@@ -10,10 +10,10 @@ from gpu_runtime.groups.step_times import KEPT, REGROUP_GUESS_S, RequestClass, S
 
 
 def noted(times: list[float], degree: int = 2, first: bool = False) -> StepTimeTable:
-    pace = StepTimeTable()
+    step_times = StepTimeTable()
     for step_s in times:
-        pace.note(degree, step_s, first)
-    return pace
+        step_times.note(degree, step_s, first)
+    return step_times
 
 
 def test_a_degree_is_known_by_the_median_of_its_times():
@@ -27,13 +27,13 @@ def test_only_the_newest_times_count():
 
 
 def test_first_chunks_count_only_while_there_are_no_others():
-    pace = noted([8.0, 8.0], first=True)
-    assert pace.known == {}
-    pace.note(2, 8.0, first=True)
-    assert pace.known == {2: 8.0}
-    pace.note(2, 1.0, first=False)
-    pace.note(2, 1.0, first=False)
-    assert pace.known == {2: 1.0}
+    step_times = noted([8.0, 8.0], first=True)
+    assert step_times.known == {}
+    step_times.note(2, 8.0, first=True)
+    assert step_times.known == {2: 8.0}
+    step_times.note(2, 1.0, first=False)
+    step_times.note(2, 1.0, first=False)
+    assert step_times.known == {2: 1.0}
 
 
 @pytest.mark.parametrize("step_s", [0.0, -1.0, math.nan])
@@ -42,28 +42,28 @@ def test_what_is_no_time_is_no_measurement(step_s: float):
 
 
 def test_forming_a_group_is_guessed_until_it_is_measured():
-    pace = StepTimeTable()
-    assert pace.regroup_s == REGROUP_GUESS_S
+    step_times = StepTimeTable()
+    assert step_times.regroup_s == REGROUP_GUESS_S
     for seconds in (0.1, 0.2, 0.9):
-        pace.note_regroup(seconds)
-    assert pace.regroup_s == 0.2
+        step_times.note_regroup(seconds)
+    assert step_times.regroup_s == 0.2
 
 
 def test_a_device_s_first_group_says_nothing_of_the_next_ones():
-    pace = StepTimeTable()
-    pace.note_regroup(5.0, ("a", "b"))
-    pace.note_regroup(5.0, ("a", "c"))
-    assert pace.regroup_s == REGROUP_GUESS_S
-    pace.note_regroup(0.1, ("b", "c"))
-    assert pace.regroup_s == 0.1
+    step_times = StepTimeTable()
+    step_times.note_regroup(5.0, ("a", "b"))
+    step_times.note_regroup(5.0, ("a", "c"))
+    assert step_times.regroup_s == REGROUP_GUESS_S
+    step_times.note_regroup(0.1, ("b", "c"))
+    assert step_times.regroup_s == 0.1
 
 
 def test_what_has_changed_is_told_once_it_is_known():
-    pace = noted([1.0])
-    assert pace.take_changed() == {}
-    pace.note(2, 1.0, first=False)
-    assert pace.take_changed() == {2: 2}
-    assert pace.take_changed() == {}
+    step_times = noted([1.0])
+    assert step_times.take_changed() == {}
+    step_times.note(2, 1.0, first=False)
+    assert step_times.take_changed() == {2: 2}
+    assert step_times.take_changed() == {}
 
 
 def test_a_class_of_requests_has_a_name():

@@ -82,6 +82,16 @@ def test_what_waits_for_a_processor_is_not_held_against_a_test():
     assert Reading(101.0, 17.0, 50.0).spent_since(before) == 5.0, "several threads, or children"
 
 
+def test_time_given_to_another_virtual_machine_counts_as_contended(tmp_path, monkeypatch):
+    pressure, times = tmp_path / "pressure", tmp_path / "stat"
+    pressure.write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=3000000\nfull total=0\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+    times.write_text(f"cpu  1 2 3 4 5 6 7 {2 * ticks} 0 0\ncpu0 1 2 3 4 5 6 7 {ticks} 0 0\n")
+    monkeypatch.setattr("tests.tiers._PRESSURE", pressure)
+    monkeypatch.setattr("tests.tiers._TIMES", times)
+    assert Reading.now().contended_s == 5.0
+
+
 def test_the_clocks_go_forward():
     first = Reading.now()
     sum(range(2_000_000))

@@ -67,8 +67,8 @@ def test_a_trace_without_losses_has_no_lifetimes():
     figures = summarise(Trace.of([TraceEvent(0.0, "add", "a")], length_s=10.0))
     assert (figures.losses, figures.multi_loss_share, figures.mean_lifetime_s) == (0, None, None)
     assert (figures.availability, figures.losses_per_instance_hour) == (1.0, 0.0)
-    nobody = summarise(Trace.of([], length_s=10.0))
-    assert (nobody.availability, nobody.losses_per_instance_hour) == (0.0, None)
+    empty = summarise(Trace.of([], length_s=10.0))
+    assert (empty.availability, empty.losses_per_instance_hour) == (0.0, None)
 
 
 def test_twice_as_fast(trace):

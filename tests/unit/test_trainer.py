@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
-from gpu_runtime.learning.objective import TrainingSample
+from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
 from storage.config.run_config import RunConfig

@@ -95,7 +95,7 @@ def test_what_needs_the_first_alone_is_asked_of_it_alone():
     assert stage.actors[1].calls == []
 
 
-def test_what_all_refuse_is_raised_and_ends_nobody():
+def test_what_all_refuse_is_raised_and_ends_no_process():
     stage = Stage(TrainingError("ratio"), TrainingError("ratio"))
     with pytest.raises(TrainingError, match="ratio"):
         stage.trainers.ask(Worker.train, SAMPLES)
@@ -120,7 +120,7 @@ def test_the_cause_is_named_and_not_what_it_led_to():
     assert stage.killed == memory.killed == [True, True]
 
 
-def test_a_group_that_broke_though_nobody_is_known_to_be_gone_ends_the_run():
+def test_a_group_that_broke_without_a_known_loss_ends_the_run():
     stage = Stage(GroupBrokenError("device 0 lost another"), GroupBrokenError("device 1 lost another"))
     with pytest.raises(RuntimeFailure, match=r"device 0 lost another.*spotlight resume"):
         stage.trainers.ask(Worker.train, SAMPLES)
@@ -134,7 +134,7 @@ def test_what_one_fails_at_alone_ends_those_that_wait_for_it():
     assert stage.killed == [True, True]
 
 
-def test_nobody_waits_beyond_the_limit():
+def test_no_call_waits_beyond_the_limit():
     stage = Stage(None, "report", limit_s=0.05)
     with pytest.raises(RuntimeFailure, match=r"reserved-0 did not answer 'train' in"):
         stage.trainers.ask(Worker.train, SAMPLES)
@@ -144,8 +144,8 @@ def test_nobody_waits_beyond_the_limit():
 def test_devices_that_hold_different_weights_end_the_run():
     stage = Stage("digest a", "digest b")
     with pytest.raises(RuntimeFailure, match="reserved-0 digest a, reserved-1 digest b; resume"):
-        stage.trainers.hold_own(WeightsVersion(1))
+        stage.trainers.use_training_weights(WeightsVersion(1))
     assert not stage.trainers.holds(WeightsVersion(1))
     same = Stage("digest a", "digest a")
-    assert same.trainers.hold_own(WeightsVersion(1)) == "digest a"
+    assert same.trainers.use_training_weights(WeightsVersion(1)) == "digest a"
     assert same.trainers.holds(WeightsVersion(1)) and not same.trainers.holds(WeightsVersion(0))

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from gpu_runtime.learning.policy import Policy
+from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, adapter_numbers
+from gpu_runtime.models.checks.pipeline_outline import PipelineOutline
 from gpu_runtime.models.loading import load_model, outline_model
-from gpu_runtime.models.memory_need import GIB, MemoryNeed
-from gpu_runtime.models.pipeline_outline import PipelineOutline
-from gpu_runtime.models.work_need import WorkNeed, adapter_numbers
 from tests.pipeline_reference import family_config
 from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import tiny_config

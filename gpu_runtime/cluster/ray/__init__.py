@@ -13,5 +13,5 @@ RAY_TOKEN = Path.home() / ".ray" / "auth_token"
 _TOKEN_NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 if any(name in os.environ for name in _TOKEN_NAMES) or RAY_TOKEN.exists():
     # `ray start` asks every client for its account's token, but a client that is given an address
-    # presents it only when told to.
+    # presents it only when this variable is set.
     os.environ.setdefault("RAY_AUTH_MODE", "token")

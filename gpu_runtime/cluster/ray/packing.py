@@ -57,7 +57,13 @@ def unpack(packed: Any) -> Any:
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """A call for `Answering.answer`: its method and arguments, packed, then the references among them."""
+    """A call for `Answering.answer`: its method and arguments, packed, then the references among them.
+
+    Args:
+        method: name of the method.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
     references: list[Any] = []
 
     def place_of(arg: Any) -> Any:

@@ -94,7 +94,7 @@ class RayCluster:
         self._devices = config.runtime.reserved_workers + config.runtime.spot_workers
         with kept_signal_handlers():
             self._connect()
-        close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; whoever reads it can run code here
+        close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
         gpus = ray.cluster_resources().get("GPU", 0.0) if config.model.device != "cpu" else 0.0
         self.tells_markets_apart = not self._local and any(
             MARKET_LABEL in node["Labels"] for node in ray.nodes()
@@ -171,7 +171,7 @@ class RayCluster:
             options["num_gpus"] = share
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
-        # Ray titles a process by its class: a class of the worker's own name lets `ps` tell who is who.
+        # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
         named = type(re.sub(r"\W", "_", name), (Answering, worker), {})
         handle = ray.remote(named).options(**options).remote(*args)
         return RayActor(name, handle, alone=self._local)
@@ -207,7 +207,7 @@ def _translated(future: Future[Any], name: str) -> Future[Any]:
     def settle(done: Future[Any]) -> None:
         try:
             value = _outcome(done, name)
-        except Exception as error:  # noqa: BLE001 - whatever it is, somebody waits for it
+        except Exception as error:  # noqa: BLE001 - whatever it is, the caller must get it
             result.set_exception(error)
         else:
             result.set_result(value)

@@ -32,7 +32,7 @@ class TraceReplay:
 
     Args:
         replay: what is to be done when.
-        instances: where it is done; nobody else adds or removes spot instances meanwhile.
+        instances: where it is done; no other code adds or removes spot instances meanwhile.
     """
 
     def __init__(self, replay: Replay, instances: LocalInstances) -> None:

@@ -12,7 +12,7 @@ class GcpNotices:
     """Watches the `preempted` flag of this instance.
 
     The service can hold a request until the flag changes (`wait_for_change`). That is not used: a
-    request that hangs for ever could not be told from a service that is gone.
+    request that hangs for ever could not be distinguished from a service that is gone.
 
     Args:
         base_url: where the metadata service answers.

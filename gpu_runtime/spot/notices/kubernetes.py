@@ -52,7 +52,7 @@ class KubernetesNotices:
         return Notice(self.provider, "terminate", received_at + self._grace_s, received_at, "SIGTERM")
 
     def close(self) -> None:
-        """Put back what handled SIGTERM before, unless someone else has taken it over since.
+        """Put back what handled SIGTERM before, unless other code has taken it over since.
 
         Raises:
             ConfigurationError: not called in the main thread.

@@ -1,4 +1,4 @@
-"""Which notices have been told. Pure: turns what polls saw into what is news."""
+"""Which notices have been announced. Pure: from the answers of polls to changes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class NoticeLedger:
             seen: what the poll returned.
 
         Returns:
-            Withdrawals first, each naming the notice as it was told.
+            Withdrawals first, each naming the notice as it was announced.
         """
         gone: list[NoticeKind] = []
-        for kind, told in self._standing.items():
+        for kind, announced in self._standing.items():
             hidden = kind == "rebalance" and seen is not None and seen.kind == "terminate"
-            if told != seen and not hidden:
+            if announced != seen and not hidden:
                 gone.append(kind)
         changes = [NoticeChange("withdrawn", self._standing.pop(kind)) for kind in gone]
         if seen is not None and seen.kind not in self._standing:

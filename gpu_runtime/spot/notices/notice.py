@@ -1,4 +1,4 @@
-"""What a preemption notice is, and what everyone who watches for one offers."""
+"""What a preemption notice is, and the protocol of its watchers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Notice:
     """A provider's warning that it takes this machine.
 
     Attributes:
-        provider: who warned.
+        provider: its name.
         kind: `terminate`: the machine will be gone; `rebalance`: it is likelier than usual to be
-            taken, which is advice and binds nobody.
+            taken, which is advice and not binding.
         deadline: when the machine may be gone, in unix seconds, never before `received_at`; None
             where the provider names no time, or none that can be read. Not part of equality: where
             the time has passed, it moves with the clock.
@@ -36,7 +36,7 @@ class Notice:
 
     @property
     def in_words(self) -> str:
-        """Who gave it, in how many seconds it is meant, and its own words."""
+        """Its provider, in how many seconds it takes effect, and its own text."""
         if self.deadline is None:
             return f"{self.provider}, without a time: {self.detail}"
         return f"{self.provider}, in {self.deadline - self.received_at:.0f} s: {self.detail}"

@@ -27,7 +27,7 @@ class NoticeThread:
     Args:
         watcher: polled from the background thread only.
         on_notice: called with a notice that came.
-        on_withdrawn: called with a notice that no longer stands, as it was told.
+        on_withdrawn: called with a notice that no longer stands, as it was announced.
         poll_interval_s: wait between polls.
         max_backoff_s: longest wait after failed polls. Keep it well below the provider's grace
             period: a notice is seen only when the service is asked.
@@ -100,7 +100,7 @@ class NoticeThread:
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._poll()
-            # The exponent is bounded: nobody is helped by 2.0 ** 2000.
+            # The exponent is bounded: 2.0 ** 2000 overflows.
             wait_s = self._poll_interval_s * 2.0 ** min(self._failed_in_a_row, 60)
             self._stopping.wait(min(wait_s, self._max_backoff_s))
 

@@ -1,4 +1,4 @@
-"""A local HTTP server that plays a provider's metadata service: for tests, and for `spotlight chaos`."""
+"""A local HTTP server that simulates a provider's metadata service: for tests, and for `spotlight chaos`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class SimulatedService:
         return [path for _, path, _ in self.asked]
 
 
-class PlayedNotices:
-    """Google's preempted flag, played for each worker apart; the workers ask `url`.
+class SimulatedNotices:
+    """Google's preempted flag, simulated for each worker; the workers ask `url`.
 
     Attributes:
         url: for a run's `runtime.notices`: "gcp@URL".
@@ -64,7 +64,7 @@ class PlayedNotices:
         self._worker_in_url = worker_in_url
         self.url = ""
 
-    def __enter__(self) -> PlayedNotices:
+    def __enter__(self) -> SimulatedNotices:
         self._service.__enter__()
         self.url = f"{self._service.url}/{self._worker_in_url}"
         return self
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         if isinstance(status, str):
             status, body = 200, status
         content = body if isinstance(body, bytes) else body.encode()
-        with suppress(ConnectionError):  # who asked may have been killed meanwhile
+        with suppress(ConnectionError):  # the client may have been killed meanwhile
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()

@@ -10,7 +10,7 @@ from gpu_runtime.spot.notices.registry import NOTICES, watcher_for
 class NoticeWatch:
     """Watches from its making on, and knows at any moment whether this machine will be taken.
 
-    Only a termination counts: advice that a machine is likelier to be taken than usual binds nobody,
+    Only a termination counts: advice that a machine is likelier to be taken than usual is not binding,
     and a device that stopped for it would be paid for idling.
 
     Args:

@@ -61,6 +61,11 @@ class PriceBook:
     def usd_per_hour(self, device: str, market: PriceMarket, zone: str) -> float:
         """Dollars an hour of one device.
 
+        Args:
+            device: kind of GPU.
+            market: `on_demand` or `spot`.
+            zone: of the provider.
+
         Raises:
             PriceNotFoundError: there is no such offer (the message names those there are), or it is
                 unavailable.

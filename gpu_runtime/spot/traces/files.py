@@ -81,9 +81,9 @@ class _Events:
         Raises:
             TraceError: it contradicts those before it.
         """
-        complaint = self._roster.complaint(event)
-        if complaint:
-            raise TraceError(f"{where}: {complaint}")
+        problem = self._roster.problem(event)
+        if problem:
+            raise TraceError(f"{where}: {problem}")
         _refuse_too_many(self.count, where)
         self.events.append(event)
 

@@ -96,7 +96,7 @@ class _Generator:
                 self._add(*heapq.heappop(self._returns))
             elif _to_ms(at_s) > self._last_loss_s:  # in one millisecond, two events would look like one
                 self._last_loss_s = _to_ms(at_s)
-                self._lose(at_s)
+                self._remove_some(at_s)
 
     def _burst_sizes(self, zone: int) -> range:
         return range(2, min(self._shape.largest_burst, len(self._alive[zone])) + 1)
@@ -119,7 +119,7 @@ class _Generator:
         losses_of_an_event = burst * sum(sizes) / len(sizes) + (1 - burst)
         return alive / losses_of_an_event / self._shape.mean_lifetime_s
 
-    def _lose(self, at_s: float) -> None:
+    def _remove_some(self, at_s: float) -> None:
         rates = [self._event_rate(zone) for zone in range(self._shape.zones)]
         [zone] = self._random.choices(range(self._shape.zones), weights=rates)
         sizes = self._burst_sizes(zone)

@@ -1,4 +1,4 @@
-"""A trace played in accelerated time: which instances are to come, to be warned and to go by now. Pure."""
+"""A trace replayed in accelerated time: which instances are to be added, warned and removed by now. Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Replay:
     too slow for the trace falls behind in instances, not in time.
 
     Args:
-        trace: as it is to be played; scale it before.
+        trace: as it is to be replayed; scale it before.
         notice_s: seconds before its removal at which an instance is warned, but not before it comes; 0 for
             removal without a word.
 
@@ -87,16 +87,16 @@ class Replay:
         steps = self._steps[first : self._next]
         ends = Counter(step.instance for step in steps if step.kind == "remove")
         kept: list[ReplayStep] = []
-        unborn: set[str] = set()
+        left_out: set[str] = set()
         for step in steps:
             if step.kind == "add" and ends[step.instance] > 0:
-                unborn.add(step.instance)
+                left_out.add(step.instance)
                 self.skipped += 1
-            elif step.instance not in unborn:
+            elif step.instance not in left_out:
                 kept.append(step)
             if step.kind == "remove":
                 ends[step.instance] -= 1
-                unborn.discard(step.instance)
+                left_out.discard(step.instance)
         return kept
 
 

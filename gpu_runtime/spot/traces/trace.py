@@ -28,14 +28,14 @@ class TraceEvent:
 
 
 class Roster:
-    """Who is there while events are read one by one; says what is wrong with the next."""
+    """The instances that exist while events are read one by one; checks each next event."""
 
     def __init__(self) -> None:
         self.alive: dict[str, float] = {}
         self._at_s = 0.0
 
-    def complaint(self, event: TraceEvent) -> str | None:
-        """Take the event in, or say why it cannot be."""
+    def problem(self, event: TraceEvent) -> str | None:
+        """Take the event in, or return what is wrong with it."""
         if event.kind not in get_args(EventKind):
             return f"unknown event {event.kind!r}; write add or remove"
         if not math.isfinite(event.at_s) or event.at_s < 0:
@@ -73,9 +73,9 @@ class Trace:
     def __post_init__(self) -> None:
         roster = Roster()
         for number, event in enumerate(self.events, start=1):
-            complaint = roster.complaint(event)
-            if complaint:
-                raise TraceError(f"event {number} of {len(self.events)}: {complaint}")
+            problem = roster.problem(event)
+            if problem:
+                raise TraceError(f"event {number} of {len(self.events)}: {problem}")
         last_s = self.events[-1].at_s if self.events else 0.0
         if not (math.isfinite(self.length_s) and self.length_s >= last_s):
             raise TraceError(f"the trace is {self.length_s} s long; give at least its last event, {last_s} s")

@@ -16,6 +16,13 @@ def device_intervals(
 
     At most `limit` intervals, the latest ones, in order of time. Columns: worker, market, state, phase,
     iteration, started_at, ended_at (Unix seconds), usd, of (how many intervals there are without the limit).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        first: iteration.
+        last: iteration, included.
+        limit: most rows.
     """
     return connection.execute(
         """
@@ -37,6 +44,13 @@ def device_events(
     """What happened to the devices in iterations `first` to `last`: the latest, in order of time.
 
     Columns: worker, market, kind, happened_at (Unix seconds), detail.
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        first: iteration.
+        last: iteration, included.
+        limit: most rows.
     """
     return connection.execute(
         """
@@ -58,6 +72,13 @@ def sequence_groups(
 
     Columns: worker (one row a member), degree, epoch, place, instance, members (joined by `+`), started_at,
     ended_at (Unix seconds).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        first: iteration.
+        last: iteration, included.
+        limit: most groups.
     """
     return connection.execute(
         """
@@ -78,6 +99,12 @@ def degree_times(connection: duckdb.DuckDBPyConnection, run_id: str, first: int,
 
     Columns: request_class, degree, step_s (as last measured, up to iteration `last`), chunks (timed so far),
     share (of the time that devices spent in groups in iterations `first` to `last`; 0 where none did).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        first: iteration.
+        last: iteration, included.
     """
     return connection.execute(
         """
@@ -112,6 +139,11 @@ def utilisation(connection: duckdb.DuckDBPyConnection, run_id: str, most_groups:
     Neighbouring iterations are taken together so that there are at most `most_groups` groups.
     Columns: first, last (iterations of the group), market, state, device_s, share (of the market's
     time in the group).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        most_groups: most groups of iterations.
     """
     return connection.execute(
         """

@@ -51,6 +51,12 @@ def pictures(
     """The pictures of some images (prompt_id, seed_index) at some evaluations, image by image.
 
     Columns: prompt_id, seed_index, prompt, iteration, score, exact, detail, error, png (bytes).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        images: which ones.
+        iterations: after which they were made.
     """
     return connection.execute(
         """

@@ -184,6 +184,12 @@ def events(
     """The latest events, newest first; of all kinds, or of these.
 
     Columns: happened_at (Unix seconds), kind, message.
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        limit: most rows, the latest.
+        kinds: of events; None for all.
     """
     return connection.execute(
         "SELECT happened_at, kind, message FROM events WHERE run_id = $run "

@@ -20,7 +20,15 @@ import pandas as pd
 def spread_iterations(
     connection: duckdb.DuckDBPyConnection, run_id: str, most: int, first: int = 0, last: int | None = None
 ) -> list[int]:
-    """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them."""
+    """At most `most` committed iterations of `first` to `last`, evenly spread, the latest among them.
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        most: most iterations.
+        first: iteration.
+        last: iteration, included.
+    """
     rows = connection.execute(
         """
         WITH own AS (
@@ -65,6 +73,11 @@ def stale_and_fresh(
 
     Columns: iteration, prompt_id, prompt, seed_index, fidelity (of the draft), stale, fresh (scores),
     kept (whether the seed was rolled out), rescored (whether fresh is a draft).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(
@@ -82,7 +95,13 @@ def stale_and_fresh(
 def pair_counts(
     connection: duckdb.DuckDBPyConnection, run_id: str, iterations: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds."""
+    """The pairs of `stale_and_fresh`, counted. Columns: kept, stale, fresh (to four digits), seeds.
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        iterations: which ones; None for all.
+    """
     own, values = _only(run_id, iterations)
     return connection.execute(
         f"""
@@ -103,6 +122,11 @@ def drafts_by_prompt(
     ones), success_share (of the seeds, by the draft that counts: all that was asked is in it; NaN
     without drafts), in_plan (whether it was rolled out), kept_variance (of the kept seeds' draft
     scores; NaN where none of the kept was drafted).
+
+    Args:
+        connection: open connection to the database.
+        run_id: the run.
+        iterations: which ones; None for all.
     """
     own, values = _only(run_id, iterations)
     return connection.execute(

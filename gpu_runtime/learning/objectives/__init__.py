@@ -1,0 +1,1 @@
+"""The objectives, one file each: loss and gradients together, and what they have in common."""

@@ -1,0 +1,105 @@
+"""Flow-GRPO (arXiv 2505.05470): the clipped policy gradient over the stochastic steps of each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.sde_step import kl_to_reference
+from gpu_runtime.learning.objectives.options import GrpoOptions
+from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
+from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
+from gpu_runtime.learning.policy import Policy
+from storage.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class PolicyLoss:
+    """Loss terms of R rows, one row a (sample, denoising step).
+
+    Attributes:
+        loss_R: max of the unclipped and the clipped term; its mean over rows is the loss.
+        ratio_R: p_new / p_old, detached.
+        clipped_R: True where the clipped term is the larger, so that the row has no gradient.
+    """
+
+    loss_R: torch.Tensor
+    ratio_R: torch.Tensor
+    clipped_R: torch.Tensor
+
+
+def policy_loss(
+    log_prob_R: torch.Tensor, old_log_prob_R: torch.Tensor, advantage_R: torch.Tensor, clip_range: float
+) -> PolicyLoss:
+    """max(-A r, -A clip(r, 1 - eps, 1 + eps)) with r = exp(log p - log p_old).
+
+    Args:
+        log_prob_R: under the policy being trained (carries gradient).
+        old_log_prob_R: under the policy that drew the sample.
+        advantage_R: advantage of each row's sample.
+        clip_range: eps.
+    """
+    ratio_R = torch.exp(log_prob_R - old_log_prob_R)
+    unclipped_R = -advantage_R * ratio_R
+    clipped_R = -advantage_R * ratio_R.clamp(1 - clip_range, 1 + clip_range)
+    return PolicyLoss(torch.maximum(unclipped_R, clipped_R), ratio_R.detach(), clipped_R > unclipped_R)
+
+
+class GrpoObjective:
+    """Implements `objectives.protocol.Objective`; a row is a (sample, denoising step).
+
+    Args:
+        policy: to be trained.
+        sampler: of the rollout.
+        config: the run's configuration.
+        options: of the objective.
+    """
+
+    def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: GrpoOptions) -> None:
+        self._policy = policy
+        self._kl_weight, self._clip_range = config.algorithm.kl_weight, options.clip_range
+        self._steps = StochasticSteps(policy, sampler, config)
+
+    def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
+        """Nothing to do: log-probabilities of the old policy come with the trajectories."""
+
+    def end(self) -> None:
+        """Nothing is kept."""
+
+    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
+        """Every stochastic step of every sample."""
+        return self._steps.rows(samples)
+
+    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
+        """Add the gradient of one batch."""
+        device, real = self._policy.model.device, len(rows)
+        # The shape is fixed; rows that only fill it up weigh nothing.
+        padded = self._steps.padded(rows)
+        weight_R = torch.zeros(len(padded), device=device)
+        weight_R[:real] = 1.0 / total
+        inputs = self._steps.inputs(padded)
+        advantage_R = torch.tensor([row.sample.advantage for row in padded], device=device)
+        reference = None
+        if self._kl_weight > 0:
+            # Before the policy's own pass: a reference of full training swaps weights in place, which
+            # must not touch tensors that a backward pass still needs.
+            with torch.no_grad(), self._policy.reference():
+                reference = self._steps.transition(inputs)
+        policy = self._steps.transition(inputs)
+        terms = policy_loss(
+            self._steps.log_prob(inputs, policy),
+            inputs.old_log_prob_R,
+            advantage_R,
+            self._clip_range,
+        )
+        loss = (terms.loss_R * weight_R).sum()
+        kl = torch.zeros((), device=device)
+        if reference is not None:
+            kl = (kl_to_reference(policy, reference) * weight_R).sum()
+        (loss + self._kl_weight * kl).backward()
+        clipped = float((terms.clipped_R * weight_R).sum())
+        deviation = float((terms.ratio_R[:real] - 1).abs().max())
+        return BatchTerms(float(loss.detach()), float(kl.detach()), clipped, deviation)

@@ -1,0 +1,144 @@
+"""DiffusionNFT's objective (arXiv 2509.16117): final images, noised anew, pull the velocity field.
+
+The loss needs no trajectory and no log-probability. One batch of stochastic steps is computed again
+all the same, before an iteration's first update: it shows that the weights are those that drew the
+images. docs/forward-process.md says more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gpu_runtime.diffusion.noise import Purpose, normal, uniform
+from gpu_runtime.diffusion.sampler import Sampler, stream_of
+from gpu_runtime.learning.objectives.options import NftOptions
+from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
+from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.models.protocol import Conditioning
+from gpu_runtime.scheduling.requests import SampleRequest
+from storage.config.run_config import RunConfig
+
+
+def nft_loss(
+    velocity_RSC: torch.Tensor,
+    old_RSC: torch.Tensor,
+    target_RSC: torch.Tensor,
+    optimality_R: torch.Tensor,
+    beta: float,
+) -> torch.Tensor:
+    """(r |v+ - u|^2 + (1 - r) |v- - u|^2) / beta, a mean over tokens and channels; shape (R,).
+
+    v+ = (1 - beta) v_old + beta v is what the policy is if it is good, v- = (1 + beta) v_old - beta v
+    what a bad one would then be. At v = v_old the gradient is 2 (2 r - 1) (v_old - u), whatever beta
+    is; the smaller beta, the further the minimum, v_old + (2 r - 1) / beta (u - v_old), lies away.
+
+    Args:
+        velocity_RSC: of the policy being trained (carries gradient).
+        old_RSC: of the policy that drew the images.
+        target_RSC: u = noise - x0 of each row.
+        optimality_R: r in [0, 1]: 1 for the best image, 0 for the worst, a half for a usual one.
+        beta: strength of the implicit guidance, above 0.
+    """
+    positive = (1 - beta) * old_RSC + beta * velocity_RSC
+    negative = (1 + beta) * old_RSC - beta * velocity_RSC
+    good_R = ((positive - target_RSC) ** 2).mean(dim=(1, 2))
+    bad_R = ((negative - target_RSC) ** 2).mean(dim=(1, 2))
+    return (optimality_R * good_R + (1 - optimality_R) * bad_R) / beta
+
+
+class NftObjective:
+    """Implements `gpu_runtime.learning.objectives.protocol.Objective`; a row is a (sample, noise level).
+
+    Noise and noise levels are functions of the sample's identity, as everything is.
+
+    Args:
+        policy: to be trained.
+        sampler: of the rollout.
+        config: the run's configuration.
+        options: of the objective.
+    """
+
+    def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig, options: NftOptions) -> None:
+        self._policy = policy
+        self._sampler = sampler
+        self._config = config
+        self._options = options
+        self._steps = StochasticSteps(policy, sampler, config)
+        self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
+        self._deviation = 0.0
+
+    def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
+        """Keep the old policy's velocities; with one update the policy itself still is the old one."""
+        self._old = {}  # an iteration that was refused did not come to its end
+        self._deviation = self._steps.deviation([sample for samples in updates for sample in samples])
+        if len(updates) < 2:
+            return
+        size = self._config.sampling.batch_size
+        for samples in updates:
+            rows = self.rows(samples)
+            for first in range(0, len(rows), size):
+                batch = rows[first : first + size]
+                noised, sigma, _, conditioning = self._inputs(self._steps.padded(batch))
+                with torch.no_grad():
+                    velocity = self._policy.model.velocity(noised, sigma, conditioning)
+                for row, old in zip(batch, velocity, strict=False):
+                    self._old[row.sample.request, row.place] = old
+
+    def end(self) -> None:
+        """Forget the old policy's velocities: of large latents they are many."""
+        self._old = {}
+
+    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
+        """Every noise level of every sample."""
+        return [Row(sample, place) for sample in samples for place in range(self._options.times)]
+
+    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
+        """Add the gradient of one batch; `deviation` is that found by `begin`. Nothing is cut off."""
+        algorithm, model = self._config.algorithm, self._policy.model
+        padded = self._steps.padded(rows)
+        noised, sigma, target, conditioning = self._inputs(padded)
+        # The shape is fixed; rows that only fill it up weigh nothing.
+        weight_R = torch.zeros(len(padded), device=model.device)
+        weight_R[: len(rows)] = 1.0 / total
+        reference = None
+        if algorithm.kl_weight > 0:
+            # Before the policy's own pass, as in the other objective.
+            with torch.no_grad(), self._policy.reference():
+                reference = model.velocity(noised, sigma, conditioning)
+        velocity = model.velocity(noised, sigma, conditioning)
+        old = velocity.detach()
+        if self._old:
+            old = torch.stack([self._old[row.sample.request, row.place] for row in padded])
+        advantage_R = torch.tensor([row.sample.advantage for row in padded], device=model.device)
+        share_R = (advantage_R / algorithm.advantage_clip).clamp(-1, 1)
+        loss_R = nft_loss(velocity, old, target, (1 + share_R) / 2, self._options.beta)
+        loss = (loss_R * weight_R).sum()
+        kl = torch.zeros((), device=model.device)
+        if reference is not None:
+            kl = (((velocity - reference) ** 2).mean(dim=(1, 2)) * weight_R).sum()
+        (loss + algorithm.kl_weight * kl).backward()
+        return BatchTerms(float(loss.detach()), float(kl.detach()), 0.0, self._deviation)
+
+    def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
+        """Noised latents, noise level, target velocity and prompt of each row.
+
+        The levels of a sample are spread evenly: one in each of `times` equal parts of (0, 1).
+        """
+        model, times = self._policy.model, self._options.times
+        latents = torch.from_numpy(np.stack([row.sample.latents_SC for row in rows]))
+        noise, sigma = torch.empty_like(latents), torch.empty(len(rows), dtype=torch.float64)
+        for place in sorted({row.place for row in rows}):
+            chosen = [index for index, row in enumerate(rows) if row.place == place]
+            streams = [stream_of(rows[index].sample.request) for index in chosen]
+            noise[chosen] = normal(streams, Purpose.TRAIN_NOISE, place, model.latent_shape)
+            sigma[chosen] = (place + uniform(streams, Purpose.TRAIN_TIME, place)) / times
+        # The largest number below 1: rounding must not reach the open end.
+        sigma = sigma.clamp(max=1 - 2**-24).to(torch.float32)
+        noised = (1 - sigma[:, None, None]) * latents + sigma[:, None, None] * noise
+        conditioning = self._sampler.conditioning(row.sample.request.prompt for row in rows)
+        device = model.device
+        return noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning

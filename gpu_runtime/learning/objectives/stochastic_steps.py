@@ -1,0 +1,103 @@
+"""The denoising steps that training samples kept, computed again under the weights of now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.diffusion.sde_step import StepTimes, Transition, log_prob, transition
+from gpu_runtime.learning.objectives.protocol import Row, TrainingSample
+from gpu_runtime.learning.policy import Policy
+from gpu_runtime.models.protocol import Conditioning
+from storage.config.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """R rows, each one stochastic step of one sample; shapes as in the trajectory.
+
+    Attributes:
+        before_RSC, after_RSC: latents before and after the step.
+        old_log_prob_R: under the policy that drew it.
+        times: where in the schedule it is.
+        conditioning: encoded prompts.
+    """
+
+    before_RSC: torch.Tensor
+    after_RSC: torch.Tensor
+    old_log_prob_R: torch.Tensor
+    times: StepTimes
+    conditioning: Conditioning
+
+
+class StochasticSteps:
+    """Steps as the rollout computed them: the same schedule, noise level and batch shape.
+
+    Args:
+        policy: to be trained.
+        sampler: of the rollout.
+        config: the run's configuration.
+    """
+
+    def __init__(self, policy: Policy, sampler: Sampler, config: RunConfig) -> None:
+        self._policy = policy
+        self._sampler = sampler
+        self._sampling = config.sampling
+
+    def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
+        """Every stochastic step of every sample."""
+        return [Row(sample, place) for sample in samples for place in range(len(sample.trajectory.step_W))]
+
+    def padded(self, rows: Sequence[Row]) -> list[Row]:
+        """A batch of the fixed shape; what only fills it up repeats its first row."""
+        return [*rows, *[rows[0]] * (self._sampling.batch_size - len(rows))]
+
+    def inputs(self, rows: Sequence[Row]) -> StepInputs:
+        """What a batch is computed from, on the policy's device."""
+        device = self._policy.model.device
+        pairs = [(row.sample.trajectory, row.place) for row in rows]
+        before = np.stack([trajectory.before_WSC[place] for trajectory, place in pairs])
+        after = np.stack([trajectory.after_WSC[place] for trajectory, place in pairs])
+        old = np.array([trajectory.log_prob_W[place] for trajectory, place in pairs], np.float32)
+        step = torch.tensor([int(trajectory.step_W[place]) for trajectory, place in pairs])
+        return StepInputs(
+            torch.from_numpy(before).to(device),
+            torch.from_numpy(after).to(device),
+            torch.from_numpy(old).to(device),
+            StepTimes.at(self._sampler.schedule(rows[0].sample.request), step).to(device),
+            self._sampler.conditioning(row.sample.request.prompt for row in rows),
+        )
+
+    def transition(self, inputs: StepInputs) -> Transition:
+        """The policy of each row; carries gradient where gradients are on."""
+        noise_level_R = torch.full((len(inputs.before_RSC),), self._sampling.noise_level)
+        velocity = self._policy.model.velocity(inputs.before_RSC, inputs.times.sigma_B, inputs.conditioning)
+        return transition(
+            self._sampling.sde, inputs.before_RSC, velocity, inputs.times, noise_level_R.to(velocity.device)
+        )
+
+    def log_prob(self, inputs: StepInputs, policy: Transition) -> torch.Tensor:
+        """Log-probability of each row's step under a policy, shape (R,)."""
+        return log_prob(self._sampling.sde, inputs.after_RSC, policy)
+
+    @torch.no_grad()
+    def deviation(self, samples: Sequence[TrainingSample]) -> float:
+        """Largest |ratio - 1| of one batch of steps: 0 if the weights are those that drew them.
+
+        Where sampling is an ODE, which has no ratio, it is the largest difference of a step's end from
+        the one computed again, relative to the step's length.
+        """
+        rows = self.rows(samples)[: self._sampling.batch_size]
+        if not rows:
+            return 0.0
+        inputs = self.inputs(self.padded(rows))
+        if self._sampling.sde == "none":
+            apart_R = (self.transition(inputs).mean_BSC - inputs.after_RSC).flatten(1).norm(dim=1)
+            length_R = (inputs.after_RSC - inputs.before_RSC).flatten(1).norm(dim=1)
+            return float((apart_R / length_R)[: len(rows)].max())
+        ratio_R = torch.exp(self.log_prob(inputs, self.transition(inputs)) - inputs.old_log_prob_R)
+        return float((ratio_R[: len(rows)] - 1).abs().max())

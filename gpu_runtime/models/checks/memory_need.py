@@ -1,0 +1,262 @@
+"""How much memory a run needs at least: nothing is loaded.
+
+The weights are counted from the headers of the model's files, what training and generating need beside them
+from the layers of a transformer that may be without memory for its weights. Every number is a lower bound:
+what a kernel, an allocator or another batch adds is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import torch
+
+from gpu_runtime.models.families.pipeline_model import PipelineModel, dtype_on
+from gpu_runtime.models.files.pipeline_folder import PipelineFolder
+from storage.config.model import ModelConfig
+from storage.config.run_config import AdaptationConfig, RunConfig
+from storage.errors import ConfigurationError
+
+GIB = 2**30
+_FLOAT32 = 4
+_MOMENTS = 2
+"""Of AdamW, for every trained weight."""
+
+_STACKS = ("transformer_blocks", "single_transformer_blocks", "layers")
+"""Where the families keep the blocks that every image token passes."""
+
+_KEPT = 4
+"""Of each block until its backward pass: queries, keys, values, and what its norm was given."""
+
+Terms = dict[str, float]
+"""What needs memory at one moment, and bytes."""
+
+
+@dataclass(frozen=True)
+class WorkNeed:
+    """Bytes on one device, whatever is divided over several.
+
+    Attributes:
+        adapters_bytes: weights of the adapters; 0 where all weights are trained.
+        trains_all: whether the transformer's own weights are trained.
+        keeps_reference: whether a copy of them is kept as loaded (full training with a KL).
+        trains_again: whether there is a second training step: AdamW's moments are there from the first on.
+        training_bytes: activations of one batch in training, kept for its backward pass.
+        generating_bytes: activations of one batch in the block that computes.
+    """
+
+    adapters_bytes: int = 0
+    trains_all: bool = False
+    keeps_reference: bool = False
+    trains_again: bool = True
+    training_bytes: int = 0
+    generating_bytes: int = 0
+
+    @classmethod
+    def of(cls, transformer: torch.nn.Module, image_tokens: int, config: RunConfig) -> WorkNeed:
+        """Count a run's.
+
+        Args:
+            transformer: its layers, in the precision that it computes in.
+            image_tokens: of one sample; its text tokens come on top and are not counted.
+            config: the run's configuration.
+        """
+        adaptation, trains_all = config.adaptation, config.adaptation.mode == "full"
+        blocks = list(_blocks(transformer))
+        trained = blocks if trains_all else _from_first_adapter(blocks, adaptation)
+        itemsize = next(transformer.parameters()).dtype.itemsize
+        rows = config.sampling.batch_size * image_tokens * itemsize
+        largest = max((_width(block) for block in blocks), default=0)
+        if adaptation.gradient_checkpointing:
+            # What each block was given, and one of them computed again.
+            kept = sum(map(_width, trained)) + (_KEPT - 1) * max(map(_width, trained), default=0)
+        else:
+            kept = _KEPT * sum(map(_width, trained))
+        return cls(
+            adapters_bytes=0 if trains_all else adapter_numbers(transformer, adaptation) * _FLOAT32,
+            trains_all=trains_all,
+            keeps_reference=trains_all and config.algorithm.kl_weight > 0,
+            trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
+            training_bytes=rows * kept,
+            generating_bytes=rows * _KEPT * largest,
+        )
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes that a run needs of a device, at least.
+
+    Attributes:
+        transformer_bytes, vae_bytes: weights of these parts.
+        encoders_bytes: weights of all text encoders.
+        offloads_encoders: whether they are on the device for new prompts only.
+        work: what training and generating need beside.
+    """
+
+    transformer_bytes: int
+    vae_bytes: int
+    encoders_bytes: int
+    offloads_encoders: bool = False
+    work: WorkNeed = field(default_factory=WorkNeed)
+
+    @classmethod
+    def on(
+        cls,
+        family: type[PipelineModel],
+        folder: PipelineFolder,
+        settings: ModelConfig,
+        device: torch.device,
+        work: WorkNeed,
+    ) -> MemoryNeed:
+        """Count the numbers in a pipeline's files, in the precision that they have on a device.
+
+        Args:
+            family: of the model.
+            folder: its files.
+            settings: of the model.
+            device: the kind of device.
+            work: what training and generating need beside the weights.
+        """
+        size = dtype_on(settings, device).itemsize
+        return cls(
+            folder.parameters("transformer") * size,
+            folder.parameters("vae") * _FLOAT32,
+            sum(folder.parameters(part) for part in family.ENCODERS) * size,
+            # On the CPU there is no other memory that they could stay in.
+            settings.encoders == "offload" and device.type == "cuda",
+            work,
+        )
+
+    def of_weights(self) -> Terms:
+        """Of a device that generates: the weights, whatever it does."""
+        terms: Terms = {"transformer": self.transformer_bytes, "VAE": self.vae_bytes}
+        if not self.offloads_encoders:
+            terms["text encoders"] = self.encoders_bytes
+        return terms | {"adapters": self.work.adapters_bytes}
+
+    def generating(self) -> Terms:
+        """Of a device that generates, at the moment when it needs the most."""
+        activations = self.of_weights() | {"activations": self.work.generating_bytes}
+        return max(activations, self._encoding(), key=_sum)
+
+    def training(self, trainers: int) -> Terms:
+        """Of one of the devices that train, at the moment when it needs the most.
+
+        Args:
+            trainers: over how many the transformer and all that training adds are divided. Each holds
+                all of it beside its part while it generates.
+        """
+        work, held = self.work, self.of_weights()
+        trained = self.transformer_bytes if work.trains_all else work.adapters_bytes
+        kept = {
+            "AdamW's moments": _MOMENTS * trained / trainers,
+            "reference": (trained if work.keeps_reference else 0) / trainers,
+        }
+        parts = {"transformer": held["transformer"] / trainers, "adapters": held["adapters"] / trainers}
+        computes: Terms = held | parts | {"activations": work.training_bytes}
+        if work.trains_again:
+            computes |= kept
+        steps = held | parts | kept | {"gradients": trained / trainers}
+        generates: Terms = held | {"activations": work.generating_bytes}
+        if trainers > 1:
+            generates["its part of them"] = parts["transformer"] + parts["adapters"]
+        if work.trains_again:
+            generates |= kept
+        return max(computes, steps, generates, self._encoding(), key=_sum)
+
+    def _encoding(self) -> Terms:
+        return self.of_weights() | {"text encoders": self.encoders_bytes}
+
+
+def refuse_too_large(
+    need: MemoryNeed, device: torch.device, models: int, trainers: int, device_index: int = 0
+) -> None:
+    """Refuse a run that surely does not fit.
+
+    Args:
+        need: of one model.
+        device: its kind.
+        models: how many of them share this machine's memory; on GPUs each has its own.
+        trainers: how many of them train together; 0 where none does.
+        device_index: which GPU to look at.
+
+    Raises:
+        ConfigurationError: it does not fit.
+    """
+    terms = need.training(trainers) if trainers else need.generating()
+    if device.type == "cuda":
+        # Not mem_get_info, which would take memory of the device for this process.
+        found = torch.cuda.get_device_properties(device_index)
+        there, where = found.total_memory, found.name
+    else:
+        there, where = psutil.virtual_memory().available, "this machine (free memory)"
+        at_work = max(trainers, 1)
+        terms = {name: at_work * size for name, size in terms.items()}
+        terms["weights of the other models"] = (models - at_work) * _sum(need.of_weights())
+    wanted = _sum(terms)
+    if wanted <= there:
+        return
+    shared = f" for {models} models" if device.type == "cpu" and models > 1 else ""
+    named = ", ".join(f"{name} {size / GIB:.1f}" for name, size in terms.items() if size)
+    raise ConfigurationError(
+        f"the run needs at least {wanted / GIB:.1f} GiB{shared} ({named}), but {where} has {there / GIB:.1f} "
+        f"GiB; {_advice(need, terms, trainers, bool(shared))}"
+    )
+
+
+def _advice(need: MemoryNeed, terms: Terms, trainers: int, shared: bool) -> str:
+    """What would make it smaller."""
+    advice = ["take a larger device or a smaller model"]
+    if trainers and need.work.trains_all:
+        advice.append("adaptation.mode=lora")
+    if trainers and terms.get("activations", 0) >= 0.1 * _sum(terms):
+        advice += ["adaptation.gradient_checkpointing=true", "a smaller sampling.batch_size or image"]
+    if not need.offloads_encoders and need.encoders_bytes:
+        advice.append("model.encoders=offload")
+    if shared:
+        advice.append("fewer workers")
+    return ", or ".join(advice)
+
+
+def _sum(terms: Terms) -> float:
+    return sum(terms.values())
+
+
+def adapter_numbers(transformer: torch.nn.Module, adaptation: AdaptationConfig) -> int:
+    """How many numbers the LoRA adapters of a transformer are."""
+    return sum(
+        adaptation.rank * (layer.in_features + layer.out_features)
+        for name, layer in transformer.named_modules()
+        if isinstance(layer, torch.nn.Linear) and _is_target(name, adaptation)
+    )
+
+
+def _is_target(name: str, adaptation: AdaptationConfig) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in adaptation.targets)
+
+
+def _blocks(transformer: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The blocks that every image token passes, in their order."""
+    for stack in _STACKS:
+        yield from getattr(transformer, stack, ())
+
+
+def _from_first_adapter(
+    blocks: Sequence[torch.nn.Module], adaptation: AdaptationConfig
+) -> Sequence[torch.nn.Module]:
+    """The blocks that a gradient passes for certain: nothing is kept of those before the first adapter."""
+    for place, block in enumerate(blocks):
+        if adapter_numbers(block, adaptation):
+            # Of the first one itself, only what comes after its adapter.
+            return blocks[place + 1 :]
+    return ()
+
+
+def _width(block: torch.nn.Module) -> int:
+    """Numbers of one token between the layers of a block; 0 where it is not known."""
+    attention: Any = getattr(block, "attn", None) or getattr(block, "attention", None)
+    layer: Any = getattr(attention, "to_q", None)
+    return layer.out_features if isinstance(layer, torch.nn.Linear) else 0

@@ -1,0 +1,109 @@
+"""What can be known of a pipeline's model without loading its weights: enough to refuse what cannot work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed, refuse_too_large
+from gpu_runtime.models.families.compiled_blocks import refuse_missing_compiler
+from gpu_runtime.models.families.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
+from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
+from storage.config.model import ModelConfig
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
+
+_UNMASKED_KERNELS = ("flash", "_flash_3", "sage", "_native_flash")
+
+
+class PipelineOutline:
+    """A model's files, sizes, tokenizers and layers.
+
+    Args:
+        family: of the model.
+        settings: of the model.
+        device: the kind of device that it will work on.
+
+    Attributes:
+        folder: its files, all there.
+        transformer: its layers, without memory for their weights.
+        height, width: of an image, in pixels.
+
+    Raises:
+        ModelError: files are missing, cut off, or of another model.
+        ConfigurationError: a setting that the model cannot work with.
+    """
+
+    def __init__(self, family: type[PipelineModel], settings: ModelConfig, device: torch.device) -> None:
+        self.family = family
+        self.folder = family.folder(settings)
+        self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
+        self._settings, self._device = settings, device
+        # First, as what follows reads sizes from the configurations.
+        self.transformer: torch.nn.Module = empty_transformer(
+            self.family.TRANSFORMER, self.family.ENCODERS, self.family.VAE, self.folder,
+            dtype_on(settings, device),
+        )  # fmt: skip
+        self.family.check_size(self.folder, self.height, self.width)
+        self.family.check_settings(self.folder, settings)
+        if self.family.MASKED and settings.attention in _UNMASKED_KERNELS:
+            raise ConfigurationError(
+                f"model.attention is {settings.attention}, which takes no mask, but {settings.family} hides "
+                "the padding of its text by one; use native or _native_cudnn"
+            )
+        load_scheduler(self.folder)
+        self._tokenizers = load_tokenizers(self.folder)
+        self._text_length = settings.text_length or self.family.TEXT_LENGTH
+        self.check_prompts([settings.negative_prompt])
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Refuse a prompt that is too long.
+
+        Raises:
+            ConfigurationError: naming the prompt.
+        """
+        for prompt in prompts:
+            self.family.refuse_long(self._tokenizers, prompt, self._text_length)
+
+    def check_machine(self, config: RunConfig | None = None) -> None:
+        """Refuse a model that this machine has no attention kernel, no compiler or no memory for.
+
+        Args:
+            config: of the run whose workers share this machine; None for one of them that only generates.
+
+        Raises:
+            ConfigurationError: with what is needed and what is there.
+        """
+        choose_attention(self.transformer, self._settings.attention)
+        if self._settings.compile:
+            refuse_missing_compiler(self._device)
+        models, trainers, work = 1, 0, WorkNeed()
+        if config is not None:
+            settings = config.runtime
+            models = settings.reserved_workers + settings.spot_workers + settings.standby_workers
+            trainers = settings.trainer_workers
+            work = self.work_of(config)
+        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
+        refuse_too_large(need, self._device, models, trainers)
+
+    def work_of(self, config: RunConfig) -> WorkNeed:
+        """What a run's training and generating need beside the weights, at least."""
+        return WorkNeed.of(self.transformer, self.sequence_lengths()[0], config)
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, from the configurations of its parts."""
+        configs = self.folder.config("vae"), self.folder.config("transformer")
+        image_tokens = self.family.image_tokens(*configs, self.height, self.width)
+        return image_tokens, self.family.text_tokens(self._tokenizers, self._text_length)
+
+    def text_length_for(self, degree: int) -> int | None:
+        """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
+        longer = range(self._text_length, self._text_length + degree)
+        fits = (n for n in longer if self.family.text_tokens(self._tokenizers, n) % degree == 0)
+        return next(fits, None)
+
+    def blank_image(self) -> np.ndarray:
+        """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""
+        return np.full((self.height, self.width, 3), 127, np.uint8)

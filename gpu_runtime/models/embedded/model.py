@@ -1,0 +1,246 @@
+"""The embedded model: diffusers' Qwen-Image transformer, small enough to live in the repository.
+
+Class and inference are those of the large model; only the sizes differ, and two parts that need downloads
+are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
+
+Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from diffusers import QwenImageTransformer2DModel
+from safetensors import SafetensorError
+
+from gpu_runtime.models.embedded import text_encoder
+from gpu_runtime.models.embedded.folder import (
+    CODEC_FILE,
+    SETTINGS_FILE,
+    TRANSFORMER_CONFIG,
+    TRANSFORMER_FOLDER,
+    TRANSFORMER_WEIGHTS,
+    resolve_folder,
+)
+from gpu_runtime.models.embedded.pca_codec import PATCH, PatchCodec
+from gpu_runtime.models.files.finite_numbers import refuse_weights_not_finite
+from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
+from gpu_runtime.models.files.pipeline_folder import read_json
+from gpu_runtime.models.protocol import Conditioning
+from storage.config.run_config import RunConfig
+from storage.errors import ModelError
+
+_LARGEST = 4096
+"""Of pixels a side, text tokens and their width; the models of the project have less than a hundredth."""
+
+
+@dataclass(frozen=True)
+class EmbeddedSettings:
+    """What `spotlight.json` holds: all that is not in the transformer's own configuration.
+
+    Attributes:
+        task: the embedded task that the weights were made for.
+        height: canvas height in pixels, a multiple of 8.
+        width: canvas width in pixels, a multiple of 8.
+        text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
+        text_width: width E of a token's embedding.
+        seed: of the pre-training.
+        training: figures of the pre-training; nothing reads them back.
+    """
+
+    task: str
+    height: int
+    width: int
+    text_length: int
+    text_width: int
+    seed: int
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+class EmbeddedModel:
+    """Implements `gpu_runtime.models.protocol.DiffusionModel`.
+
+    Args:
+        settings: sizes of images and text.
+        codec: decodes latents.
+        transformer: loaded, on the device where the model works.
+
+    Raises:
+        ModelError: the parts are of different models.
+    """
+
+    def __init__(
+        self, settings: EmbeddedSettings, codec: PatchCodec, transformer: QwenImageTransformer2DModel
+    ) -> None:
+        self.settings = settings
+        self.transformer: torch.nn.Module = transformer.eval()
+        parameter = next(transformer.parameters())
+        self.device = parameter.device
+        self.dtype = parameter.dtype
+        self.codec = codec.to(self.device)
+        rows, columns = settings.height // PATCH, settings.width // PATCH
+        self.latent_shape = (rows * columns, codec.channels)
+        self._grid = (1, rows, columns)
+        if transformer.config["in_channels"] != codec.channels:
+            raise ModelError(
+                f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
+                f"makes {codec.channels}; the files are of two different models"
+            )
+        if transformer.config["joint_attention_dim"] != settings.text_width:
+            raise ModelError(
+                f"the transformer takes text of width {transformer.config['joint_attention_dim']}, "
+                f"{SETTINGS_FILE} says {settings.text_width}; the files are of two different models"
+            )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        transformer: QwenImageTransformer2DModel | None = None,
+    ) -> Self:
+        """Load a folder that `save` wrote, or `embedded:NAME` for one that the project carries.
+
+        A transformer that is given (built around a neighbour's weights) is taken instead of the folder's.
+
+        Args:
+            path: a folder, or `embedded:NAME`.
+            device: where the model works.
+            dtype: of the transformer's weights.
+            transformer: taken instead of the folder's.
+
+        Raises:
+            ModelError: a file is missing or damaged, the files do not fit each other, or a number in them is
+                not finite.
+        """
+        folder = resolve_folder(path)
+        settings = _read_settings(folder / SETTINGS_FILE)
+        codec = PatchCodec.load(folder / CODEC_FILE)
+        moved: Any = _load_transformer(folder, dtype) if transformer is None else transformer
+        return cls(settings, codec, moved.to(device))
+
+    def save(self, path: str | Path) -> None:
+        """Write the folder that `load` reads; existing files in it are replaced."""
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(self.settings), indent=2)
+        (folder / SETTINGS_FILE).write_text(text + "\n", encoding="utf-8")
+        self.codec.save(folder / CODEC_FILE)
+        transformer: Any = self.transformer
+        transformer.save_pretrained(str(folder / TRANSFORMER_FOLDER))
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Encode B prompts to (B, L, E) float32; the same prompt gives the same bits in any list.
+
+        Raises:
+            ConfigurationError: a prompt is longer than the model's text length.
+        """
+        encoded = text_encoder.encode(prompts, self.settings.text_length, self.settings.text_width)
+        return Conditioning(encoded.embeds_BLE.to(self.device), encoded.mask_BL.to(self.device))
+
+    def velocity(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        """Predict v = noise - x0 at sigma in (0, 1]; float32 in and out, shape (B, S, C).
+
+        The text keeps its full length and the mask hides the padding: cutting to the longest prompt
+        of the batch would make a sample's bits depend on its neighbours.
+        """
+        output = self.transformer(
+            hidden_states=latents_BSC.to(self.dtype),
+            encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
+            encoder_hidden_states_mask=conditioning.mask_BL,
+            timestep=sigma_B.to(self.dtype),
+            img_shapes=[[self._grid]] * len(latents_BSC),
+            return_dict=False,
+        )
+        return output[0].float()
+
+    def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU."""
+        with torch.no_grad():
+            images = self.codec.decode(latents_BSC, self.settings.height, self.settings.width)
+        return images.cpu()
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self.latent_shape[0], self.settings.text_length
+
+    def sigmas(self, steps: int) -> torch.Tensor:
+        """Even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
+        return 1 - torch.arange(steps + 1, dtype=torch.float64) / steps
+
+
+class EmbeddedOutline:
+    """Implements `gpu_runtime.models.protocol.ModelOutline`, of a loaded model: it is small."""
+
+    def __init__(self, model: EmbeddedModel) -> None:
+        self._model = model
+        self.transformer = model.transformer
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Refuse a prompt that the model cannot encode.
+
+        Raises:
+            ConfigurationError: naming the prompt.
+        """
+        self._model.encode_prompts(prompts)
+
+    def check_machine(self, config: RunConfig | None = None) -> None:
+        """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample."""
+        return self._model.sequence_lengths()
+
+    def text_length_for(self, degree: int) -> None:
+        """No other: the length is the model's own, and a mask hides what is padded."""
+
+    def blank_image(self) -> np.ndarray:
+        """What the model decodes zeros to, uint8, shape (H, W, 3)."""
+        return self._model.decode(torch.zeros(1, *self._model.latent_shape))[0].numpy()
+
+
+def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2DModel:
+    """The folder's transformer; what diffusers would build at random or in any size is refused first."""
+    part, file = folder / TRANSFORMER_FOLDER, folder / TRANSFORMER_WEIGHTS
+    config = read_json(folder / TRANSFORMER_CONFIG)
+    empty = empty_part(
+        lambda: QwenImageTransformer2DModel.from_config(config),
+        QwenImageTransformer2DModel.__name__, part, config, [file],
+    )  # fmt: skip
+    refuse_other_names(empty, part, [file], exactly=True)
+    try:
+        loaded: Any = QwenImageTransformer2DModel.from_pretrained(
+            str(folder), subfolder=TRANSFORMER_FOLDER, torch_dtype=dtype, low_cpu_mem_usage=False
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ModelError(f"{part} cannot be loaded ({error}); restore the files") from error
+    refuse_weights_not_finite(loaded, str(file))
+    return loaded
+
+
+def _read_settings(path: Path) -> EmbeddedSettings:
+    try:
+        settings = EmbeddedSettings(**read_json(path))
+    except TypeError as error:
+        raise ModelError(
+            f"{path}: not the settings of an embedded model ({error}); restore the file"
+        ) from error
+    for name in ("height", "width", "text_length", "text_width"):
+        value = getattr(settings, name)
+        unit = PATCH if name in ("height", "width") else 1
+        if type(value) is not int or not 0 < value <= _LARGEST or value % unit:
+            raise ModelError(
+                f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
+                "restore the file"
+            )
+    return settings

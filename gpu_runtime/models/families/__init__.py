@@ -1,0 +1,1 @@
+"""The families whose parts come from a diffusers pipeline: one file each, and what they have in common."""

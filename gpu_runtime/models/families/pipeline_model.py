@@ -1,0 +1,338 @@
+"""What the families have in common whose parts come from a diffusers pipeline.
+
+A family is a subclass: it names its parts, encodes a prompt, calls its transformer and decodes. Its
+`outline` is what can be known of a model without loading it (gpu_runtime/models/checks/pipeline_outline.py).
+
+Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels, H W pixels, h w
+latent rows and columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self
+
+import torch
+
+from gpu_runtime.models.families.compiled_blocks import compile_blocks
+from gpu_runtime.models.files.finite_numbers import checked_pixels
+from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
+from gpu_runtime.models.files.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
+from gpu_runtime.models.protocol import Conditioning
+from storage.config.model import ModelConfig
+from storage.errors import ConfigurationError
+
+OWN_SIDE = 512
+"""Height and width in pixels where none are set."""
+
+
+class PipelineModel(ABC):
+    """Implements `gpu_runtime.models.protocol.DiffusionModel`.
+
+    Args:
+        parts: loaded, on the CPU.
+        settings: of the model.
+        device: where it works.
+    """
+
+    PIPELINE: ClassVar[Any]
+    """diffusers' class."""
+
+    TRANSFORMER: ClassVar[Any]
+    VAE: ClassVar[Any]
+
+    ENCODERS: ClassVar[Mapping[str, Any]]
+    """Folders of the text encoders, and their classes."""
+
+    TOKENIZERS: ClassVar[tuple[str, ...]]
+
+    TEXT_LENGTH: ClassVar[int]
+    """Text tokens L where none are set: what the pipeline itself takes by default."""
+
+    MASKED: ClassVar[bool] = False
+    """Whether the transformer is given a mask, which some attention kernels do not take."""
+
+    TAKES_NEGATIVE: ClassVar[bool] = True
+    """Whether guidance is classifier-free, with a second pass for the negative prompt."""
+
+    def __init__(self, parts: Parts, settings: ModelConfig, device: torch.device) -> None:
+        self.settings = settings
+        self.device = device
+        self.dtype: torch.dtype = next(parts.transformer.parameters()).dtype
+        self.transformer: torch.nn.Module = parts.transformer.to(device)
+        self.vae = parts.vae.to(device)
+        self._scheduler = parts.scheduler
+        self._encoders, self._tokenizers = parts.encoders, parts.tokenizers
+        self.height, self.width = settings.height or OWN_SIDE, settings.width or OWN_SIDE
+        self.text_length = settings.text_length or self.TEXT_LENGTH
+        self.latent_shape = self._latent_shape()
+        if settings.encoders == "resident":
+            self._move_encoders(device)
+        guided = self.TAKES_NEGATIVE and settings.guidance > 1
+        self._negative = self.encode_prompts([settings.negative_prompt]) if guided else None
+
+    @classmethod
+    def part_kinds(cls) -> dict[str, PartKind]:
+        """The parts that the family needs of a pipeline's folder."""
+        kinds: dict[str, PartKind] = {
+            "transformer": "diffusers",
+            "vae": "diffusers",
+            "scheduler": "scheduler",
+        }
+        for part in cls.ENCODERS:
+            kinds[part] = "transformers"
+        for part in cls.TOKENIZERS:
+            kinds[part] = "tokenizer"
+        return kinds
+
+    @classmethod
+    def folder(cls, settings: ModelConfig) -> PipelineFolder:
+        """The files of a model of this family.
+
+        Raises:
+            ModelError: files are missing, cut off, or of another model.
+        """
+        return PipelineFolder.find(settings.path, cls.PIPELINE.__name__, cls.part_kinds())
+
+    @classmethod
+    def load(cls, settings: ModelConfig, device: torch.device) -> Self:
+        """Load from a folder or the hub's cache.
+
+        Raises:
+            ModelError: files are missing, cut off, or of another model.
+            ConfigurationError: the attention kernel cannot be had.
+        """
+        folder = cls.folder(settings)
+        dtype = dtype_on(settings, device)
+        parts = Parts(
+            load_weights(cls.TRANSFORMER, folder, "transformer", dtype),
+            # A bfloat16 picture has as few shades between two bright ones as an 8-bit one.
+            load_weights(cls.VAE, folder, "vae", torch.float32),
+            load_scheduler(folder),
+            {part: load_weights(kind, folder, part, dtype) for part, kind in cls.ENCODERS.items()},
+            load_tokenizers(folder),
+        )
+        choose_attention(parts.transformer, settings.attention)
+        if settings.compile:
+            compile_blocks(parts.transformer)
+        return cls(parts, settings, device)
+
+    @torch.no_grad()
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Encode B prompts to the family's text length, one by one: none depends on its neighbours.
+
+        Raises:
+            ConfigurationError: a prompt is longer than the text length.
+        """
+        for prompt in prompts:
+            self.refuse_long(self._tokenizers, prompt, self.text_length)
+        with self._encoders_at_work():
+            return Conditioning.joined([self._encode(prompt) for prompt in prompts])
+
+    def velocity(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        """Predict v = noise - x0 at sigma in (0, 1], guided as the settings say; float32, (B, S, C)."""
+        latents = latents_BSC.to(self.dtype)
+        positive = self._predict(latents, sigma_B, conditioning).float()
+        if self._negative is None:
+            return positive
+        negative = self._predict(latents, sigma_B, self._negative.rows([0] * len(latents))).float()
+        return self._guided(positive, negative)
+
+    @torch.no_grad()
+    def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU, one by one.
+
+        Raises:
+            NonFiniteError: a pixel is not finite.
+        """
+        images = [self._decode(latents_BSC[row : row + 1].float()) for row in range(len(latents_BSC))]
+        pixels = (checked_pixels(torch.cat(images)) / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
+        return (pixels * 255).round().to(torch.uint8).cpu()
+
+    def sequence_lengths(self) -> tuple[int, int]:
+        """Image and text tokens of a sample, as the transformer's attention sees them."""
+        config: Any = self.transformer.config
+        image_tokens = self.image_tokens(self.vae.config, config, self.height, self.width)
+        return image_tokens, self.text_tokens(self._tokenizers, self.text_length)
+
+    def sigmas(self, steps: int) -> torch.Tensor:
+        """The pipeline's own schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
+        scheduler = type(self._scheduler).from_config(self._scheduler.config)
+        self._set_timesteps(scheduler, steps)
+        return scheduler.sigmas.double()
+
+    @classmethod
+    def refuse_long(cls, tokenizers: Mapping[str, Any], prompt: str, limit: int) -> None:
+        """Refuse a prompt that the family would cut off.
+
+        Args:
+            tokenizers: by the names of their folders.
+            prompt: the text.
+            limit: most text tokens.
+
+        Raises:
+            ConfigurationError: it has more tokens than the text length.
+        """
+        count = cls.count_tokens(tokenizers, prompt)
+        if count > limit:
+            raise ConfigurationError(
+                f"prompt {prompt!r} has {count} tokens; model.text_length is {limit}: shorten the prompt, or "
+                "raise model.text_length"
+            )
+
+    @classmethod
+    def check_size(cls, folder: PipelineFolder, height: int, width: int) -> None:
+        """Refuse a size that the family cannot make.
+
+        Args:
+            folder: the model's files.
+            height: in pixels.
+            width: in pixels.
+
+        Raises:
+            ConfigurationError: it does not divide.
+        """
+        unit = cls.pixels_a_token(folder.config("vae"), folder.config("transformer"))
+        for name, value in (("height", height), ("width", width)):
+            if value % unit:
+                near = max(unit, round(value / unit) * unit)
+                raise ConfigurationError(
+                    f"model.{name} is {value}; this model makes images whose sides {unit} divides, such "
+                    f"as {near}"
+                )
+
+    @classmethod
+    def check_settings(cls, folder: PipelineFolder, settings: ModelConfig) -> None:
+        """Refuse what else this family cannot work with; most have nothing to refuse.
+
+        Raises:
+            ConfigurationError: naming the setting.
+        """
+        return
+
+    @classmethod
+    @abstractmethod
+    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
+        """Text tokens of a prompt, of those that `text_length` limits."""
+
+    @classmethod
+    @abstractmethod
+    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
+        """By what an image's sides must divide, from the configurations of the parts."""
+
+    @classmethod
+    def image_tokens(
+        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
+    ) -> int:
+        """Image tokens of the transformer's attention, for an image of so many pixels.
+
+        Args:
+            vae: its configuration.
+            transformer: its configuration.
+            height: in pixels.
+            width: in pixels.
+        """
+        unit = cls.pixels_a_token(vae, transformer)
+        return (height // unit) * (width // unit)
+
+    @classmethod
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+        """Text tokens of the transformer's attention, padding and all."""
+        return text_length
+
+    @property
+    @abstractmethod
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of a sample's latents."""
+
+    @abstractmethod
+    def _encode(self, prompt: str) -> Conditioning:
+        """One row, padded to the text length."""
+
+    @abstractmethod
+    def _predict(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        """The transformer's v, unguided, (B, S, C)."""
+
+    @abstractmethod
+    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        """Images (1, 3, H, W) in [-1, 1]."""
+
+    def _set_timesteps(self, scheduler: Any, steps: int) -> None:
+        """As most pipelines do: evenly from 1 to 1 / steps, shifted by the number of image tokens."""
+        even = torch.linspace(1, 1 / steps, steps, dtype=torch.float64).numpy()
+        scheduler.set_timesteps(sigmas=even, mu=shift_for(scheduler.config, self._schedule_tokens()))
+
+    def _latent_shape(self) -> tuple[int, int]:
+        rows, columns = self._grid
+        return rows * columns, self.transformer.config["in_channels"]  # pyright: ignore
+
+    def _schedule_tokens(self) -> int:
+        """Image tokens as the schedule counts them."""
+        return self.sequence_lengths()[0]
+
+    def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        return negative + self.settings.guidance * (positive - negative)
+
+    @contextmanager
+    def _encoders_at_work(self) -> Iterator[None]:
+        if self.settings.encoders == "resident":
+            yield
+            return
+        self._move_encoders(self.device)
+        try:
+            yield
+        finally:
+            self._move_encoders(torch.device("cpu"))
+
+    def _move_encoders(self, device: torch.device) -> None:
+        for encoder in self._encoders.values():
+            encoder.to(device)
+
+
+def shift_for(config: Mapping[str, Any], image_tokens: int) -> float:
+    """The schedule's shift mu: a straight line in the number of image tokens."""
+    low, high = config.get("base_image_seq_len", 256), config.get("max_image_seq_len", 4096)
+    least, most = config.get("base_shift", 0.5), config.get("max_shift", 1.15)
+    slope = (most - least) / (high - low)
+    return image_tokens * slope + (least - slope * low)
+
+
+def dtype_on(settings: ModelConfig, device: torch.device) -> torch.dtype:
+    """Precision of transformer and encoders."""
+    auto = "bfloat16" if device.type == "cuda" else "float32"
+    return getattr(torch, auto if settings.dtype == "auto" else settings.dtype)
+
+
+def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """Latents of four pixels a token, (B, S, C), as a picture: (B, C/4, rows, columns).
+
+    Args:
+        latents_BSC: shape (B, S, C).
+        rows: of the picture in latent pixels, twice those of the tokens.
+        columns: likewise.
+    """
+    count, _, channels = latents_BSC.shape
+    split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
+    return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)
+
+
+def choose_attention(transformer: Any, name: str) -> None:
+    """Let a transformer use diffusers' attention kernel of that name; `auto` leaves its own.
+
+    Raises:
+        ConfigurationError: it cannot be had on this machine.
+    """
+    if name == "auto":
+        return
+    try:
+        transformer.set_attention_backend(name)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ConfigurationError(
+            f"model.attention is {name}, which cannot be had here: {error}; install it, or use native"
+        ) from error

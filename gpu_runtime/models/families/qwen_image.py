@@ -1,0 +1,93 @@
+"""Qwen-Image: one vision language model as text encoder, packed latents, guidance with the length kept.
+
+Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from gpu_runtime.models.families.pipeline_model import PipelineModel, unpacked
+from gpu_runtime.models.protocol import Conditioning
+
+# The words that the model was trained with; its first tokens are the same for all prompts and dropped.
+_TEMPLATE = (
+    "<|im_start|>system\nDescribe the image by detailing the color, shape, size, texture, quantity, text, "
+    "spatial relationships of the objects and background:<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+_DROPPED = 34
+
+
+class QwenImageModel(PipelineModel):
+    """Implements `gpu_runtime.models.protocol.DiffusionModel` for Qwen-Image."""
+
+    PIPELINE = QwenImagePipeline
+    TRANSFORMER = QwenImageTransformer2DModel
+    VAE = AutoencoderKLQwenImage
+    ENCODERS = {"text_encoder": Qwen2_5_VLForConditionalGeneration}  # noqa: RUF012
+    TOKENIZERS = ("tokenizer",)
+    TEXT_LENGTH = 512
+    MASKED = True
+
+    @classmethod
+    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
+        """What is left of the template with the prompt in it."""
+        return len(tokenizers["tokenizer"](_TEMPLATE.format(prompt)).input_ids) - _DROPPED
+
+    @classmethod
+    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
+        """Two latent pixels a side."""
+        return 2 * 2 ** len(vae["temperal_downsample"])
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        unit = self.pixels_a_token(self.vae.config, {})
+        return self.height // unit, self.width // unit
+
+    def _encode(self, prompt: str) -> Conditioning:
+        tokens = self._tokenizers["tokenizer"](_TEMPLATE.format(prompt), return_tensors="pt")
+        encoder = self._encoders["text_encoder"]
+        output = encoder(
+            input_ids=tokens.input_ids.to(self.device),
+            attention_mask=tokens.attention_mask.to(self.device),
+            output_hidden_states=True,
+        )
+        real_LE = output.hidden_states[-1][0, _DROPPED:]
+        embeds_BLE = real_LE.new_zeros(1, self.text_length, real_LE.shape[1])
+        embeds_BLE[0, : len(real_LE)] = real_LE
+        mask_BL = torch.arange(self.text_length, device=self.device)[None] < len(real_LE)
+        return Conditioning(embeds_BLE, mask_BL)
+
+    def _predict(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        # The text keeps its full length and the mask hides the padding, as in the embedded model.
+        return self.transformer(
+            hidden_states=latents_BSC,
+            timestep=(sigma_B * 1000).to(self.dtype) / 1000,
+            encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
+            encoder_hidden_states_mask=conditioning.mask_BL,
+            img_shapes=[[(1, *self._grid)]] * len(latents_BSC),
+            return_dict=False,
+        )[0]
+
+    def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        """Classifier-free guidance, each token brought back to the length it has without."""
+        guided = super()._guided(positive, negative)
+        return guided * (positive.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+
+    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        rows, columns = self._grid
+        latents = unpacked(latents_BSC, 2 * rows, 2 * columns)[:, :, None]
+        config = self.vae.config
+        mean, std = (
+            torch.tensor(config[name], device=self.device).view(1, -1, 1, 1, 1)
+            for name in ("latents_mean", "latents_std")
+        )
+        return self.vae.decode(latents * std + mean, return_dict=False)[0][:, :, 0]

@@ -1,0 +1,114 @@
+"""Z-Image: a language model as text encoder, one sequence of image and text, latents a pixel a token.
+
+Where the image stands in its sequence depends on the length of the text, so a batch of several prompts
+would be padded to the longest, and a sample depend on its neighbours. Each sample therefore goes through
+the transformer alone.
+
+Guidance counts as in the other families, where 1 is none; this pipeline's `guidance_scale` is 1 less.
+
+Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers import AutoencoderKL, ZImagePipeline, ZImageTransformer2DModel
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
+from transformers import Qwen3Model
+
+from gpu_runtime.models.families.pipeline_model import PipelineModel
+from gpu_runtime.models.protocol import Conditioning
+
+_PATCH = 2
+
+
+class ZImageModel(PipelineModel):
+    """Implements `gpu_runtime.models.protocol.DiffusionModel` for Z-Image."""
+
+    PIPELINE = ZImagePipeline
+    TRANSFORMER = ZImageTransformer2DModel
+    VAE = AutoencoderKL
+    ENCODERS = {"text_encoder": Qwen3Model}  # noqa: RUF012
+    TOKENIZERS = ("tokenizer",)
+    TEXT_LENGTH = 512
+
+    @classmethod
+    def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:
+        """Of the prompt as a message to the language model."""
+        return len(tokenizers["tokenizer"](_message(tokenizers["tokenizer"], prompt)).input_ids)
+
+    @classmethod
+    def pixels_a_token(cls, vae: Mapping[str, Any], transformer: Mapping[str, Any]) -> int:
+        """Two latent pixels a side."""
+        return _PATCH * 2 ** (len(vae["block_out_channels"]) - 1)
+
+    @classmethod
+    def image_tokens(
+        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
+    ) -> int:
+        """Those of the image, which the transformer itself fills up to a multiple of 32."""
+        tokens = super().image_tokens(vae, transformer, height, width)
+        return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
+
+    @classmethod
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+        """The transformer fills up each text to a multiple of this, not all to one length."""
+        return SEQ_MULTI_OF
+
+    def _schedule_tokens(self) -> int:
+        return self.latent_shape[0] // _PATCH**2
+
+    @property
+    def _grid(self) -> tuple[int, int]:
+        scale = 2 ** (len(self.vae.config["block_out_channels"]) - 1)
+        return self.height // scale, self.width // scale
+
+    def _encode(self, prompt: str) -> Conditioning:
+        tokenizer = self._tokenizers["tokenizer"]
+        tokens = tokenizer(
+            _message(tokenizer, prompt),
+            padding="max_length",
+            max_length=self.text_length,
+            return_tensors="pt",
+        ).to(self.device)
+        mask_BL = tokens.attention_mask.bool()
+        output = self._encoders["text_encoder"](
+            input_ids=tokens.input_ids, attention_mask=mask_BL, output_hidden_states=True
+        )
+        return Conditioning(output.hidden_states[-2], mask_BL)
+
+    def _predict(
+        self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
+    ) -> torch.Tensor:
+        latents_BCfhw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)[:, :, None]
+        embeds_BLE = conditioning.embeds_BLE.to(self.dtype)
+        # This transformer counts time from noise to image.
+        time_B = (1000 - sigma_B * 1000) / 1000
+        rows = [
+            self.transformer(
+                [latents_BCfhw[row]],
+                time_B[row : row + 1],
+                [embeds_BLE[row][conditioning.mask_BL[row]]],
+                return_dict=False,
+            )[0][0]
+            for row in range(len(latents_BSC))
+        ]
+        return -torch.stack(rows)[:, :, 0].permute(0, 2, 3, 1).flatten(1, 2)
+
+    def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
+        latents_BChw = latents_BSC.unflatten(1, self._grid).permute(0, 3, 1, 2)
+        config = self.vae.config
+        scaled = latents_BChw / config["scaling_factor"] + config["shift_factor"]
+        return self.vae.decode(scaled, return_dict=False)[0]
+
+
+def _message(tokenizer: Any, prompt: str) -> str:
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        tokenize=False,
+        add_generation_prompt=True,
+        enable_thinking=True,
+    )

@@ -1,0 +1,66 @@
+"""Numbers that are not finite, found in a model's weights and in what it decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from storage.errors import ModelError, NonFiniteError
+
+
+def refuse_weights_not_finite(model: torch.nn.Module, where: str) -> None:
+    """Refuse a model with a weight that is not finite.
+
+    Raises:
+        ModelError: naming it.
+    """
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise ModelError(_not_finite(where, name, weight))
+
+
+def refuse_files_not_finite(files: Iterable[Path]) -> int:
+    """Read all tensors of safetensors files, one at a time.
+
+    Returns:
+        How many numbers were read.
+
+    Raises:
+        ModelError: one is not finite, or a file cannot be read.
+    """
+    count = 0
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    tensor = opened.get_tensor(name)
+                    # Not every check takes every format of 8 bits.
+                    wide = tensor.float() if tensor.is_floating_point() and tensor.itemsize == 1 else tensor
+                    if not torch.isfinite(wide).all():
+                        raise ModelError(_not_finite(str(file), name, wide))
+                    count += tensor.numel()
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"{file} cannot be read ({error}); download the model again, whole") from error
+    return count
+
+
+def checked_pixels(pixels: torch.Tensor) -> torch.Tensor:
+    """Decoded pixels of any shape, unchanged; checked before rounding, where a NaN would become a colour.
+
+    Raises:
+        NonFiniteError: one is not finite.
+    """
+    if not torch.isfinite(pixels).all():
+        raise NonFiniteError("its decoded image has pixels that are not finite")
+    return pixels
+
+
+def _not_finite(where: str, name: str, tensor: torch.Tensor) -> str:
+    bad = int((~torch.isfinite(tensor)).sum())
+    return (
+        f"{where}: {bad:,} of the {tensor.numel():,} numbers of {name} are not finite; download the model "
+        "again, or make it again"
+    )

@@ -1,0 +1,174 @@
+"""Where a diffusers pipeline's files lie, and whether they are whole. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from safetensors import SafetensorError, safe_open
+
+from gpu_runtime.models.files.hub_folder import find_folder
+from storage.errors import ModelError
+
+PartKind = Literal["diffusers", "transformers", "tokenizer", "scheduler"]
+"""The library that wrote a part's folder: it decides how its files are called."""
+
+INDEX = "model_index.json"
+_WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+_SMALL = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
+_LONGEST_HEADER = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class PipelineFolder:
+    """A pipeline in the hub's own layout: a folder a part.
+
+    Attributes:
+        path: the folder.
+        parts: what is needed of it, and of which kind.
+    """
+
+    path: Path
+    parts: Mapping[str, PartKind]
+
+    @classmethod
+    def find(cls, name: str, pipeline: str, parts: Mapping[str, PartKind]) -> Self:
+        """Find a folder, or a name in the hub's cache, and see that all its files are there.
+
+        Args:
+            name: `model.path`.
+            pipeline: class that `model_index.json` must name.
+            parts: the parts that are needed.
+
+        Raises:
+            ModelError: nothing is there, it is another pipeline, or files are missing or cut off.
+        """
+        folder = find_folder("model.path", name)
+        found = cls(folder, parts)
+        found._refuse_other(name, pipeline)
+        missing = [file for part in parts for file in found._missing(part)]
+        if missing:
+            raise ModelError(
+                f"model.path = {name!r}: {folder} lacks {', '.join(missing)}; download the model again, whole"
+            )
+        for part, kind in parts.items():
+            for file in found.weights(part):
+                tensor_shapes(file)
+            if kind == "tokenizer":
+                # Of a damaged file its library raises a bare `Exception`, without the file's name.
+                for file in sorted((folder / part).glob("*.json")):
+                    read_json(file)
+        return found
+
+    def files(self) -> list[Path]:
+        """All files that the parts are loaded from, in a fixed order."""
+        files = [self.path / INDEX]
+        for part, kind in self.parts.items():
+            if kind == "tokenizer":
+                files += sorted(file for file in (self.path / part).iterdir() if file.is_file())
+            else:
+                files += [self.path / part / _SMALL.get(kind, "config.json"), *self.weights(part)]
+        return files
+
+    @property
+    def index(self) -> dict[str, Any]:
+        """What `model_index.json` holds: the library and the class of each part."""
+        return read_json(self.path / INDEX)
+
+    def config(self, part: str) -> dict[str, Any]:
+        """The configuration of a part."""
+        return read_json(self.path / part / _SMALL.get(self.parts[part], "config.json"))
+
+    def weights(self, part: str) -> list[Path]:
+        """The files of a part's weights; none where it has no weights."""
+        kind = self.parts[part]
+        if kind not in _WEIGHTS:
+            return []
+        index = self.path / part / f"{_WEIGHTS[kind]}.safetensors.index.json"
+        if not index.is_file():
+            return [self.path / part / f"{_WEIGHTS[kind]}.safetensors"]
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+            raise ModelError(f"{index} names no files of weights; download the model again, whole")
+        return [self.path / part / file for file in sorted(set(named.values()))]
+
+    def parameters(self, part: str) -> int:
+        """How many numbers a part's weights are, read from the files' headers alone."""
+        files = self.weights(part)
+        return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())
+
+    def _missing(self, part: str) -> list[str]:
+        kind = self.parts[part]
+        needed = [self.path / part / _SMALL.get(kind, "config.json"), *self.weights(part)]
+        return [file.relative_to(self.path).as_posix() for file in needed if not file.is_file()]
+
+    def _refuse_other(self, name: str, pipeline: str) -> None:
+        file = self.path / INDEX
+        if not file.is_file():
+            raise ModelError(
+                f"model.path = {name!r}: {self.path} has no {INDEX}; name the folder of a whole {pipeline}, "
+                "as diffusers saves it"
+            )
+        found = self.index.get("_class_name")
+        if found != pipeline:
+            raise ModelError(
+                f"model.path = {name!r} is a {found}, not a {pipeline}; set model.family to the family of "
+                "the model, or name another one"
+            )
+
+
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """Names and shapes of the tensors in a safetensors file, without reading them.
+
+    Raises:
+        ModelError: it is no such file, or the end of it is missing.
+    """
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 0 < length <= _LONGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
+        shapes = {name: entry["shape"] for name, entry in header.items()}
+        end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
+        raise ModelError(f"{file} is no safetensors file ({error}); download the model again") from error
+    size = file.stat().st_size
+    if size < end:
+        raise ModelError(f"{file} has {size} bytes of {end}: it is cut off; download the model again, whole")
+    try:
+        with safe_open(file, framework="np"):  # which looks whether shapes, types and offsets agree
+            return shapes
+    except SafetensorError as error:
+        raise ModelError(f"{file} is no safetensors file ({error}); download the model again") from error
+
+
+class _Settings(dict[str, Any]):
+    """What a file of settings holds; to ask for what it lacks is an error that names the file."""
+
+    def __init__(self, file: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self._file = file
+
+    def __missing__(self, key: str) -> Any:
+        raise ModelError(f"{self._file} has no {key!r}; download the model again, whole")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; a key that it lacks is refused by name.
+
+    Raises:
+        ModelError: it holds none.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} is no JSON ({error}); download the model again, whole") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} is no JSON object; download the model again, whole")
+    return _Settings(file, value)

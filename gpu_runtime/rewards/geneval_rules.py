@@ -1,0 +1,193 @@
+"""GenEval's judgement (Ghosh et al., 2023) from detected objects, and what it needs of detectors.
+
+`exact` is GenEval's own verdict. `value` is the graded reward that Flow-GRPO trains on (arXiv
+2505.05470), kept within [0, 1] and with every component counted once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpu_runtime.prompt_sets.geneval_words import RELATIONS
+from gpu_runtime.rewards.protocol import Score
+from storage.errors import PromptFileError
+from storage.prompts.files import PromptRecord
+
+DEAD_ZONE = 0.1
+"""Part of the two boxes' summed size that an offset must exceed before it counts."""
+
+RELATION_THRESHOLD = 0.5
+"""Least component of the offset, relative to its length, for a relation to hold."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One object of a picture.
+
+    Attributes:
+        class_name: what it is.
+        colour: its colour; empty where it was not looked at.
+        box: left, top, right, bottom in pixels.
+        confidence: of the detector, in [0, 1].
+        mask_HW: which of the picture's pixels it covers, bool; None where only the box is known.
+    """
+
+    class_name: str
+    colour: str
+    box: tuple[float, float, float, float]
+    confidence: float
+    mask_HW: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+
+class ObjectDetector(Protocol):
+    """Finds objects."""
+
+    class_names: frozenset[str]
+    """What it can find."""
+
+    def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
+        """All objects of a uint8 RGB picture of shape (H, W, 3) above a confidence, without colours."""
+        ...
+
+
+class ColourClassifier(Protocol):
+    """Tells the colours of objects apart."""
+
+    def colours_of(self, image_HWC: np.ndarray, found: Sequence[Detection]) -> list[str]:
+        """One of `COLOURS` for each object found in a uint8 RGB picture of shape (H, W, 3)."""
+        ...
+
+
+def relations(box: tuple[float, ...], other: tuple[float, ...]) -> set[str]:
+    """Return which of left of, right of, above and below hold for `box` towards `other`."""
+    offset, kept = [], []
+    for axis in (0, 1):
+        size = (box[axis + 2] - box[axis]) + (other[axis + 2] - other[axis])
+        along = (box[axis] + box[axis + 2] - other[axis] - other[axis + 2]) / 2
+        offset.append(along)
+        kept.append(math.copysign(max(abs(along) - DEAD_ZONE * size, 0.0), along))
+    length = math.hypot(*offset)
+    if length == 0.0:
+        return set()
+    right, down = (part / length for part in kept)
+    holds = {
+        "left of": right < -RELATION_THRESHOLD,
+        "right of": right > RELATION_THRESHOLD,
+        "above": down < -RELATION_THRESHOLD,
+        "below": down > RELATION_THRESHOLD,
+    }
+    return {relation for relation, true in holds.items() if true}
+
+
+def check_row(
+    prompt: PromptRecord, classes: Collection[str], colours: Collection[str], most_objects: int
+) -> None:
+    """Refuse a GenEval row that no image could fulfil.
+
+    Args:
+        prompt: a prompt with its row, whose form `storage.prompts.files` has checked.
+        classes: what can be detected.
+        colours: those that are told apart.
+        most_objects: how many objects an image has room for.
+
+    Raises:
+        PromptFileError: the prompt has no `include`, names what is not known, asks for more objects
+            than there is room for, or excludes what it asks for.
+    """
+    include, exclude = included(prompt), prompt.metadata.get("exclude", [])
+    for item in [*include, *exclude]:
+        _refuse_unknown(prompt, "class", item["class"], classes)
+        if "color" in item:
+            _refuse_unknown(prompt, "color", item["color"], colours)
+        if item.get("position") is not None:
+            _refuse_unknown(prompt, "position", item["position"][0], RELATIONS)
+    asked = sum(item["count"] for item in include)
+    if asked > most_objects:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} asks for {asked} objects; an image has room for {most_objects}: "
+            "lower `count`"
+        )
+    for item in exclude:
+        wanted = max((i["count"] for i in include if i["class"] == item["class"]), default=0)
+        if item["count"] <= wanted:
+            raise PromptFileError(
+                f"prompt {prompt.text!r} asks for {wanted} {item['class']} and excludes {item['count']}; "
+                f"raise `exclude` to {wanted + 1} or more"
+            )
+
+
+def included(prompt: PromptRecord) -> list[dict[str, Any]]:
+    """The objects that a row asks for.
+
+    Raises:
+        PromptFileError: the prompt has no row, as one from a .txt file has not.
+    """
+    include = prompt.metadata.get("include")
+    if not include:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} has no `include`; this reward needs GenEval rows (.jsonl)"
+        )
+    return include
+
+
+def _refuse_unknown(prompt: PromptRecord, key: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} has `{key}` {value!r}; this reward knows {', '.join(known)}"
+        )
+
+
+def judge(detections: Sequence[Detection], prompt: PromptRecord) -> Score:
+    """Score what was detected against a GenEval row.
+
+    Value: the mean over components, which are each asked class's count and colour, 1 - |asked -
+    found| / asked within [0, 1], and each position, 1 or 0. An image may be exact below value 1:
+    GenEval forgives a second object where one was asked for, unless `exclude` names it.
+
+    Raises:
+        PromptFileError: the prompt has no `include`, as one from a .txt file has not.
+    """
+    include = included(prompt)
+    ranked = sorted(detections, key=lambda found: -found.confidence)
+    groups = [[found for found in ranked if found.class_name == item["class"]] for item in include]
+    components: list[float] = []
+    exact = True
+    for item, group in zip(include, groups, strict=True):
+        count = item["count"]
+        components.append(_closeness(count, len(group)))
+        exact &= len(group) >= count
+        if "color" in item:
+            right = sum(found.colour == item["color"] for found in group[:count])
+            components.append(_closeness(count, right))
+            exact &= right >= count
+        if item.get("position") is not None:
+            holds = _position_holds(item, group[:count], include, groups)
+            components.append(float(holds))
+            exact &= holds
+    for item in prompt.metadata.get("exclude", []):
+        exact &= sum(found.class_name == item["class"] for found in ranked) < item["count"]
+    detail = ", ".join(f"{found.colour} {found.class_name}".strip() for found in ranked)
+    return Score(sum(components) / len(components), exact, detail or "nothing")
+
+
+def _closeness(asked: int, found: int) -> float:
+    return max(0.0, 1.0 - abs(asked - found) / asked)
+
+
+def _position_holds(
+    item: dict[str, Any],
+    group: Sequence[Detection],
+    include: Sequence[dict[str, Any]],
+    groups: list[list[Detection]],
+) -> bool:
+    """Whether every object of the group stands so towards every object of the one referred to."""
+    relation, index = item["position"]
+    others = groups[index][: include[index]["count"]]
+    if not group or not others:
+        return False
+    return all(relation in relations(found.box, other.box) for found in group for other in others)

@@ -1,0 +1,143 @@
+"""The detector of `geneval`: Mask2Former for instances of COCO's classes, through transformers.
+
+Shape suffixes: Q queries, K classes, H W pixels of the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+import torch
+from transformers import Mask2FormerForUniversalSegmentation, Mask2FormerImageProcessorPil
+
+from gpu_runtime.models.files.hub_folder import local_folder
+from gpu_runtime.prompt_sets.geneval_words import CLASSES
+from gpu_runtime.rewards.geneval_rules import Detection
+from gpu_runtime.rewards.judge_models.local_weights import load_whole
+from storage.errors import ModelError
+
+_OTHER_NAMES = {
+    "mouse": "computer mouse", "remote": "tv remote", "keyboard": "computer keyboard",
+    "motorbike": "motorcycle", "aeroplane": "airplane", "sofa": "couch", "pottedplant": "potted plant",
+    "diningtable": "dining table", "tvmonitor": "tv",
+}  # fmt: skip
+"""What GenEval calls COCO's classes, where files of weights call them otherwise."""
+
+
+class Mask2FormerDetector:
+    """Implements `gpu_runtime.rewards.geneval_rules.ObjectDetector`.
+
+    Args:
+        model: with the 80 classes of COCO as labels.
+        processor: brings pictures into the model's size.
+    """
+
+    def __init__(
+        self, model: Mask2FormerForUniversalSegmentation, processor: Mask2FormerImageProcessorPil
+    ) -> None:
+        self._model: Any = model.eval()
+        self._processor: Any = processor
+        labels: dict[Any, str] = dict(model.config.id2label or {})
+        self._names_K = [_OTHER_NAMES.get(labels[index], labels[index]) for index in sorted(labels)]
+        self.class_names = frozenset(self._names_K) & frozenset(CLASSES)
+        missing = sorted(set(CLASSES) - self.class_names)
+        if missing:
+            raise ModelError(
+                f"the detector has {len(labels)} labels without {len(missing)} of GenEval's classes, such as "
+                f"{missing[0]!r}; set reward.options.detector to a Mask2Former trained on COCO's instances"
+            )
+
+    @classmethod
+    def load(cls, name: str) -> Self:
+        """Load a folder, or a name of the hub's cache.
+
+        Raises:
+            ModelError: files are missing, or it is no detector of GenEval's classes.
+        """
+        folder = local_folder("reward.options.detector", name)
+        model = load_whole(Mask2FormerForUniversalSegmentation, "reward.options.detector", folder)
+        try:
+            return cls(model, Mask2FormerImageProcessorPil.from_pretrained(folder, local_files_only=True))
+        except OSError as error:
+            raise ModelError(
+                f"reward.options.detector: {folder} has no picture size that transformers can load: {error}; "
+                "download the model again, whole"
+            ) from error
+
+    def move(self, device: str) -> None:
+        """Detect on that device from now on."""
+        self._model.to(device)
+
+    @torch.inference_mode()
+    def detect(self, image_HWC: np.ndarray, least_confidence: float) -> list[Detection]:
+        """All objects of a uint8 RGB picture of shape (H, W, 3) above a confidence."""
+        inputs = self._processor(images=[image_HWC], return_tensors="pt")
+        outputs = self._model(**inputs.to(self._model.device))
+        # The picture may have been padded; only its own part of the masks is looked at.
+        inside = inputs["pixel_mask"][0].bool()
+        own = (int(inside.any(1).sum()), int(inside.any(0).sum()))
+
+        def over_picture(mask_hw: torch.Tensor) -> torch.Tensor:
+            padded = _resized(mask_hw, (inside.shape[0], inside.shape[1]))
+            return _resized(padded[: own[0], : own[1]], image_HWC.shape[:2])
+
+        found = instances(
+            outputs.class_queries_logits[0].cpu(), outputs.masks_queries_logits[0].cpu(), over_picture,
+            least_confidence,
+        )  # fmt: skip
+        return [
+            Detection(self._names_K[label], "", box, confidence, mask_HW)
+            for label, confidence, box, mask_HW in found
+            if self._names_K[label] in self.class_names
+        ]
+
+
+Instance = tuple[int, float, tuple[float, float, float, float], np.ndarray]
+"""Label, confidence, box and mask of one object."""
+
+
+def instances(
+    class_logits_QK: torch.Tensor,
+    mask_logits_Qhw: torch.Tensor,
+    over_picture: Callable[[torch.Tensor], torch.Tensor],
+    least: float,
+) -> list[Instance]:
+    """What the outputs for one picture say is there, as Mask2Former (arXiv 2112.01527) reads them.
+
+    Confidence is the class's probability times the mean probability of the mask's pixels. Of all pairs of
+    query and class, as many are looked at as there are queries, the most probable.
+
+    Args:
+        class_logits_QK: shape (queries, classes + 1); the last class is "nothing".
+        mask_logits_Qhw: shape (queries, height, width), in the model's own resolution.
+        over_picture: brings one mask's logits to the picture's pixels, shape (H, W).
+        least: confidence that an object must exceed.
+    """
+    probability_QK = class_logits_QK.softmax(-1)[:, :-1]
+    top, pairs = probability_QK.flatten().topk(len(probability_QK))
+    found: list[Instance] = []
+    for class_probability, pair in zip(top.tolist(), pairs.tolist(), strict=True):
+        if class_probability <= least:
+            continue  # the mask can only lower it
+        query, label = divmod(pair, probability_QK.shape[1])
+        logits_HW = over_picture(mask_logits_Qhw[query])
+        mask_HW = logits_HW > 0
+        if not mask_HW.any():
+            continue
+        confidence = class_probability * float(logits_HW[mask_HW].sigmoid().mean())
+        if confidence > least:
+            found.append((label, confidence, _box(mask_HW), mask_HW.numpy()))
+    return found
+
+
+def _resized(logits_hw: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    return torch.nn.functional.interpolate(
+        logits_hw[None, None], size=size, mode="bilinear", align_corners=False
+    )[0, 0]
+
+
+def _box(mask_HW: torch.Tensor) -> tuple[float, float, float, float]:
+    rows, columns = mask_HW.any(1).nonzero().flatten(), mask_HW.any(0).nonzero().flatten()
+    return float(columns[0]), float(rows[0]), float(columns[-1]) + 1, float(rows[-1]) + 1

@@ -1,0 +1,60 @@
+"""Reward for rendering text: what a real OCR engine reads against what the prompt quotes."""
+
+from __future__ import annotations
+
+import numpy as np
+from rapidocr import RapidOCR
+
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.text_rules import normalise, ocr_reward, target_text
+from storage.prompts.files import PromptRecord
+
+_ENGINE_PARAMETERS = {
+    "Global.log_level": "error",
+    # One thread: scorers run one a worker, and more threads than cores only contend.
+    "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+    "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+    # The least width that a line is padded to (320 by default). A wider image still gets the
+    # width that it needs; a short sign costs a third of the time.
+    "Rec.rec_img_shape": [3, 48, 72],
+}
+
+
+class OcrScorer:
+    """Reads an image with RapidOCR.
+
+    Args:
+        page: look for text anywhere in the image first, and read all of it in reading order, as photographs
+            need; otherwise the whole image is read as one line, which a small sign fills.
+    """
+
+    name = "ocr"
+
+    def __init__(self, page: bool = False) -> None:
+        self._engine = RapidOCR(params=dict(_ENGINE_PARAMETERS))
+        self._page = page
+
+    def check(self, prompt: PromptRecord) -> None:
+        """Refuse a prompt that quotes no text.
+
+        Raises:
+            PromptFileError: there is nothing to compare with.
+        """
+        target_text(prompt.text)
+
+    def read(self, image_HWC: np.ndarray) -> str:
+        """Read a uint8 RGB image of shape (H, W, 3); an empty string where nothing is legible."""
+        bgr_HWC = np.ascontiguousarray(image_HWC[..., ::-1])  # the engine's arrays are OpenCV's
+        result = self._engine(bgr_HWC, use_det=self._page, use_cls=False, use_rec=True)
+        return "".join(getattr(result, "txts", None) or ())
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Score one image; an image with no legible text scores 0.
+
+        Raises:
+            PromptFileError: the prompt quotes no text.
+        """
+        target = target_text(prompt.text)
+        read = self.read(image_HWC)
+        value = ocr_reward(target, normalise(read))
+        return Score(value, value == 1.0, read)

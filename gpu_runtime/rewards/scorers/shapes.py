@@ -1,0 +1,99 @@
+"""Reward for the task `shapes`: objects found by contours and templates, judged as GenEval does."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import cv2
+import numpy as np
+
+from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, MOST_OBJECTS, coverage
+from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
+from gpu_runtime.rewards.protocol import Score
+from storage.prompts.files import PromptRecord
+
+_ZOOM = 4
+"""The picture is enlarged so that an edge can lie between two pixels."""
+
+_FOREGROUND = 60.0
+"""Least distance from the background's colour (of at most 442) for a pixel to be of an object."""
+
+_LEAST_SIDE = 5.0
+"""Smaller blobs are specks; pixels. An object's side is 10."""
+
+_LEAST_OVERLAP = 0.72
+"""Intersection over union with the best template below which a blob is no object."""
+
+_TEMPLATE_SIDE = 40
+
+
+def detect(image_HWC: np.ndarray) -> list[Detection]:
+    """Find the shapes of a uint8 RGB image of shape (H, W, 3), the most certain first.
+
+    A blob is what stands out from the background; it takes the class whose template covers it best
+    and the colour nearest to its mean.
+    """
+    height, width = image_HWC.shape[:2]
+    size = (width * _ZOOM, height * _ZOOM)
+    large_HWC = cv2.resize(image_HWC.astype(np.float32), size, interpolation=cv2.INTER_LINEAR)
+    distance_HW = np.linalg.norm(large_HWC - np.array(BACKGROUND, dtype=np.float32), axis=-1)
+    foreground = (distance_HW > _FOREGROUND).astype(np.uint8)
+    contours, _ = cv2.findContours(foreground, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+    found = [_classify(large_HWC, distance_HW, contour) for contour in contours]
+    return sorted((item for item in found if item), key=lambda item: (-item.confidence, item.box))
+
+
+def _classify(large_HWC: np.ndarray, distance_HW: np.ndarray, contour: np.ndarray) -> Detection | None:
+    inside = np.zeros(distance_HW.shape, dtype=np.uint8)
+    cv2.drawContours(inside, [contour], -1, 1, thickness=cv2.FILLED)
+    # Half the blob's own contrast is where its edge lies, however bright its colour.
+    contrast = float(np.quantile(distance_HW[inside > 0], 0.9))
+    blob = (inside > 0) & (distance_HW > contrast / 2)
+    left, top, wide, high = cv2.boundingRect(blob.astype(np.uint8))
+    if min(wide, high) < _LEAST_SIDE * _ZOOM:
+        return None
+    crop = blob[top : top + high, left : left + wide].astype(np.float32)
+    side = (_TEMPLATE_SIDE, _TEMPLATE_SIDE)
+    shape = cv2.resize(crop, side, interpolation=cv2.INTER_LINEAR) > 0.5
+    overlaps = {name: _overlap(shape, template) for name, template in _templates().items()}
+    best = max(overlaps, key=lambda name: overlaps[name])
+    if overlaps[best] < _LEAST_OVERLAP:
+        return None
+    # Only the inner pixels: those of the edge are mixed with the background.
+    mean_3 = np.median(large_HWC[blob & (distance_HW > 0.8 * contrast)], axis=0)
+    colour = min(COLOURS, key=lambda name: float(np.linalg.norm(mean_3 - np.array(COLOURS[name]))))
+    box = (left / _ZOOM, top / _ZOOM, (left + wide) / _ZOOM, (top + high) / _ZOOM)
+    return Detection(best, colour, box, float(overlaps[best]))
+
+
+def _overlap(shape: np.ndarray, template: np.ndarray) -> float:
+    return float((shape & template).sum() / (shape | template).sum())
+
+
+@lru_cache(maxsize=1)
+def _templates() -> dict[str, np.ndarray]:
+    """Each class's outline, bounding box filled, bool of shape (side, side)."""
+    side = (_TEMPLATE_SIDE, _TEMPLATE_SIDE)
+    return {name: cv2.resize(coverage(name), side, interpolation=cv2.INTER_LINEAR) > 0.5 for name in CLASSES}
+
+
+class ShapesScorer:
+    """Implements `gpu_runtime.rewards.protocol.Scorer`."""
+
+    name = "shapes"
+
+    def check(self, prompt: PromptRecord) -> None:
+        """Refuse a row that no picture of the task can fulfil.
+
+        Raises:
+            PromptFileError: see `check_row`.
+        """
+        check_row(prompt, CLASSES, COLOURS, MOST_OBJECTS)
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Score one image against its GenEval row.
+
+        Raises:
+            PromptFileError: the prompt has no GenEval row.
+        """
+        return judge(detect(image_HWC), prompt)

@@ -1,0 +1,165 @@
+"""Attention of which every member computes some heads, over all tokens in the order that one device has.
+
+Ulysses (Jacobs et al. 2023, arXiv 2309.14509, section 3.2): outside of attention a member holds some tokens
+and all heads, inside some heads and all tokens; one exchange leads there, another one back. diffusers has it
+too, with an exchange for each of query, key and value and one for the mask, and with the tokens in the order
+in which members hold them: text, image, text, image. Sums over keys are then rounded in another order than
+on one device. Here the tokens are put into their own order and padding is left out, so that attention gets
+the numbers that it gets on one device, in the same order.
+
+Shape suffixes: B samples, S all tokens, s a member's tokens, L text tokens, N all heads, n a member's heads,
+D width of a head, M members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from diffusers.models._modeling_parallel import ParallelConfig
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from torch.distributed import _functional_collectives as collectives
+
+Order = Literal["text first", "image first", "as cut"]
+"""How attention's tokens follow each other; "as cut" where text and image became one sequence before."""
+
+
+class SharedAttention(ParallelConfig):
+    """What diffusers hands from an attention processor to `allow_sharing`'s kernels.
+
+    Args:
+        group: the members.
+        order: of the tokens in joint attention on one device.
+        image_tokens: of all members together.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, order: Order, image_tokens: int) -> None:
+        super().__init__()
+        self._group: dist.ProcessGroup | None = group
+        self._degree = group.size()
+        self._order = order
+        self._image_tokens = image_tokens
+        self._text_tokens = self._padded_text = 0
+        self._mask_BS: torch.Tensor | None = None
+
+    def begin(self, text_tokens: int, padded_text: int, mask_BL: torch.Tensor | None) -> None:
+        """A forward pass begins.
+
+        Args:
+            text_tokens: L, without what was added so that it divides.
+            padded_text: text tokens with that.
+            mask_BL: which text tokens count, as the caller gave it; None where all do.
+        """
+        self._text_tokens, self._padded_text = text_tokens, padded_text
+        self._mask_BS = None
+        if mask_BL is not None:
+            image_BS = mask_BL.new_ones((mask_BL.shape[0], self._image_tokens), dtype=torch.bool)
+            parts = [mask_BL[:, :text_tokens].bool(), image_BS]
+            self._mask_BS = torch.cat(parts if self._order == "text first" else parts[::-1], dim=1)
+
+    def forget(self) -> None:
+        """Let go of the group: hooks and modules refer to each other in circles, and would keep it."""
+        self._group = None
+
+    def attend(
+        self,
+        kernel: Callable[..., torch.Tensor],
+        qkv_BsND: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        mask: torch.Tensor | None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Attend over all tokens with this member's heads.
+
+        Args:
+            kernel: attention on one device.
+            qkv_BsND: query, key and value of this member's tokens.
+            mask: of this member's tokens or of all of them, its last dimension; None where all count.
+            **options: the kernel's.
+
+        Returns:
+            What this member's tokens attended to, of shape (B, s, N, D).
+        """
+        held = qkv_BsND[0].shape[1]
+        query, key, value = self._in_order(self._heads_of_all(torch.stack(qkv_BsND)))
+        if mask is not None and mask.shape[-1] == held:
+            mask = None if self._mask_BS is None else self._mask_BS[:, None, None, :]
+        out_BSnD = kernel(query, key, value, attn_mask=mask, **options)
+        return self._tokens_of_one(self._as_held(out_BSnD, held))
+
+    def _heads_of_all(self, qkv_3BsND: torch.Tensor) -> torch.Tensor:
+        """All tokens, member by member, of this one's heads; (3, B, M, s, n, D)."""
+        by_heads = qkv_3BsND.unflatten(3, (self._degree, -1))
+        return self._exchange(by_heads.permute(3, 0, 1, 2, 4, 5)).permute(1, 2, 0, 3, 4, 5)
+
+    def _tokens_of_one(self, out_BMsnD: torch.Tensor) -> torch.Tensor:
+        """All heads of this member's tokens; (B, s, N, D)."""
+        by_heads = self._exchange(out_BMsnD.transpose(0, 1))
+        return by_heads.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+    def _exchange(self, by_member: torch.Tensor) -> torch.Tensor:
+        """Part i of the first dimension goes to member i; what is returned came from them."""
+        assert self._group is not None, "the group was left"
+        flat = by_member.contiguous().flatten()
+        got: Any = collectives.all_to_all_single(flat, None, None, self._group)
+        return collectives.wait_tensor(got).reshape(by_member.shape)
+
+    def _first_part(self, held: int) -> int | None:
+        """Tokens of the part that comes first, of a member's; None where there is one part only."""
+        text, image = self._padded_text // self._degree, self._image_tokens // self._degree
+        if self._order == "as cut" or held != text + image:
+            return None
+        return text if self._order == "text first" else image
+
+    def _in_order(self, qkv_3BMsnD: torch.Tensor) -> torch.Tensor:
+        first = self._first_part(qkv_3BMsnD.shape[3])
+        if first is None:
+            return qkv_3BMsnD.flatten(2, 3)
+        parts = [
+            qkv_3BMsnD[:, :, :, :first].flatten(2, 3),
+            qkv_3BMsnD[:, :, :, first:].flatten(2, 3),
+        ]
+        text = 0 if self._order == "text first" else 1
+        parts[text] = parts[text][:, :, : self._text_tokens]
+        return torch.cat(parts, dim=2)
+
+    def _as_held(self, out_BSnD: torch.Tensor, held: int) -> torch.Tensor:
+        """The other way round, with nothing in the place of padding; (B, M, s, n, D)."""
+        first = self._first_part(held)
+        if first is None:
+            return out_BSnD.unflatten(1, (self._degree, held))
+        text = 0 if self._order == "text first" else 1
+        sizes = [self._image_tokens, self._image_tokens]
+        sizes[text] = self._text_tokens
+        parts = list(out_BSnD.split(sizes, dim=1))
+        missing = self._padded_text - self._text_tokens
+        parts[text] = torch.nn.functional.pad(parts[text], (0, 0, 0, 0, 0, missing))
+        return torch.cat([part.unflatten(1, (self._degree, -1)) for part in parts], dim=2)
+
+
+@cache
+def allow_sharing(backend: AttentionBackendName) -> None:
+    """Let an attention kernel of diffusers share heads where it is handed a `SharedAttention`.
+
+    Done once a process.
+
+    Args:
+        backend: the kernel's name; without a `SharedAttention` it stays what it was.
+    """
+    kernel = _AttentionBackendRegistry._backends[backend]
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        _parallel_config: ParallelConfig | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        if isinstance(_parallel_config, SharedAttention):
+            return _parallel_config.attend(kernel, (query, key, value), attn_mask, **options)
+        return kernel(query, key, value, attn_mask=attn_mask, _parallel_config=_parallel_config, **options)
+
+    _AttentionBackendRegistry._backends[backend] = attend

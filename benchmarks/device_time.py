@@ -48,8 +48,8 @@ class LeaseTime:
         from_step: where it began.
         span: from the grant to its end.
         kept_until: when its devices had done the last denoising step that was saved.
-        how: it ended: `delivered`, `lost`, `expired`, `notice`, `retired`, `dropped` with a window of drafts,
-            or `open` at the life's end.
+        how: it ended: `delivered`, `lost`, `expired`, `notice`, `retired`, `yielded` to a rollout, `dropped`
+            with a window of drafts, or `open` at the life's end.
     """
 
     window: Window
@@ -169,17 +169,25 @@ def _leases(driver: Sequence[HistoryLine], ended_at: float) -> tuple[dict[int, L
                 windows.append(Window((line.at, ended_at), drafts=drafts))
             windows[-1].requests, windows[-1].steps = facts["requests"], facts["steps"]
         elif line.event == "generated":
-            windows[-1].span, windows[-1].ended = (windows[-1].span[0], line.at), True
+            window = _window_of(windows, facts.get("kind"))
+            window.span, window.ended = (window.span[0], line.at), True
         elif line.event == "lease":
             members, samples = tuple(facts["worker"].split(MEMBERS_JOINED_BY)), len(facts["requests"])
             span = (line.at, ended_at)
-            leases[facts["lease"]] = LeaseTime(windows[-1], members, samples, facts["step"], span, line.at)
+            window = _window_of(windows, facts.get("kind"))
+            leases[facts["lease"]] = LeaseTime(window, members, samples, facts["step"], span, line.at)
         elif line.event in ("deliver", "back"):
             lease = leases[facts["lease"]]
             if lease.how == "open":
                 lease.span = (lease.span[0], line.at)
                 lease.how = "delivered" if line.event == "deliver" else facts["why"]
     return leases, windows
+
+
+def _window_of(windows: Sequence[Window], kind: str | None) -> Window:
+    """The newest window of a kind: drafts may be under way beside a rollout."""
+    drafts = kind == RequestKind.EXPLORE
+    return next(window for window in reversed(windows) if kind is None or window.drafts == drafts)
 
 
 def _note_kept(leases: dict[int, LeaseTime], lines: Sequence[HistoryLine]) -> None:

@@ -30,6 +30,7 @@ _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.sc
 
 _ITERATIONS = """
     SELECT coalesce(max(value) FILTER (name = 'iteration_s'), 0),
+        coalesce(max(value) FILTER (name = 'reward_s'), 0),
         coalesce(max(value) FILTER (name = 'train_s'), 0),
         coalesce(max(value) FILTER (name = 'explore_wait_s'), 0),
         coalesce((SELECT n.value FROM iteration_metrics n
@@ -39,9 +40,12 @@ _ITERATIONS = """
         - (SELECT max(ended_at) FROM worker_states w WHERE w.iteration = m.iteration AND state = 'train')
     FROM iteration_metrics m GROUP BY iteration ORDER BY iteration
 """
-_SPOT_IDLE = """
-    SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
-    FROM worker_states WHERE market = 'spot' AND phase = 'iteration'
+_IDLE = """
+    SELECT sum(ended_at - started_at) FILTER (state = 'idle' AND market = 'spot')
+            / sum(ended_at - started_at) FILTER (market = 'spot'),
+        sum(ended_at - started_at) FILTER (state = 'idle' AND market = 'reserved')
+            / sum(ended_at - started_at) FILTER (market = 'reserved')
+    FROM worker_states WHERE phase = 'iteration'
         AND iteration > 1 AND iteration < (SELECT max(iteration) FROM iterations)
 """
 
@@ -51,19 +55,21 @@ class Timings:
     """Seconds of a run, one entry an iteration that has one before and one after it.
 
     Attributes:
-        iteration_s, train_s: of the iteration and of its training phase.
+        iteration_s, reward_s, train_s: of the iteration, of its wait for scores and of its training phase.
         between_s: from the end of the training steps to the first rollout of the next iteration.
         wait_s: that the flow waited for exploration once training had ended.
         drafts: judged in the window.
-        spot_idle: share of the spot devices' time.
+        spot_idle, reserved_idle: shares of the time of the spot and of the reserved devices.
     """
 
     iteration_s: list[float]
+    reward_s: list[float]
     train_s: list[float]
     between_s: list[float]
     wait_s: list[float]
     drafts: list[float]
     spot_idle: float
+    reserved_idle: float
 
 
 def measure(preset: str, iterations: int, strategy: str) -> Timings:
@@ -78,13 +84,13 @@ def measure(preset: str, iterations: int, strategy: str) -> Timings:
         )  # fmt: skip
         with Database(Home(Path(folder)).database).reading() as connection:
             rows = connection.execute(_ITERATIONS).fetchall()
-            idle = connection.execute(_SPOT_IDLE).fetchone()
+            idle = connection.execute(_IDLE).fetchone()
     # The first window has no forecast yet, and the last iteration nothing to explore for.
-    iteration_s, train_s, wait_s, drafts, between_s = (
+    iteration_s, reward_s, train_s, wait_s, drafts, between_s = (
         list(column) for column in zip(*rows[1:-1], strict=True)
     )
     assert idle is not None
-    return Timings(iteration_s, train_s, between_s, wait_s, drafts, idle[0])
+    return Timings(iteration_s, reward_s, train_s, between_s, wait_s, drafts, *idle)
 
 
 def main() -> None:
@@ -115,11 +121,15 @@ def main() -> None:
         "explore_wait_s_max": max(waits),
         "iteration_s_plain": iteration_s,
         "iteration_s_stale": median("stale", "iteration_s"),
+        "reward_s_plain": median("plain", "reward_s"),
+        "reward_s_stale": median("stale", "reward_s"),
         "train_s_plain": median("plain", "train_s"),
         "train_s_stale": median("stale", "train_s"),
         "drafts_per_window": median("stale", "drafts"),
         "spot_idle_plain": statistics.fmean(run.spot_idle for run in runs["plain"]),
         "spot_idle_stale": statistics.fmean(run.spot_idle for run in runs["stale"]),
+        "reserved_idle_plain": statistics.fmean(run.reserved_idle for run in runs["plain"]),
+        "reserved_idle_stale": statistics.fmean(run.reserved_idle for run in runs["stale"]),
         "iterations_measured": len(waits),
         "preset": arguments.preset,
     }

@@ -1,12 +1,14 @@
 """The main job: explore, roll out, reward and train, iteration by iteration.
 
-                  explore(i+1) ─┐
+             ┌─────── explore(i+1) ───────┐
     rollout(i) ─ reward(i) ─ train(i) ─ rollout(i+1) ─ ...
                                 └─ commit(i), beside rollout(i+1)
 
-`explore(i+1)` runs while `train(i)` does, with the weights that the spot devices already hold;
-`rollout(i+1)` waits for both. With exploration.strategy=fresh, and where stale drafts are not trusted,
-it comes between train(i) and rollout(i+1) instead.
+Scorers judge the images of `rollout(i)` as they are delivered; `reward(i)` waits for the last scores.
+`explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
+its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
+waits for both. With exploration.strategy=fresh, and where stale drafts are not trusted, it comes between
+train(i) and rollout(i+1) instead.
 """
 
 from __future__ import annotations
@@ -159,12 +161,12 @@ def _train(session: Session) -> dict[str, Any]:
         for iteration in range(first, config.iterations + 1):
             if plan is None or plan.refused:
                 plan = explore(session, iteration, refused=plan)
-            rolled = rollout(session, plan)
+            following = iteration + 1 if beside and iteration < config.iterations else None
+            rolled = rollout(session, plan, following)
+            exploring = None if following is None else explore.submit(session, following)
             if committing is not None:
                 committing.result()
             scores = reward(session, rolled)
-            more = beside and iteration < config.iterations
-            exploring = explore.submit(session, iteration + 1) if more else None
             trained = train(session, rolled, scores)
             with session.timed("explore_wait", announced=False):
                 plan = exploring.result() if exploring is not None else None

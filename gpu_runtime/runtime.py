@@ -5,10 +5,10 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,21 +204,40 @@ class Runtime:
         """
         return self._draft_now(refused.iteration).in_place_of(refused)
 
-    def rollout(self, plan: SeedPlan) -> Rollout:
-        """Generate the planned seeds with the current weights on all devices."""
+    def rollout(self, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
+        """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
+
+        Args:
+            plan: the seeds.
+            explores_for: the iteration that devices draft for when they find nothing more to roll out;
+                `explore` goes on with it. None lets them be idle.
+        """
         self.enter("rollout", plan.iteration)
         requests = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
         self._take_own_weights()
-        rolled = Rollout(plan, self.policy_version, self._fleet.generate(requests, self._current))
-        self._search.open_window(plan, self._current.version)
-        return rolled
+        self._search.new_window(plan, self._current.version)
+        delivered = self._fleet.generate(
+            requests,
+            self._current,
+            partial(self._scoring.judge, prompts=self._train_by_id),
+            lambda: None if explores_for is None else self._search.begin(explores_for),
+        )
+        self._search.open_window()
+        return Rollout(plan, self.policy_version, delivered)
 
     def reward(self, rollout: Rollout) -> list[Score]:
-        """Judge a rollout; scores in the order of its samples."""
+        """The scores of a rollout in the order of its samples, once scorers have judged the last of them.
+
+        Raises:
+            RewardError: if the scorer failed on every image.
+            RuntimeFailure: if scorers die again and again.
+        """
         self.enter("reward", rollout.plan.iteration)
-        samples = [delivered.sample for delivered in rollout.delivered]
-        prompts = [self._train_by_id[sample.request.prompt_id] for sample in samples]
-        return self._scoring.score([sample.image_HWC for sample in samples], prompts)
+        try:
+            return self._scores(rollout.delivered)
+        except BaseException:
+            self._search.abandon()
+            raise
 
     def train(self, rollout: Rollout, scores: Sequence[Score]) -> Trained:
         """Advantages, training steps on the devices that train, and the new weights' publication.
@@ -230,7 +249,6 @@ class Runtime:
             RewardError: if the scorer failed in every prompt group.
         """
         self.enter("train", rollout.plan.iteration)
-        began = time.monotonic()
         try:
             generated = [delivered.sample for delivered in rollout.delivered]
             advantages, samples = training_samples(generated, scores, self.config, rollout.plan.pool)
@@ -241,7 +259,7 @@ class Runtime:
         except BaseException:
             self._search.abandon()
             raise
-        self._search.close_window(time.monotonic() - began)
+        self._search.close_window()
         if report.training_steps:
             before = self._current.digest
             self._current = self._publish(self.policy_version + 1)
@@ -286,10 +304,9 @@ class Runtime:
             for seed in range(settings.images_per_prompt)
         ]
         by_id = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
-        samples = [delivered.sample for delivered in self._fleet.generate(requests, weights)]
-        prompts = [by_id[sample.request.prompt_id] for sample in samples]
-        scores = self._scoring.score([sample.image_HWC for sample in samples], prompts)
-        return Evaluation(samples, scores, self.policy_version)
+        delivered = self._fleet.generate(requests, weights, partial(self._scoring.judge, prompts=by_id))
+        samples = [one.sample for one in delivered]
+        return Evaluation(samples, self._scores(delivered), self.policy_version)
 
     def blobs(self) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint."""
@@ -347,6 +364,10 @@ class Runtime:
         self._started.close()
         self._history.note("closed")
         self._history.close()
+
+    def _scores(self, delivered: Sequence[Delivered]) -> list[Score]:
+        """The scores of samples that scorers were given."""
+        return self._scoring.wait_for([one.score for one in delivered if one.score is not None])
 
     def _draft_now(self, iteration: int) -> SeedPlan:
         """Choose seeds with the current weights on all devices."""

@@ -15,8 +15,8 @@ from tasks.session import Session
 def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -> SeedPlan:
     """Choose the seeds of an iteration.
 
-    With strategy `stale` it runs beside the training of the one before. Where the drafts made there are
-    `refused`, seeds are drafted anew, with the current weights; the time is booked as `redraft`.
+    With strategy `stale` it runs beside reward and training of the one before. Where the drafts made there
+    are `refused`, seeds are drafted anew, with the current weights; the time is booked as `redraft`.
     """
     if refused is not None:
         with session.timed("redraft"):
@@ -26,15 +26,18 @@ def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -
 
 
 @task(name="rollout", cache_policy=NO_CACHE, persist_result=False)
-def rollout(session: Session, plan: SeedPlan) -> Rollout:
-    """Generate the chosen seeds on all devices."""
+def rollout(session: Session, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
+    """Generate the chosen seeds on all devices; scorers judge them meanwhile.
+
+    Devices that find nothing more to roll out draft for the iteration `explores_for`, where one is given.
+    """
     with session.timed("rollout"):
-        return session.runtime.rollout(plan)
+        return session.runtime.rollout(plan, explores_for)
 
 
 @task(name="reward", cache_policy=NO_CACHE, persist_result=False)
 def reward(session: Session, rolled: Rollout) -> list[Score]:
-    """Judge every image of the rollout."""
+    """Wait for the last scores of the rollout's images."""
     with session.timed("reward"):
         return session.runtime.reward(rolled)
 

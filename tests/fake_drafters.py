@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from queue import Empty
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gpu_runtime.worker.samples_in_flight import SampleChunk
 from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
 from storage.prompts.files import PromptRecord
+from tests.tiny_run import tiny_config
 
 R = TypeVar("R")
 
@@ -85,7 +86,7 @@ class Script:
         self._before.get(number, lambda: None)()
         if not self._ended and not self.under_way:
             self.idle()
-        if not self._ended:
+        while not self._ended:  # the death of a scorer ends nothing that the loop waits for
             assert self.under_way, "the loop waits for nothing"
             places = [place for place, (name, _, _) in enumerate(self.under_way) if name not in self.hung]
             if not places:
@@ -172,15 +173,18 @@ class FakePool(ScoringPool):
     """Scorers that are replaced like real ones."""
 
     def __init__(self, count: int, script: Script, judge: Judge) -> None:
-        self._script, self._judge, self._started = script, judge, 0
-        self._hung = set()
-        self.actors = [self._start() for _ in range(count)]
+        self._script, self._judge = script, judge
+        super().__init__(cast(Any, None), tiny_config(runtime={"scorer_workers": count}))
+
+    def _post(self, event: Any) -> None:
+        """At once, in place of a thread."""
+        self._on_event(event)
 
     def _start(self) -> RemoteActor[ImageScorer]:
         self._started += 1
         return FakeScorer(f"scorer-{self._started - 1}", self._script, self._judge)
 
-    def end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[Any]) -> None:
+    def _end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[Any]) -> None:
         """Nobody's clock runs here."""
 
 

@@ -1,15 +1,16 @@
 """The loop that hands leases to devices: free ones pull, commit every few denoising steps, deliver.
 
 Rollouts, evaluations and drafts take the same way. What a device loses goes on elsewhere from its last
-commit, to the same bits. Devices that come in the midst of a phase pull once they hold its weights. The loop
-waits for one thing at a time: the next call that ends, or the moment when a lease expires.
+commit, to the same bits. Devices that come in the midst of a phase pull once they hold its weights. A device
+that finds nothing of a phase to do works on another one beside it, if there is one. The loop waits for one
+thing at a time: the next call that ends, or the moment when a lease expires.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -45,7 +46,7 @@ for when a training window closes."""
 class Dispatcher:
     """Does the phases of a run, one after another, on one scheduler.
 
-    Leases are numbered through the run. A phase may be done in any thread, but not two at a time.
+    Leases are numbered through the run. `run` may be called in any thread, but not in two at a time.
 
     Args:
         config: the run's configuration.
@@ -73,32 +74,37 @@ class Dispatcher:
         self._ended: SimpleQueue[Future[Any] | None] = SimpleQueue() if ended is None else ended
         self._flights: dict[str, Flight] = {}
         self._flight_of: dict[Future[SampleChunk], Flight] = {}
-        # Calls of devices on their way into the phase.
-        self._coming: set[Future[Any]] = set()
+        self._coming: set[Future[Any]] = set()  # calls of devices on their way into the phase
         self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
         self._freed = False
+        # Of the `run` under way, in the order of their importance; and those that have begun and not ended.
+        self._phases: tuple[Phase, ...] = ()
+        self._begun: list[Phase] = []
 
     @property
     def counters(self) -> Counters:
         """What went otherwise than planned, in all phases."""
         return self._scheduler.counters
 
-    def run(self, fleet: GeneratingFleet, phase: Phase) -> None:
+    def run(self, fleet: GeneratingFleet, phase: Phase, beside: Phase | None = None) -> None:
         """Do a phase: each of its requests at most once, all with the same weights.
 
         Args:
             fleet: the devices.
             phase: what is asked for, and what becomes of it.
+            beside: of another kind and the same weights, for devices that find nothing of `phase` to do. What
+                they have of it when `phase` ends stays theirs: the next `run` goes on with it, or drops it.
 
         Raises:
             RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
                 no device is left for requests that must be done.
         """
-        self._fleet, self._phase = fleet, phase
-        self._coming, self._items, self._freed = set(), {}, False
+        self._fleet, self._coming, self._freed = fleet, set(), False
+        self._phases = (phase,) if beside is None else (phase, beside)
         try:
-            self._add(phase.begin(lambda: self._ended.put(None)))
-            self._note_begin()
+            self._drop(one for one in self._begun if one not in self._phases)
+            for one in self._phases:
+                self._begin_phase(one)
             self._add_ready_workers()
             while not phase.over:
                 self._dispatch()
@@ -107,21 +113,31 @@ class Dispatcher:
                 for call in self._await():
                     self._settle(call)
                 self._give_up_what_hangs()
-            self._history.note("generated")
-        finally:
-            self._drop_what_is_left()
+            self._history.note("generated", kind=phase.kind)
+            self._drop([phase])
+        except BaseException:
+            self._drop(self._begun)
+            raise
+
+    def busy(self, worker: str) -> bool:
+        """Whether a device has a lease."""
+        return worker in self._flights
 
     def work_left(self) -> WorkLeft:
-        """What is left of the phase, in batches."""
-        leased = {request for flight in self._flights.values() for request in flight.lease.requests}
+        """What is left of the phase, in batches; without the one beside it."""
+        kind = self._phases[0].kind
+        flights = {name: flight for name, flight in self._flights.items() if flight.lease.kind is kind}
+        leased = {request for flight in flights.values() for request in flight.lease.requests}
         waiting = sorted(
             item.steps - commit.step
             for request, item in self._items.items()
-            if request not in leased and (commit := self._scheduler.committed(request)) is not None
+            if item.kind is kind
+            and request not in leased
+            and (commit := self._scheduler.committed(request)) is not None
         )
         under_way = {
             name: UnderWay(flight.lease.steps - flight.timed_step, flight.step - flight.timed_step)
-            for name, flight in self._flights.items()
+            for name, flight in flights.items()
         }
         return WorkLeft(tuple(waiting[:: self._batch_size]), under_way)
 
@@ -131,25 +147,32 @@ class Dispatcher:
         Raises:
             RuntimeFailure: if there is not, although requests are left that must be done.
         """
-        if self._flights or self._phase.calls:
+        if self._flights or any(phase.calls for phase in self._phases):
             return True
-        awaited = self._fleet.forming or self._phase.awaits_devices
-        if self._coming and awaited and self._scheduler.waiting(self._phase.kind):
+        phase = self._phases[0]
+        awaited = self._fleet.forming or phase.awaits_devices
+        if self._coming and awaited and self._scheduler.waiting(phase.kind):
             return True
-        if self._phase.must_end:
-            left = self._scheduler.unfinished(self._phase.kind)
+        if phase.must_end:
+            left = self._scheduler.unfinished(phase.kind)
             raise RuntimeFailure(f"no device is left for {left} samples; resume the run")
         return False
+
+    def _begin_phase(self, phase: Phase) -> None:
+        """Begin a phase, unless a `run` before has."""
+        if phase in self._begun:
+            return
+        self._begun.append(phase)
+        items = phase.begin(lambda: self._ended.put(None))
+        self._add(items)
+        # Drafts are not known from the start.
+        wanted = [] if phase.kind is RequestKind.EXPLORE else [item.request for item in items]
+        steps = self._items[wanted[0]].steps if wanted else 0
+        self._history.note("generate", kind=phase.kind, requests=names_of(wanted), steps=steps)
 
     def _add(self, items: Collection[WorkItem[SampleRequest]]) -> None:
         self._scheduler.add(items)
         self._items |= {item.request: item for item in items}
-
-    def _note_begin(self) -> None:
-        """Note in the history what is asked for; drafts are not known from the start."""
-        wanted = [] if self._phase.kind is RequestKind.EXPLORE else list(self._items)
-        steps = self._items[wanted[0]].steps if wanted else 0
-        self._history.note("generate", kind=self._phase.kind, requests=names_of(wanted), steps=steps)
 
     def _add_ready_workers(self) -> None:
         """Places are free, or devices have loaded: the loop hears of it when there is more of it."""
@@ -163,52 +186,52 @@ class Dispatcher:
         freed, self._freed = self._freed, False
         if self._fleet.regroups(self.work_left, freed):
             self._add_ready_workers()
-        devices = self._fleet.workers(self._phase.version)
+        devices = self._fleet.workers(self._phases[0].version)
         free = [device for device in devices if device.name not in self._flights]
         usable = [device for device in free if device.notice is None]
         awaited = not usable and bool(self._coming)  # one batch waits for the first device to come
-        self._refill((len(usable) + awaited) * self._batch_size)
+        for phase in self._phases:
+            takers = [device for device in usable if phase.accepts(device)]
+            self._refill(phase, (len(takers) + awaited) * self._batch_size)
+            for device in takers:
+                self._pull(phase, device)
+            usable = [device for device in usable if device.name not in self._flights]
+            awaited = False
         for device in free:
-            lease = self._pull(device) if device.notice is None else None
-            state = "explore" if self._phase.kind is RequestKind.EXPLORE else "rollout"
-            self._fleet.enter(device.name, state if lease else "idle")
-            if lease:
-                self._begin(device, lease)
-        for call in self._phase.feed():
-            call.add_done_callback(self._ended.put)
+            if device.name not in self._flights:
+                self._fleet.enter(device.name, "idle")
 
-    def _refill(self, room: int) -> None:
+    def _refill(self, phase: Phase, room: int) -> None:
         """Ask for requests as long as devices could take them; a batch that is not full wastes a device."""
-        while self._scheduler.waiting(self._phase.kind) < room:
-            items = self._phase.more()
+        while self._scheduler.waiting(phase.kind) < room:
+            items = phase.more()
             if not items:
                 return
             self._add(items)
 
-    def _pull(self, device: Device) -> Lease[SampleRequest] | None:
-        version, kinds = self._phase.version, (self._phase.kind,)
+    def _pull(self, phase: Phase, device: Device) -> None:
+        """Let a free device begin with the next requests of a phase, if it may."""
+        version, kinds = phase.version, (phase.kind,)
         following = self._scheduler.following(version, kinds)
-        if following is not None and not self._phase.may_pull(device, following):
-            return None
-        return self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kinds)
+        if following is None or not phase.may_pull(device, following):
+            return
+        lease = self._scheduler.pull(device.name, self._clock(), version, self._batch_size, kinds)
+        if lease:
+            self._fleet.enter(device.name, "explore" if phase.kind is RequestKind.EXPLORE else "rollout")
+            self._begin(phase, device, lease)
 
-    def _begin(self, device: Device, lease: Lease[SampleRequest]) -> None:
+    def _begin(self, phase: Phase, device: Device, lease: Lease[SampleRequest]) -> None:
         work = [
             state if isinstance(state, SampleState) else request
             for request, state in zip(lease.requests, lease.states, strict=True)
         ]
-        flight = self._flights[device.name] = Flight(device, lease, self._clock())
-        self._history.note(
-            "lease",
-            lease=lease.number,
-            worker=device.name,
-            step=lease.step,
-            until=lease.steps,
-            requests=names_of(lease.requests),
-        )
+        flight = self._flights[device.name] = Flight(phase, device, lease, self._clock())
+        facts = {"worker": device.name, "step": lease.step, "until": lease.steps}
+        names = names_of(lease.requests)
+        self._history.note("lease", lease=lease.number, kind=lease.kind, **facts, requests=names)
         steps = self._chunk(flight)
-        version = self._phase.version
-        self._start(flight, device.actor.call(Worker.begin_samples, version, lease.number, work, steps))
+        call = device.actor.call(Worker.begin_samples, phase.version, lease.number, work, steps)
+        self._start(flight, call)
         self._go_on(flight)
 
     def _go_on(self, flight: Flight) -> None:
@@ -245,7 +268,7 @@ class Dispatcher:
         return _COMMIT_STEPS * max(1, math.ceil(_WORTH_A_COMMIT_S / (_COMMIT_STEPS * device.step_s)))
 
     def _await(self) -> list[Future[Any]]:
-        """Wait for a call to end, a lease to expire or the phase's word; all calls that have ended."""
+        """Wait for a call to end, a lease to expire or a phase's word; all calls that have ended."""
         expiry_s = self._scheduler.next_expiry_s
         left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
         ended: list[Future[Any] | None] = []
@@ -258,18 +281,22 @@ class Dispatcher:
             return [call for call in ended if call is not None]
 
     def _settle(self, call: Future[Any]) -> None:
-        """A chunk or a call of the phase's own has ended, or a device has come nearer."""
+        """A chunk or a call of a phase's own has ended, or a device has come nearer.
+
+        Of a phase that is over nothing is started any more: the run may end, too.
+        """
         flight = self._flight_of.pop(call, None)
-        if self._phase.over:  # where the run ends too, nothing must be started any more
-            return
         if flight is not None:
-            if not flight.dropped:
+            if not (flight.dropped or flight.phase.over):
                 self._settle_chunk(flight, call)
         elif call in self._coming:
             self._coming.remove(call)
-            self._add_ready_workers()
-        elif call in self._phase.calls:  # and not a late one of an earlier phase
-            self._phase.settle(call)
+            if not self._phases[0].over:
+                self._add_ready_workers()
+        else:  # or a late one of an earlier phase
+            for phase in self._phases:
+                if not phase.over and call in phase.calls:
+                    phase.settle(call)
 
     def _settle_chunk(self, flight: Flight, call: Future[SampleChunk]) -> None:
         try:
@@ -291,13 +318,19 @@ class Dispatcher:
             self._history.note("back", lease=flight.lease.number, why="notice")
             self._scheduler.hand_back(flight.lease)
             self._add_ready_workers()
-        elif left and not flight.device.retiring and not self._phase.over:
+        elif left and not flight.device.retiring and not self._yields(flight) and not flight.phase.over:
             self._go_on(flight)
-        if not flight.calls and not (left and self._phase.over):
+        if not flight.calls and not (left and flight.phase.over):
             self._end(flight)
             if left and chunk.notice is None:
-                self._history.note("back", lease=flight.lease.number, why="retired")
+                why = "yielded" if self._yields(flight) else "retired"
+                self._history.note("back", lease=flight.lease.number, why=why)
             self._scheduler.hand_back(flight.lease)  # nothing, unless a chunk did less than it should
+
+    def _yields(self, flight: Flight) -> bool:
+        """Whether a lease of the phase beside ends here, as requests of the first one wait for a device."""
+        phase = self._phases[0]
+        return flight.phase is not phase and self._scheduler.waiting(phase.kind) > 0
 
     def _time(self, flight: Flight, step: int, chunk: SampleChunk) -> None:
         """Learn from a call that ended at `step` how long a step takes its device."""
@@ -316,7 +349,9 @@ class Dispatcher:
         self._write_down(lease, chunk, accepted)
         images = [sample for sample in chunk.samples if sample.request in accepted]
         if images:
-            self._phase.deliver(Delivery(lease, images, flight.device.name, now - flight.began_s))
+            delivery = Delivery(lease, images, flight.device.name, now - flight.began_s)
+            for call in flight.phase.deliver(delivery):
+                call.add_done_callback(self._ended.put)
         return bool(held) and not chunk.samples
 
     def _write_down(
@@ -356,11 +391,14 @@ class Dispatcher:
         flight.over = self._freed = True
         del self._flights[flight.device.name]
 
-    def _drop_what_is_left(self) -> None:
-        """A phase is over: what devices still do of it is not wanted, nor what waits."""
-        for flight in list(self._flights.values()):
-            self._end(flight)
-            flight.dropped = True
-            self._history.note("back", lease=flight.lease.number, why="dropped")
-            self._scheduler.drop(flight.lease.requests)
-        self._scheduler.drop_waiting(self._phase.kind)
+    def _drop(self, phases: Iterable[Phase]) -> None:
+        """Phases are over: what devices still do of them is not wanted, nor what waits."""
+        for phase in list(phases):
+            for flight in [flight for flight in self._flights.values() if flight.phase is phase]:
+                self._end(flight)
+                flight.dropped = True
+                self._history.note("back", lease=flight.lease.number, why="dropped")
+                self._scheduler.drop(flight.lease.requests)
+            self._scheduler.drop_waiting(phase.kind)
+            self._items = {r: item for r, item in self._items.items() if item.kind is not phase.kind}
+            self._begun.remove(phase)

@@ -1,8 +1,8 @@
 """The phase that explores: devices draft what a planner asks for, scorers judge it, until there is no more.
 
-It is done in the thread of the `explore` task, beside training, and ends with the planner's last draft or
-with the training window: then at once. What a device has in flight, at most one chunk of denoising steps, is
-dropped.
+It begins beside a rollout, on the devices that find nothing more to roll out, and goes on in the thread of
+the `explore` task, beside reward and training. It ends with the planner's last draft or with the training
+window: then at once. What a device has in flight, at most one chunk of denoising steps, is dropped.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.phase import Delivery
+from gpu_runtime.dispatch.phase import Delivery, Judge
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
-from storage.prompts.files import PromptRecord
 
 
 @dataclass(frozen=True)
@@ -43,27 +40,6 @@ class DraftSource(Protocol):
 
     def judged(self, candidate: Candidate) -> None:
         """A draft has its judgement, or the reason why it has none."""
-        ...
-
-
-class ScoringBatch(Protocol):
-    """Images on their way through scorers; see `gpu_runtime/fleet/scoring_pool.py`."""
-
-    @property
-    def calls(self) -> Collection[Future[list[Score]]]:
-        """The calls under way."""
-        ...
-
-    def add(self, number: int, image: np.ndarray, prompt: PromptRecord) -> None:
-        """One more image, under a number of its own."""
-        ...
-
-    def feed(self) -> Collection[Future[list[Score]]]:
-        """Let every free scorer pull; the calls that this starts."""
-        ...
-
-    def collect(self, call: Future[list[Score]]) -> Mapping[int, Score]:
-        """The scores of a finished call, by number."""
         ...
 
 
@@ -91,14 +67,16 @@ class DraftLimits:
         steps: fidelity → denoising steps of a draft.
         cost: fidelity → what a draft costs, in full drafts.
         window: the training window to keep to; None where nothing trains meanwhile.
+        drafts_on: whether a device may draft: not the trainers, whose training would wait for it.
         stops_with_training: whether the phase ends with the training steps.
-        fits: whether so many full drafts may be begun after so many seconds.
+        fits: whether so many full drafts may be begun so many seconds after the window's opening.
     """
 
     batch_size: int
     steps: Mapping[str, int]
     cost: Mapping[str, float]
     window: TrainingWindow | None = None
+    drafts_on: Callable[[Device], bool] = lambda device: True
     stops_with_training: bool = True
     fits: Callable[[float, float], bool] = lambda elapsed_s, full_drafts: True
 
@@ -109,8 +87,7 @@ class DraftPhase:
     Args:
         first: drafts that are made before all others.
         source: where further drafts come from.
-        judging: the scorers.
-        prompts: what images are judged by, by prompt_id.
+        judge: lets scorers judge drafts.
         version: of the weights that all drafts are made with.
         limits: what the phase has to keep to.
         clock: seconds, of a clock that never goes back.
@@ -123,8 +100,7 @@ class DraftPhase:
         self,
         first: Sequence[DraftTask],
         source: DraftSource,
-        judging: ScoringBatch,
-        prompts: Mapping[int, PromptRecord],
+        judge: Judge,
         version: WeightsVersion,
         limits: DraftLimits,
         clock: Callable[[], float] = time.monotonic,
@@ -134,13 +110,11 @@ class DraftPhase:
         """What it has made so far."""
         self._first = first
         self._source = source
-        self._judging = judging
-        self._prompts = prompts
+        self._judge = judge
         self._limits = limits
         self._clock = clock
-        self._began_s = clock()
         self._tasks: dict[SampleRequest, DraftTask] = {}
-        self._images: list[DraftTask] = []
+        self._judging: dict[Future[Score], DraftTask] = {}
         self._tried: set[str] = set()
 
     @property
@@ -158,12 +132,11 @@ class DraftPhase:
 
     @property
     def calls(self) -> Collection[Future[Any]]:
-        """Those of the scorers."""
-        return self._judging.calls
+        """The scores that are awaited."""
+        return self._judging.keys()
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
         """See `Phase`."""
-        self._began_s = self._clock()
         if self._limits.window is not None:
             self._limits.window.on_end(wake)
         return self._items(self._first)
@@ -172,19 +145,24 @@ class DraftPhase:
         """The source's next drafts."""
         return self._items(self._source.more())
 
+    def accepts(self, device: Device) -> bool:
+        """Whether it may draft."""
+        return self._limits.drafts_on(device)
+
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Whether its batch can end in the window.
+        """Whether its batch can end in the window, which opens when the first device asks.
 
         A device's first batch is always tried: what it takes is how forecasts come true again.
         """
+        window = self._limits.window
+        elapsed_s = 0.0 if window is None else window.open(self._clock())
         fidelity = self._tasks[following.request].fidelity
-        elapsed_s = self._clock() - self._began_s
         if device.name in self._tried and not self._limits.fits(elapsed_s, self._cost_of_batch(fidelity)):
             return False
         self._tried.add(device.name)
         return True
 
-    def deliver(self, delivery: Delivery) -> None:
+    def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
         """A batch is finished: its images go to the scorers."""
         lease = delivery.lease
         fidelity = self._tasks[lease.requests[0]].fidelity
@@ -192,39 +170,35 @@ class DraftPhase:
         # A lease that goes on from another device's commit has the rest of a batch to do.
         share = (lease.steps - lease.step) / lease.steps
         self.made.full_drafts += share * self._cost_of_batch(fidelity)
-        for image in delivery.images:
-            prompt = self._prompts[image.request.prompt_id]
-            self._judging.add(len(self._images), image.image_HWC, prompt)
-            self._images.append(self._tasks[image.request])
+        scores = self._judge(delivery.images)
+        tasks = [self._tasks[image.request] for image in delivery.images]
+        self._judging |= zip(scores, tasks, strict=True)
+        return scores
 
-    def feed(self) -> Collection[Future[Any]]:
-        """Let every free scorer pull."""
-        return self._judging.feed()
+    def settle(self, call: Future[Score]) -> None:
+        """A draft is judged."""
+        task, score = self._judging.pop(call), call.result()
+        candidate = Candidate(
+            prompt_id=task.request.prompt_id,
+            seed_index=task.request.seed_index,
+            fidelity=task.fidelity,
+            policy_version=task.request.policy_version,
+            value=score.value,
+            exact=score.exact,
+            error=score.error,
+            round=task.round,
+        )
+        self.made.candidates.append(candidate)
+        self._source.judged(candidate)
 
-    def settle(self, call: Future[list[Score]]) -> None:
-        """A scorer has judged some images."""
-        for number, score in self._judging.collect(call).items():
-            task = self._images[number]
-            candidate = Candidate(
-                prompt_id=task.request.prompt_id,
-                seed_index=task.request.seed_index,
-                fidelity=task.fidelity,
-                policy_version=task.request.policy_version,
-                value=score.value,
-                exact=score.exact,
-                error=score.error,
-                round=task.round,
-            )
-            self.made.candidates.append(candidate)
-            self._source.judged(candidate)
-
-    def collect_what_is_done(self) -> None:
-        """At the window's end judgements count that are there; the rollout waits for no others."""
-        if self._limits.window is not None and self._limits.window.abandoned:
-            return
-        for call in self._judging.calls:
-            if call.done():
+    def end(self) -> None:
+        """Count the judgements that are there, and want no others: the rollout waits for none."""
+        abandoned = self._limits.window is not None and self._limits.window.abandoned
+        for call in list(self._judging):
+            if call.done() and not abandoned:
                 self.settle(call)
+            else:
+                call.cancel()
 
     def _items(self, tasks: Sequence[DraftTask]) -> list[WorkItem[SampleRequest]]:
         self._tasks |= {task.request: task for task in tasks}

@@ -10,12 +10,16 @@ from typing import Any, Protocol
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.work_left import WorkLeft
+from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.samples_in_flight import SampleChunk
 from storage.database.records import DeviceState
 from storage.errors import WorkerLostError
+
+Judge = Callable[[Sequence[GeneratedImage]], Sequence[Future[Score]]]
+"""Lets scorers judge images while devices go on; one score an image."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Phase(Protocol):
 
     @property
     def calls(self) -> Collection[Future[Any]]:
-        """The phase's own calls that are under way, such as those of scorers."""
+        """What the phase waits for beside devices, such as scores."""
         ...
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
@@ -80,20 +84,20 @@ class Phase(Protocol):
         """Further requests, asked for while devices could take some; none if there are none now."""
         ...
 
+    def accepts(self, device: Device) -> bool:
+        """Whether a device may do requests of the phase at all."""
+        ...
+
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """Whether a device may begin with this request, which is next."""
         ...
 
-    def deliver(self, delivery: Delivery) -> None:
-        """A device has finished a lease."""
-        ...
-
-    def feed(self) -> Collection[Future[Any]]:
-        """Start further calls of the phase's own; `settle` gets them as they end."""
+    def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
+        """A device has finished a lease; what the phase waits for now, which `settle` gets as it ends."""
         ...
 
     def settle(self, call: Future[Any]) -> None:
-        """One of the phase's own calls has ended."""
+        """One of `calls` has ended."""
         ...
 
 
@@ -144,6 +148,7 @@ class Flight:
     """A lease on its device.
 
     Attributes:
+        phase: that its requests belong to.
         device: its holder.
         lease: as it was granted.
         began_s: when it was granted.
@@ -155,6 +160,7 @@ class Flight:
         timed_step: step that the last call to end was to end at.
     """
 
+    phase: Phase
     device: Device
     lease: Lease[SampleRequest]
     began_s: float

@@ -9,7 +9,8 @@ from typing import Any
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.phase import Delivery
+from gpu_runtime.dispatch.phase import Delivery, Judge
+from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
 from storage.config.run_config import SamplingConfig
@@ -17,10 +18,17 @@ from storage.config.run_config import SamplingConfig
 
 @dataclass(frozen=True)
 class Delivered:
-    """A finished sample and the worker that finished it."""
+    """A finished sample.
+
+    Attributes:
+        sample: its image and trajectory.
+        worker: that finished it.
+        score: its judgement, which may be under way; None where nothing judges it.
+    """
 
     sample: GeneratedSample
     worker: str
+    score: Future[Score] | None = None
 
 
 class SamplePhase:
@@ -29,14 +37,18 @@ class SamplePhase:
     Args:
         requests: at least one, distinct, of one kind and version of the weights.
         sampling: says how many denoising steps they take.
+        judge: judges images as they are delivered; the phase does not wait for scores.
     """
 
     must_end = True
     awaits_devices = True
     calls: Collection[Future[Any]] = ()
 
-    def __init__(self, requests: Sequence[SampleRequest], sampling: SamplingConfig) -> None:
+    def __init__(
+        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, judge: Judge | None = None
+    ) -> None:
         self._requests = requests
+        self._judge = judge
         evaluates = requests[0].kind is RequestKind.EVALUATE
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
@@ -77,20 +89,23 @@ class SamplePhase:
         """See `Phase`; there are no further ones."""
         return ()
 
+    def accepts(self, device: Device) -> bool:
+        """See `Phase`; any device may."""
+        return True
+
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """See `Phase`; any device may."""
         return True
 
-    def deliver(self, delivery: Delivery) -> None:
-        """See `Phase`."""
-        for sample in delivery.images:
+    def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
+        """See `Phase`; the phase does not wait for the scores."""
+        judge = self._judge
+        scores = [None] * len(delivery.images) if judge is None else judge(delivery.images)
+        for sample, score in zip(delivery.images, scores, strict=True):
             assert isinstance(sample, GeneratedSample), "only drafts come without their trajectories"
-            self._delivered[sample.request] = Delivered(sample, delivery.worker)
-
-    def feed(self) -> Collection[Future[Any]]:
-        """See `Phase`; it has no calls of its own."""
+            self._delivered[sample.request] = Delivered(sample, delivery.worker, score)
         return ()
 
     def settle(self, call: Future[Any]) -> None:
-        """See `Phase`."""
+        """See `Phase`; it has no calls of its own."""
         raise AssertionError("a phase of samples has no calls of its own")

@@ -1,21 +1,25 @@
 """The search for seeds on live devices: when to draft, on which of them, and what follows.
 
-`SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. `in_window` may run in a thread of
-its own beside training; all else but the window's end is called while it does not, so that what the
-explorer has learned has one writer at a time.
+`SeedExplorer` decides and learns, a `DraftPhase` drafts and judges. Drafts for a window begin with `begin`,
+beside the rollout. `in_window`, which goes on with them, may run in a thread of its own beside reward and
+training; all else but the window's end is called while it does not, so that what the explorer has learned has
+one writer at a time.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
+from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.dispatch.devices import Device, Weights
-from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, ScoringBatch
+from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
 from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
@@ -28,9 +32,6 @@ from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
-
-_IMAGES_A_CALL = 8
-"""Half a rollout's: near the window's end an early answer is worth more than a cheap one."""
 
 _HEADROOM = 1.5
 """Drafts planned for a window, over those that it is predicted to hold."""
@@ -98,21 +99,36 @@ class DraftingFleet(Protocol):
         """The devices that hold these weights and do not train."""
         ...
 
+    def trains(self, device: Device) -> bool:
+        """Whether a device trains."""
+        ...
+
     def beside_training(self) -> AbstractContextManager[None]:
         """Within this context phases are done by the devices that do not train."""
         ...
 
     def do(self, phase: Phase) -> None:
-        """Do a phase."""
+        """Do a phase, or go on with one that has begun beside another."""
         ...
 
 
 class Scorers(Protocol):
     """What drafting needs of the scorers."""
 
-    def open(self, images_a_call: int, tolerant: bool = False) -> ScoringBatch:
-        """Judge images as they come."""
+    def judge(
+        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
+    ) -> list[Future[Score]]:
+        """Let scorers judge images; one score an image, in order."""
         ...
+
+
+@dataclass(frozen=True)
+class _Search:
+    """An iteration's drafts that have begun."""
+
+    iteration: int
+    planner: DraftPlanner
+    phase: DraftPhase
 
 
 class SeedSearch:
@@ -145,20 +161,26 @@ class SeedSearch:
         self._steps = {name: denoising_steps(name, steps) for name in self._cost}
         self._said_no_device = False
         self._window: TrainingWindow | None = None
+        self._begun: _Search | None = None
 
     @property
     def timing(self) -> DraftTiming:
         """When drafts are made."""
         return self._explorer.timing
 
-    def open_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
-        """A plan was rolled out; until its training ends, the devices hold these weights."""
-        self._window = TrainingWindow(plan, version)
+    def new_window(self, plan: SeedPlan, version: WeightsVersion) -> None:
+        """A plan is about to be rolled out; until its training ends, the devices hold these weights."""
+        self._window, self._begun = TrainingWindow(plan, version), None
 
-    def close_window(self, train_s: float) -> None:
-        """The training steps are done, after so many seconds."""
+    def open_window(self) -> None:
+        """The rollout is over, and with it what keeps devices from drafting."""
         if self._window is not None:
-            self._window.close(train_s)
+            self._window.open(time.monotonic())
+
+    def close_window(self) -> None:
+        """The training steps are done."""
+        if self._window is not None:
+            self._window.close(time.monotonic())
 
     def abandon(self) -> None:
         """What is being drafted is of no use any more; a phase under way ends at once."""
@@ -168,11 +190,33 @@ class SeedSearch:
     def forget(self) -> None:
         """The weights are about to be others: there is no window to draft in."""
         self.abandon()
-        self._window = None
+        self._window = self._begun = None
 
     def plain(self, iteration: int) -> SeedPlan:
         """The first prompts and seeds, without a draft."""
         return self._explorer.plain(iteration)
+
+    def begin(self, iteration: int) -> DraftPhase | None:
+        """Begin the drafts of a window: with the weights of the rollout that it follows, on no trainer.
+
+        Returns:
+            The phase, which `in_window` goes on with; None where no device can draft.
+        """
+        window = self._window
+        assert window is not None, "drafts begin with a rollout"
+        devices = self._fleet.drafters(window.version)
+        if not devices:
+            return None
+        rescores = [
+            self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
+            for draft in self._to_rescore(window)
+        ]
+        # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
+        planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
+        limits = self._limits(window, self._settings.stop_with_training)
+        phase = self._phase(window.version, limits, iteration, planner, rescores)
+        self._begun = _Search(iteration, planner, phase)
+        return phase
 
     def in_window(self, iteration: int) -> SeedPlan:
         """Choose seeds with the last rollout's weights, on the devices that do not train.
@@ -182,24 +226,20 @@ class SeedSearch:
         window = self._window
         if window is None:
             return self._explorer.plain(iteration)
-        devices = self._fleet.drafters(window.version)
-        if not devices:
+        if self._begun is None or self._begun.iteration != iteration:
+            self._begun = None
+            self.begin(iteration)
+        begun, self._begun = self._begun, None
+        if begun is None:
             return self._explorer.plain(iteration, *self._no_device(iteration))
-        rescores = [
-            self._task(window.plan.iteration, window.version, MONITOR_ROUND, draft)
-            for draft in self._to_rescore(window)
-        ]
-        # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
-        planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
-        limits = self._limits(window, self._settings.stop_with_training)
         with self._fleet.beside_training():
-            made = self._draft(window.version, limits, iteration, planner, rescores)
+            made = self._draft(begun.phase)
         window.lease_s, window.full_drafts = made.lease_s, made.full_drafts
         again = [candidate for candidate in made.candidates if candidate.round == MONITOR_ROUND]
         # The order of arrival must not matter.
         again.sort(key=lambda draft: (draft.fidelity, draft.prompt_id, draft.seed_index))
         window.rescored = tuple(again)
-        return self._finish(iteration, planner, made)
+        return self._finish(iteration, begun.planner, made)
 
     def on_all_devices(self, iteration: int, weights: Weights) -> SeedPlan:
         """Choose seeds with these weights on every device, the trainer too, while nothing else goes on."""
@@ -212,7 +252,7 @@ class SeedSearch:
                 return self._explorer.plain(iteration)
         planner = self._explorer.begin(iteration, budget)
         limits = self._limits(None, False)
-        made = self._draft(weights.version, limits, iteration, planner, ())
+        made = self._draft(self._phase(weights.version, limits, iteration, planner, ()))
         return self._finish(iteration, planner, made)
 
     def review(
@@ -233,8 +273,8 @@ class SeedSearch:
         window = self._window
         if self.timing is not DraftTiming.TRAINING_WINDOW or window is None:
             return SeedReview(figures, (), next_plan)
-        if window.train_s is not None:
-            self._explorer.forecast.add_window(window.train_s)
+        if window.length_s is not None:
+            self._explorer.forecast.add_window(window.length_s)
         self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
         verdict = self._explorer.review(plan, window.rescored, judged)
         if verdict is None:
@@ -290,23 +330,30 @@ class SeedSearch:
         return sum(-(-count // size) * size * self._cost[name] for name, count in counts.items())
 
     def _limits(self, window: TrainingWindow | None, stops: bool) -> DraftLimits:
-        limits = DraftLimits(self._config.sampling.batch_size, self._steps, self._cost, window, stops)
+        limits = DraftLimits(
+            self._config.sampling.batch_size, self._steps, self._cost, window, stops_with_training=stops
+        )
+        if window is not None:
+            limits = replace(limits, drafts_on=lambda device: not self._fleet.trains(device))
         return replace(limits, fits=self._explorer.forecast.fits) if stops else limits
 
-    def _draft(
+    def _phase(
         self,
         version: WeightsVersion,
         limits: DraftLimits,
         iteration: int,
         planner: DraftPlanner,
         rescores: Sequence[DraftTask],
-    ) -> Drafted:
-        """Let the devices that hold these weights draft what a planner asks for."""
+    ) -> DraftPhase:
+        """Of what a planner asks for, by the devices that hold these weights."""
         source = PlannedDrafts(planner, self._explorer, partial(self._task, iteration, version))
-        judging = self._scoring.open(_IMAGES_A_CALL, tolerant=True)
-        phase = DraftPhase(rescores, source, judging, self._prompts, version, limits)
+        judge = partial(self._scoring.judge, prompts=self._prompts)
+        return DraftPhase(rescores, source, judge, version, limits)
+
+    def _draft(self, phase: DraftPhase) -> Drafted:
+        """Do a phase to its end."""
         self._fleet.do(phase)
-        phase.collect_what_is_done()
+        phase.end()
         return phase.made
 
     def _finish(self, iteration: int, planner: DraftPlanner, made: Drafted) -> SeedPlan:

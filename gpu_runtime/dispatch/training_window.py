@@ -1,6 +1,7 @@
-"""The training window: from a rollout to the end of the training steps that follow it.
+"""The training window: from the end of a rollout to the end of the training steps that follow it.
 
-Two threads meet here: the one that trains closes the window, the one that explores is told.
+It opens when the first device finds nothing more to roll out. Two threads meet here: the one that trains
+closes the window, the one that explores is told.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ class TrainingWindow:
     """One iteration's window.
 
     Args:
-        plan: what was rolled out.
-        version: of the weights that it was rolled out with, and that the devices still hold.
+        plan: what is rolled out.
+        version: of the weights that it is rolled out with, and that the devices hold until the window closes.
 
     Attributes:
-        train_s: how long the training steps took; None until they are done.
+        length_s: from its opening to its close; None until then.
         rescored: drafts of `plan` scored again with the rollout's weights.
         lease_s, full_drafts: time of the batches of drafts that were finished, and what they have
             room for, in full drafts.
@@ -29,10 +30,11 @@ class TrainingWindow:
     def __init__(self, plan: SeedPlan, version: WeightsVersion) -> None:
         self.plan = plan
         self.version = version
-        self.train_s: float | None = None
+        self.length_s: float | None = None
         self.rescored: tuple[Candidate, ...] = ()
         self.lease_s = 0.0
         self.full_drafts = 0.0
+        self._opened_s: float | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._abandoned = threading.Event()
@@ -48,9 +50,20 @@ class TrainingWindow:
         """The run ends: whatever goes on in the window is of no use."""
         return self._abandoned.is_set()
 
-    def close(self, train_s: float) -> None:
-        """The training steps are done, after so many seconds; those who listen are told."""
-        self.train_s = train_s
+    def open(self, now_s: float) -> float:
+        """Devices may draft: since now, unless they already might; seconds since then.
+
+        Args:
+            now_s: on the clock that `close` has, too.
+        """
+        with self._lock:
+            if self._opened_s is None:
+                self._opened_s = now_s
+            return now_s - self._opened_s
+
+    def close(self, now_s: float) -> None:
+        """The training steps are done; those who listen are told."""
+        self.length_s = self.open(now_s)
         self._tell(self._closed)
 
     def abandon(self) -> None:

@@ -24,6 +24,10 @@ _COMMON_ITERATIONS = 4
 """Iterations whose scores make up what is common."""
 
 
+_NO_SCORES = (0.0, 1.0)
+"""Before any score success and failure are equally likely."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """A distribution of a prompt's next score: values and their weights in drafts."""
@@ -44,6 +48,7 @@ class ScoreHistory:
         self._of_prompt: dict[int, tuple[int, list[float]]] = {}
         self._recent: list[list[float]] = []
         self._newest: int | None = None
+        self._common = np.array(_NO_SCORES)
         self._common_weight = _COMMON_WEIGHT
 
     def add(self, iteration: int, scores: Mapping[int, Sequence[float]]) -> None:
@@ -64,15 +69,14 @@ class ScoreHistory:
 
     def predict(self, prompt: int, iteration: int) -> Prediction:
         """What a draft of this prompt may score, from its own past and from what is common."""
-        # Before any score: success and failure are equally likely.
-        common = [value for values in self._recent for value in values] or [0.0, 1.0]
-        values, weights = list(common), [self._common_weight / len(common)] * len(common)
-        if prompt in self._of_prompt:
-            seen, own = self._of_prompt[prompt]
-            weight = min(len(own), _MOST_WEIGHT) * 0.5 ** ((iteration - seen) / self._half_life)
-            values += own
-            weights += [weight / len(own)] * len(own)
-        return Prediction(np.array(values), np.array(weights))
+        common = self._common
+        weights = np.full(len(common), self._common_weight / len(common))
+        if prompt not in self._of_prompt:
+            return Prediction(common, weights)
+        seen, own = self._of_prompt[prompt]
+        weight = min(len(own), _MOST_WEIGHT) * 0.5 ** ((iteration - seen) / self._half_life)
+        values = np.concatenate([common, own])
+        return Prediction(values, np.concatenate([weights, np.full(len(own), weight / len(own))]))
 
     def state(self) -> dict[str, Any]:
         """JSON values, for a checkpoint."""
@@ -91,7 +95,9 @@ class ScoreHistory:
         self._weigh()
 
     def _weigh(self) -> None:
-        """Measure how alike the prompts of the last iterations are."""
+        """Gather the scores of the last iterations, and measure how alike their prompts are."""
+        # All prompts' predictions have them in common: a rollout waits while these are made.
+        self._common = np.array([value for values in self._recent for value in values] or _NO_SCORES)
         newest = self._newest or 0
         groups = [own for seen, own in self._of_prompt.values() if newest - seen < _COMMON_ITERATIONS]
         self._common_weight = common_weight(groups)

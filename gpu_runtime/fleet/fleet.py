@@ -12,7 +12,7 @@ from typing import Any
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.phase import Phase
+from gpu_runtime.dispatch.phase import Judge, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
@@ -21,7 +21,7 @@ from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.paid_time import PaidMeter
-from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
@@ -123,29 +123,48 @@ class Fleet:
             taken, self._events = self._events, []
         return taken
 
-    def generate(self, requests: Sequence[SampleRequest], weights: Weights) -> list[Delivered]:
+    def generate(
+        self,
+        requests: Sequence[SampleRequest],
+        weights: Weights,
+        judge: Judge | None = None,
+        begin_beside: Callable[[], Phase | None] = lambda: None,
+    ) -> list[Delivered]:
         """All requests with these weights, each exactly once, in the order of `requests`.
+
+        Args:
+            requests: of one kind.
+            weights: those that the requests name.
+            judge: lets scorers judge images as they are delivered.
+            begin_beside: gives a phase for devices that find nothing more to do, once all hold the weights;
+                `do` goes on with it. It is not asked for one where devices share samples or drafts.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         self.prepare(weights)
-        phase = SamplePhase(requests, self._config.sampling)
-        self.do(phase)
+        phase = SamplePhase(requests, self._config.sampling, judge)
+        degrees = self._config.sequence_parallel.by_kind
+        alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1
+        self.do(phase, begin_beside() if alone else None)
         return phase.delivered
 
-    def do(self, phase: Phase) -> None:
+    def do(self, phase: Phase, beside: Phase | None = None) -> None:
         """Let the devices that hold the weights of a phase do it, alone or in groups.
+
+        Args:
+            phase: what is done to its end, or gone on with.
+            beside: see `Dispatcher.run`.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         try:
             with self.sharing.phase(self, phase) as fleet:
-                self._dispatcher.run(fleet, phase)
+                self._dispatcher.run(fleet, phase, beside)
         finally:
             for device in self._available:
-                if device.coming is None:
+                if device.coming is None and not self._dispatcher.busy(device.name):
                     self.enter(device.name, "idle")
 
     @contextmanager
@@ -212,11 +231,11 @@ class Fleet:
             version: of the weights that they hold.
         """
         self._ask_for_notices()
-        return [
-            device
-            for device in self.workers(version)
-            if device.notice is None and device not in self.trainers
-        ]
+        return [d for d in self.workers(version) if d.notice is None and not self.trains(d)]
+
+    def trains(self, device: Device) -> bool:
+        """Whether a device is one of the trainers."""
+        return device in self.trainers
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """What a device's provider says now; news is booked."""

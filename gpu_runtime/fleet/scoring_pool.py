@@ -1,19 +1,21 @@
-"""Processes that judge images, fed by pulling like the devices."""
+"""Processes that judge images as they are delivered, fed by pulling like the devices."""
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, TimeoutError, wait
-
-import numpy as np
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError
+from dataclasses import dataclass, field
+from queue import SimpleQueue
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
+from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.waiting_requests import PRIORITIES
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import ImageScorer
@@ -22,16 +24,42 @@ from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts.files import PromptRecord
 
-_IMAGES_A_CALL = 16
+_IMAGES_A_CALL = {RequestKind.ROLLOUT: 16, RequestKind.EVALUATE: 16, RequestKind.EXPLORE: 8}
+"""Of drafts half a rollout's: near the window's end an early answer is worth more than a cheap one."""
+
 CALL_LIMIT_S = 1800.0
 """Seconds that a scorer may take for one call before it counts as hung."""
 
+_CLOSE_LIMIT_S = 10.0
+
 _DEATHS_ALLOWED = 3
-"""Scorers that may be lost in one phase; more means that an image kills them."""
+"""Calls in a row, or of one image, that may end with the loss of their scorer; more means that an image kills
+it."""
+
+
+@dataclass(eq=False)
+class _Image:
+    """An image on its way through the scorers."""
+
+    image: GeneratedImage
+    prompt: PromptRecord
+    score: Future[Score] = field(default_factory=Future)
+    deaths: int = 0
+
+    @property
+    def kind(self) -> RequestKind:
+        return self.image.request.kind
+
+    def begin(self) -> bool:
+        """Whether its score is still wanted; from then on it will have one."""
+        return self.score.running() or self.score.set_running_or_notify_cancel()
 
 
 class ScoringPool:
     """A few scorer processes; one that dies or hangs is replaced and its images are scored again.
+
+    One thread gives images to the scorers and takes their scores, so that rollouts and drafts can be judged
+    at the same time: rollouts and evaluations first.
 
     Args:
         cluster: where they run.
@@ -45,10 +73,22 @@ class ScoringPool:
         self._history = history
         self._started = 0
         self._hung: set[str] = set()
+        # A scorer that hangs is killed, so no lease expires.
+        most = max(_IMAGES_A_CALL.values())
+        self._queue: PullScheduler[_Image] = PullScheduler(most, math.inf, most)
+        self._busy: dict[
+            Future[list[Score]], tuple[RemoteActor[ImageScorer], Lease[_Image], list[_Image]]
+        ] = {}
+        self._open: set[_Image] = set()
+        self._deaths_in_a_row = 0
+        self._events: SimpleQueue[list[_Image] | Future[list[Score]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._ended: Exception | None = None
         self.actors = [self._start() for _ in range(config.runtime.scorer_workers)]
+        self._thread = threading.Thread(target=self._serve, name="scoring", daemon=True)
 
     def await_ready(self) -> None:
-        """Wait until every scorer is loaded.
+        """Wait until every scorer is loaded; from then on images are judged.
 
         Raises:
             RuntimeFailure: if one dies or takes longer than runtime.start_timeout_s.
@@ -65,40 +105,49 @@ class ScoringPool:
                 ) from error
             except WorkerLostError as error:
                 raise RuntimeFailure(f"scorer {actor.name} died while starting: {error}") from error
+        self._thread.start()
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """One score an image, in order.
+    def judge(
+        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
+    ) -> list[Future[Score]]:
+        """Let scorers judge images, from any thread; one score an image, in order.
+
+        A score that is not wanted any more can be cancelled. One that cannot be had, as scorers die again and
+        again, is an error of a draft, and a `RuntimeFailure` of any other image.
+
+        Args:
+            images: of any kind.
+            prompts: by identifier.
+        """
+        added = [_Image(image, prompts[image.request.prompt_id]) for image in images]
+        with self._lock:
+            if self._ended is None:
+                self._post(added)
+                return [image.score for image in added]
+        for image in added:
+            image.score.set_exception(self._ended)
+        return [image.score for image in added]
+
+    def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
+        """The scores of a rollout or of an evaluation, once all are there.
 
         Raises:
             RewardError: if the scorer failed on every image.
             RuntimeFailure: if scorers die again and again.
         """
-        judging = self.open(_IMAGES_A_CALL)
-        for number, (image, prompt) in enumerate(zip(images, prompts, strict=True)):
-            judging.add(number, image, prompt)
-        scores: dict[int, Score] = {}
-        while not judging.done:
-            judging.feed()
-            for call in wait(judging.calls, return_when=FIRST_COMPLETED).done:
-                scores |= judging.collect(call)
-        ordered = [scores[index] for index in range(len(images))]
-        refuse_total_failure(self._config.reward.scorer, ordered)
-        return ordered
+        found = [score.result() for score in scores]
+        refuse_total_failure(self._config.reward.scorer, found)
+        return found
 
     def close(self) -> None:
         """End the processes of all scorers."""
+        self._events.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_LIMIT_S)  # it may be about to start a scorer in place of another
         for actor in self.actors:
             actor.kill()
 
-    def open(self, images_a_call: int, tolerant: bool = False) -> ScoringBatch:
-        """Judge images as they come; see `ScoringBatch`."""
-        return ScoringBatch(self, images_a_call, tolerant)
-
-    def replace(self, actor: RemoteActor[ImageScorer]) -> None:
-        """Start another scorer in place of one that died."""
-        self.actors[self.actors.index(actor)] = self._start()
-
-    def end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[list[Score]]) -> None:
+    def _end_if_hung(self, actor: RemoteActor[ImageScorer], call: Future[list[Score]]) -> None:
         """Kill a scorer whose call takes longer than `CALL_LIMIT_S`: the call then ends as lost."""
 
         def end() -> None:
@@ -110,11 +159,122 @@ class ScoringPool:
         timer.start()
         call.add_done_callback(lambda _: timer.cancel())
 
-    def end_of(self, actor: RemoteActor[ImageScorer], error: WorkerLostError) -> str:
+    def _end_of(self, actor: RemoteActor[ImageScorer], error: WorkerLostError) -> str:
         """In words, how a scorer ended."""
         if actor.name not in self._hung:
             return str(error)
         return f"scorer {actor.name} gave no answer in {CALL_LIMIT_S:g} s and was killed"
+
+    def _post(self, event: list[_Image] | Future[list[Score]]) -> None:
+        """Tell the pool's thread of images that were added, or of a call that has ended."""
+        self._events.put(event)
+
+    def _serve(self) -> None:
+        """Feed the scorers until `close`."""
+        ended: Exception = RuntimeFailure("the scorers have been closed; resume the run")
+        try:
+            while (event := self._events.get()) is not None:
+                self._on_event(event)
+        except Exception as error:  # noqa: BLE001 - raised where the scores are awaited
+            ended = error
+        with self._lock:  # from here on `judge` adds nothing
+            self._ended = ended
+        while not self._events.empty():
+            event = self._events.get()
+            self._open |= set(event if isinstance(event, list) else ())
+        for image in self._open:
+            if not image.score.done() and image.begin():
+                image.score.set_exception(ended)
+
+    def _on_event(self, event: list[_Image] | Future[list[Score]]) -> None:
+        if isinstance(event, list):
+            self._add(event)
+        else:
+            self._settle(event)
+        self._feed()
+
+    def _add(self, images: list[_Image]) -> None:
+        self._open |= set(images)
+        self._queue.add(WorkItem(image, image.kind, steps=1, turn=0, version=0) for image in images)
+
+    def _finish(self, lease: Lease[_Image], images: Collection[_Image]) -> None:
+        """Images of a lease are judged, given up, or not wanted any more."""
+        self._queue.deliver(lease, images, 0.0)
+        self._open.difference_update(images)
+
+    def _feed(self) -> None:
+        """Let every free scorer pull."""
+        working = {actor.name for actor, *_ in self._busy.values()}
+        free = [actor for actor in self.actors if actor.name not in working]
+        while free and (lease := self._pull(free[0].name, len(free))) is not None:
+            images = [image for image in lease.requests if image.begin()]
+            self._finish(lease, set(lease.requests) - set(images))  # cancelled meanwhile
+            if not images:
+                continue
+            actor = free.pop(0)
+            call = actor.call(
+                ImageScorer.score,
+                [image.image.image_HWC for image in images],
+                [image.prompt for image in images],
+            )
+            self._end_if_hung(actor, call)
+            self._busy[call] = actor, lease, images
+            call.add_done_callback(self._post)
+
+    def _pull(self, scorer: str, free: int) -> Lease[_Image] | None:
+        """What a scorer judges next: of the kind that is next, divided among the scorers that are free."""
+        for kinds in PRIORITIES:
+            for kind in kinds:
+                share = math.ceil(self._queue.waiting(kind) / free)
+                lease = self._queue.pull(scorer, 0.0, 0, min(share, _IMAGES_A_CALL[kind]), (kind,))
+                if lease is not None:
+                    return lease
+        return None
+
+    def _settle(self, call: Future[list[Score]]) -> None:
+        """A scorer has judged, refused or died."""
+        actor, lease, images = self._busy.pop(call)
+        error = call.exception()
+        if isinstance(error, WorkerLostError):
+            self._on_scorer_lost(actor, lease, images, error)
+            return
+        self._deaths_in_a_row = 0
+        self._finish(lease, images)
+        if error is not None:
+            for image in images:
+                image.score.set_exception(error)
+            return
+        for image, score in zip(images, call.result(), strict=True):
+            image.score.set_result(score)
+
+    def _on_scorer_lost(
+        self,
+        actor: RemoteActor[ImageScorer],
+        lease: Lease[_Image],
+        images: list[_Image],
+        error: WorkerLostError,
+    ) -> None:
+        """Start another scorer in place of one that died; what it had is judged again, or given up."""
+        how = self._end_of(actor, error)
+        self.actors[self.actors.index(actor)] = self._start()
+        self._deaths_in_a_row += 1
+        for image in images:
+            image.deaths += 1
+        deaths = max(self._deaths_in_a_row, *(image.deaths for image in images))
+        if deaths <= _DEATHS_ALLOWED:
+            self._queue.on_worker_lost(actor.name)
+            return
+        self._finish(lease, images)
+        for image in images:
+            if image.kind is RequestKind.EXPLORE:
+                image.score.set_result(Score(0.0, False, "", error=how))
+            else:
+                image.score.set_exception(
+                    RuntimeFailure(
+                        f"{deaths} scorer processes were lost one after another or over one image, the last: "
+                        f"{how}; an image may crash the engine, or memory is short"
+                    )
+                )
 
     def _start(self) -> RemoteActor[ImageScorer]:
         name = f"scorer-{self._started}"
@@ -122,83 +282,3 @@ class ScoringPool:
         share = self._config.runtime.scorer_gpu
         arguments = (self._config.reward, name, self._history, share > 0)
         return self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share)
-
-
-class ScoringBatch:
-    """Images on their way through the scorers: added at any time, collected as they are judged.
-
-    The caller waits for `calls` as it likes. One thread and one `ScoringBatch` at a time use a pool; one
-    that is left behind unfinished only keeps its scorers busy with the calls that it has made.
-
-    Args:
-        pool: the scorers.
-        images_a_call: most images of one call.
-        tolerant: images over which scorers die again and again have an error, and do not stop the run.
-    """
-
-    def __init__(self, pool: ScoringPool, images_a_call: int, tolerant: bool) -> None:
-        self._pool = pool
-        self._tolerant = tolerant
-        # A scorer that hangs is killed by the pool, so no lease expires.
-        self._queue: PullScheduler[int] = PullScheduler(images_a_call, math.inf, images_a_call)
-        self._images_a_call = images_a_call
-        self._images: dict[int, tuple[np.ndarray, PromptRecord]] = {}
-        self._busy: dict[Future[list[Score]], tuple[RemoteActor[ImageScorer], Lease[int]]] = {}
-        self._deaths = 0
-
-    @property
-    def done(self) -> bool:
-        """Every image that was added is judged and collected."""
-        return self._queue.done()
-
-    @property
-    def calls(self) -> list[Future[list[Score]]]:
-        """The calls under way."""
-        return list(self._busy)
-
-    def add(self, number: int, image: np.ndarray, prompt: PromptRecord) -> None:
-        """One more image, under a number of its own."""
-        self._images[number] = (image, prompt)
-        self._queue.add([WorkItem(number, RequestKind.ROLLOUT, steps=1, turn=0, version=0)])
-
-    def feed(self) -> list[Future[list[Score]]]:
-        """Let every free scorer pull; the calls that this starts."""
-        working = {actor.name for actor, _ in self._busy.values()}
-        started: list[Future[list[Score]]] = []
-        for actor in self._pool.actors:
-            idle = actor.name not in working
-            lease = self._queue.pull(actor.name, 0.0, 0, self._images_a_call) if idle else None
-            if lease:
-                images, prompts = zip(*(self._images[number] for number in lease.requests), strict=True)
-                call = actor.call(ImageScorer.score, list(images), list(prompts))
-                self._pool.end_if_hung(actor, call)
-                self._busy[call] = (actor, lease)
-                started.append(call)
-        return started
-
-    def collect(self, call: Future[list[Score]]) -> dict[int, Score]:
-        """The scores of a finished call, by number; none if its scorer died and others will judge.
-
-        Raises:
-            RuntimeFailure: if scorers die again and again.
-        """
-        actor, lease = self._busy.pop(call)
-        try:
-            scores = dict(zip(lease.requests, call.result(), strict=True))
-        except WorkerLostError as error:
-            self._deaths += 1
-            how = self._pool.end_of(actor, error)
-            self._pool.replace(actor)
-            if self._deaths <= _DEATHS_ALLOWED:
-                self._queue.on_worker_lost(actor.name)
-                return {}
-            if not self._tolerant:
-                raise RuntimeFailure(
-                    f"{self._deaths} scorer processes were lost in one phase, the last: {how}; an image may "
-                    "crash the engine, or memory is short"
-                ) from error
-            scores = {number: Score(0.0, False, "", error=how) for number in lease.requests}
-        self._queue.deliver(lease, lease.requests, 0.0)
-        for number in lease.requests:
-            del self._images[number]
-        return scores

@@ -70,6 +70,7 @@ class _Lease:
     worker: str
     requests: list[str]
     until: int
+    phase: _Phase
     interval: int = 0
     done: set[int] = field(default_factory=set)
     back_at: float | None = None
@@ -87,6 +88,15 @@ class _Life:
     dropped: int = 0
     lost_at: dict[str, float] = field(default_factory=dict)
     noticed_at: dict[str, float] = field(default_factory=dict)
+
+    def phase_of(self, kind: str | None) -> _Phase:
+        """The newest phase of a kind: drafts may be under way beside a rollout.
+
+        Args:
+            kind: as of requests; None in histories of earlier versions, where a phase came after another.
+        """
+        drafts = kind == RequestKind.EXPLORE
+        return next(one for one in reversed(self.phases) if kind is None or one.drafts == drafts)
 
     def to_blame(self, lease: _Lease) -> str:
         """The worker that a lease went back for: of several that shared it, the one lost or warned then."""
@@ -180,16 +190,16 @@ def _read_driver(life: _Life, line: HistoryLine) -> None:
         drafts = facts.get("kind") == RequestKind.EXPLORE
         life.phases.append(_Phase(facts["steps"], list(facts["requests"]), drafts))
     elif line.event == "generated":
-        life.phases[-1].ended = True
+        life.phase_of(facts.get("kind")).ended = True
     elif line.event == "lease":
         number, names = facts["lease"], facts["requests"]
         life.held_twice += [name for name in names if name in life.holder]
         life.holder |= dict.fromkeys(names, number)
-        phase = life.phases[-1]
-        life.leases[number] = _Lease(facts["worker"], list(names), facts.get("until", phase.steps))
+        phase = life.phase_of(facts.get("kind"))
+        life.leases[number] = _Lease(facts["worker"], list(names), facts.get("until", phase.steps), phase)
         phase.leases.append(number)
     elif line.event == "deliver":
-        life.phases[-1].accepted.update(facts["accepted"])
+        life.leases[facts["lease"]].phase.accepted.update(facts["accepted"])
         life.dropped += len(facts["dropped"])
         for name in facts["accepted"]:
             life.holder.pop(name, None)

@@ -178,21 +178,21 @@ def test_a_spot_worker_that_hangs_is_given_up_and_its_samples_go_on(fresh, monke
 
 
 def test_a_killed_scorer_is_replaced_and_the_scores_are_the_same(runtime):
-    rolled = runtime.rollout(plain_plan([0, 1, 2, 3], 32, 1))
-    scores = runtime.reward(rolled)
+    plan = plain_plan([0, 1, 2, 3], 32, 1)
+    scores = runtime.reward(runtime.rollout(plan))
     os.kill(worker_process("scorer-0").pid, signal.SIGKILL)
-    assert runtime.reward(rolled) == scores
+    assert runtime.reward(runtime.rollout(plan)) == scores
     assert worker_process("scorer-2").is_running()
 
 
 def test_a_scorer_that_hangs_is_given_up_and_the_scores_are_the_same(runtime, monkeypatch):
-    rolled = runtime.rollout(plain_plan([0, 1, 2, 3], 32, 1))
-    scores = runtime.reward(rolled)
+    plan = plain_plan([0, 1, 2, 3], 32, 1)
+    scores = runtime.reward(runtime.rollout(plan))
     monkeypatch.setattr(scoring_pool, "CALL_LIMIT_S", 20.0)
     hung = runtime._scoring.actors[0].name
     process = worker_process(hung)
     process.suspend()
-    assert runtime.reward(rolled) == scores
+    assert runtime.reward(runtime.rollout(plan)) == scores
     assert not process.is_running()
     assert hung not in [actor.name for actor in runtime._scoring.actors]
 
@@ -242,9 +242,10 @@ def test_an_iteration_without_variance_keeps_the_weights_and_their_version(fresh
 
 
 def test_a_scorer_that_fails_on_everything_stops_the_run(fresh, monkeypatch):
-    rolled = fresh.rollout(fresh.explore(1))
     unquoted = {i: PromptRecord(i, "a red sign") for i in fresh._train_by_id}
-    monkeypatch.setattr(fresh, "_train_by_id", unquoted)
+    judge = fresh._scoring.judge
+    monkeypatch.setattr(fresh._scoring, "judge", lambda images, prompts: judge(images, unquoted))
+    rolled = fresh.rollout(fresh.explore(1))
     with pytest.raises(RewardError, match="failed on all"):
         fresh.reward(rolled)
 

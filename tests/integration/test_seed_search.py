@@ -15,10 +15,12 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration import monitor
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
+from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.protocol import Worker
 from storage.config.loading import load_config
+from storage.errors import RewardError
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow
@@ -56,12 +58,12 @@ def fresh(runtime, untrained):
 
 
 def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list, SeedPlan]:
-    """Roll out, reward, and train beside exploring, as the flow does."""
-    rolled = runtime.rollout(plan)
-    scores = runtime.reward(rolled)
+    """Roll out, reward and train, the last two beside exploring, as the flow does."""
+    rolled = runtime.rollout(plan, plan.iteration + 1)
     found: list[SeedPlan] = []
     exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
     exploring.start()
+    scores = runtime.reward(rolled)
     runtime.train(rolled, scores)
     exploring.join(60)
     assert found
@@ -120,6 +122,26 @@ def test_the_review_compares_drafts_with_fresh_scores_of_the_same_seeds(fresh):
     assert 0 <= review.figures["draft_error"] <= 1
     assert review.figures["drafts"] == 24
     assert review.next_plan is following
+
+
+def test_drafts_begin_beside_the_rollout_and_the_plan_is_the_one_of_drafts_after_it(fresh, untrained):
+    first = fresh.explore(1)
+    fresh.take_intervals()
+    began: list[float] = []
+    rolled = fresh.rollout(first, 2)
+    began += [i.started_at for i in fresh.take_intervals() if i.state == "explore"]
+    assert began and fresh._search._begun is not None
+    scores = fresh.reward(rolled)
+    beside = fresh.explore(2)
+    fresh.train(rolled, scores)
+    blobs = fresh.blobs()
+    fresh.restore(untrained[0], 0, untrained[1])
+    again = fresh.rollout(fresh.explore(1))  # nothing drafts beside it
+    assert [d.sample.request for d in again.delivered] == [d.sample.request for d in rolled.delivered]
+    assert fresh.reward(again) == scores
+    assert fresh.explore(2) == beside
+    fresh.train(again, scores)
+    assert fresh.blobs() == blobs
 
 
 def test_plans_repeat_to_the_bit(fresh, untrained):
@@ -181,6 +203,22 @@ def test_the_flow_waits_for_a_chunk_and_not_for_a_draft(fresh, monkeypatch):
     assert len(plan.candidates) < 400
     assert all(len(seeds) == 4 for seeds in plan.seeds.values())
     assert len(fresh.rollout(plan).delivered) == 16
+
+
+def test_a_reward_that_fails_ends_the_drafts_beside_it(fresh, monkeypatch):
+    settings = fresh.config.exploration.model_copy(update={"drafts": 400, "candidates": 100})
+    monkeypatch.setattr(fresh._search, "_settings", settings)
+    monkeypatch.setattr(fresh._search._explorer, "_settings", settings)
+    rolled = fresh.rollout(fresh.explore(1), 2)
+    found: list[SeedPlan] = []
+    exploring = threading.Thread(target=lambda: found.append(fresh.explore(2)))
+    exploring.start()
+    broken = [replace(score, error="no") for score in fresh._scores(rolled.delivered)]
+    monkeypatch.setattr(fresh._scoring, "wait_for", lambda _: refuse_total_failure("ocr", broken))
+    with pytest.raises(RewardError, match="failed on all 16 images"):
+        fresh.reward(rolled)
+    exploring.join(30)
+    assert len(found[0].candidates) < 400
 
 
 def test_a_killed_drafter_costs_no_draft_and_is_replaced(fresh, untrained):

@@ -176,3 +176,24 @@ def test_a_worker_of_another_machine_whose_history_is_not_here_is_named():
     assert "without all their denoising steps" in said
     copied = Story().driver("joined", worker="w", **where).lease(0, "w").steps(0, "w", 0, 4)
     assert copied.deliver(0).driver("generated").report().broken() == []
+
+
+def beside(rollout_accepted: tuple[str, ...] = ("a", "b"), draft_times: int = 1) -> Story:
+    """A draft `c` that begins beside the rollout and ends after it."""
+    story = Story()
+    story.driver("lease", lease=0, kind="rollout", worker="w", step=0, requests=["a", "b"])
+    story.driver("generate", kind="explore", requests=[], steps=0)
+    story.driver("lease", lease=1, kind="explore", worker="x", step=0, until=STEPS, requests=["c"])
+    story.steps(0, "w", 0, 4).steps(1, "x", 0, 4).deliver(0, rollout_accepted)
+    story.driver("generated", kind="rollout")
+    for _ in range(draft_times):
+        story.deliver(1, ("c",))
+    return story.driver("generated", kind="explore")
+
+
+def test_drafts_beside_a_rollout_are_told_apart_from_it():
+    report = beside().report()
+    assert report.broken() == []
+    assert (report.requested, report.steps_needed, report.steps_done) == (2, 8, 8)
+    assert beside(rollout_accepted=("a",)).report().lost == ("b",)
+    assert beside(draft_times=2).report().duplicated == ("c",)

@@ -72,7 +72,7 @@ def drafted(iteration: int, version: int) -> SeedPlan:
 def reviewed(search: SeedSearch, next_plan: SeedPlan, version_after: int) -> SeedPlan:
     """The next plan after a review of an iteration whose ranks have turned round."""
     plan = drafted(3, version=1)
-    search.open_window(plan, WeightsVersion(2))
+    search.new_window(plan, WeightsVersion(2))
     assert search._window is not None
     search._window.rescored = tuple(
         Candidate(prompt, seed, "full", 2, 1 - seed / 8, False, None, MONITOR_ROUND)

@@ -18,17 +18,26 @@ def test_listeners_are_told_of_every_end():
     there.on_end(lambda: told.append("early"))
     assert told == [] and not there.closed
     there.close(2.5)
-    assert (there.closed, there.abandoned, there.train_s) == (True, False, 2.5)
+    assert (there.closed, there.abandoned) == (True, False)
     there.on_end(lambda: told.append("late"))
     assert told == ["early", "late"]
     there.abandon()
     assert there.abandoned and told == ["early", "late", "early", "late"]
 
 
-def test_an_abandoned_window_was_not_trained_in():
+def test_a_window_is_as_long_as_devices_might_draft():
     there = window()
+    assert there.open(10.0) == 0
+    assert there.open(12.0) == 2  # it was open already
+    there.close(15.5)
+    assert there.length_s == 5.5
+
+
+def test_an_abandoned_window_has_no_length():
+    there = window()
+    there.open(10.0)
     there.abandon()
-    assert (there.closed, there.abandoned, there.train_s) == (False, True, None)
+    assert (there.closed, there.abandoned, there.length_s) == (False, True, None)
 
 
 def test_what_fits_follows_from_the_longest_window_and_the_usual_draft():

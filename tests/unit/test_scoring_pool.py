@@ -1,0 +1,218 @@
+"""The pool of scorers: who is judged first, and what becomes of images whose scorers die."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from gpu_runtime.cluster.protocol import RemoteActor
+from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.fleet.scoring_pool import ScoringPool
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.worker.protocol import ImageScorer
+from storage.errors import RewardError, RuntimeFailure, WorkerLostError
+from tests.fake_drafters import FakePool, Script, fake_prompts
+from tests.tiny_run import request, tiny_config
+
+PROMPTS = fake_prompts(3)
+
+
+def images(count: int, kind: RequestKind = RequestKind.ROLLOUT, prompt: int = 0) -> list[GeneratedImage]:
+    """Pixels are the prompt and the seed, as the scorers of this file read them."""
+    return [
+        GeneratedImage(request(prompt, seed, kind), np.array([[[prompt, seed, 0]]], np.uint8))
+        for seed in range(count)
+    ]
+
+
+def by_seed(prompt: int, seed: int) -> Score:
+    return Score(seed / 100, False, "")
+
+
+def pool_of(count: int, script: Script) -> FakePool:
+    return FakePool(count, script, by_seed)
+
+
+def sizes(script: Script) -> list[int]:
+    """Images of each call under way."""
+    return [len(answer) for _, _, answer in script.under_way]
+
+
+def finish(script: Script) -> None:
+    while script.under_way:
+        script.end(0)
+
+
+def test_scores_come_in_the_order_of_the_images():
+    script = Script()
+    pool = pool_of(2, script)
+    scores = pool.judge(images(5), PROMPTS) + pool.judge(images(3, prompt=1), PROMPTS)
+    while script.under_way:
+        script.end(-1)
+    assert [score.value for score in pool.wait_for(scores)] == [seed / 100 for seed in (*range(5), *range(3))]
+
+
+def test_what_waits_is_divided_among_the_scorers_that_are_free():
+    script = Script()
+    pool = pool_of(3, script)
+    pool.judge(images(8), PROMPTS)
+    assert sizes(script) == [3, 3, 2]
+    pool.judge(images(40, prompt=1), PROMPTS)
+    script.end(0)
+    assert sizes(script) == [3, 2, 16]  # a call has so many at most
+
+
+def test_rollouts_are_judged_before_drafts_and_drafts_in_smaller_calls():
+    script = Script()
+    pool = pool_of(1, script)
+    drafts = pool.judge(images(20, RequestKind.EXPLORE), PROMPTS)
+    rollouts = pool.judge(images(20, prompt=1), PROMPTS)
+    assert sizes(script) == [8]
+    order: list[int] = []
+    while script.under_way:
+        order += sizes(script)
+        script.end(0)
+    assert order == [8, 16, 4, 8, 4]
+    assert all(score.done() for score in drafts + rollouts)
+
+
+def test_a_draft_that_is_not_wanted_any_more_takes_no_scorer_s_time():
+    script = Script()
+    pool = pool_of(1, script)
+    drafts = pool.judge(images(20, RequestKind.EXPLORE), PROMPTS)
+    assert [score.cancel() for score in drafts] == [False] * 8 + [True] * 12
+    script.end(0)
+    assert script.under_way == [] and [score.result().value for score in drafts[:8]]
+    (score,) = pool.judge(images(1), PROMPTS)
+    finish(script)
+    assert score.done()
+
+
+def test_scorers_that_die_again_and_again_cost_a_draft_its_score_and_end_a_rollout():
+    script = Script(dying=[f"scorer-{number}" for number in range(8)])
+    pool = pool_of(1, script)
+    (draft,) = pool.judge(images(1, RequestKind.EXPLORE), PROMPTS)
+    finish(script)
+    assert "is gone" in (draft.result().error or "")
+    (rollout,) = pool.judge(images(1), PROMPTS)
+    finish(script)
+    with pytest.raises(RuntimeFailure, match="scorer processes were lost"):
+        pool.wait_for([rollout])
+
+
+def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged():
+    script = Script()
+    pool = pool_of(2, script)
+    (deadly,) = pool.judge(images(1), PROMPTS)
+    for number in range(4):
+        place = next(p for p, (_, _, answer) in enumerate(script.under_way) if answer[0].value == 0)
+        script.dying.add(script.under_way[place][0])
+        others = pool.judge([images(9 + number)[-1]], PROMPTS)
+        script.end(1 - place)  # the other scorer is well
+        assert all(score.done() for score in others)
+        place = next(p for p, (_, _, answer) in enumerate(script.under_way) if answer[0].value == 0)
+        script.end(place)
+    with pytest.raises(RuntimeFailure, match="4 scorer processes"):
+        deadly.result()
+
+
+def test_a_scorer_that_fails_on_every_image_stops_the_run():
+    script = Script()
+    pool = FakePool(1, script, lambda prompt, seed: Score(0.0, False, "", error="ValueError: no"))
+    scores = pool.judge(images(2), PROMPTS)
+    finish(script)
+    with pytest.raises(RewardError, match="failed on all 2 images"):
+        pool.wait_for(scores)
+
+
+class Answering(RemoteActor[ImageScorer]):
+    """A scorer that answers at once, in the thread that asks."""
+
+    def __init__(self, name: str, answer: Any) -> None:
+        super().__init__(name)
+        self.killed = threading.Event()
+        self._answer = answer
+
+    def call(self, method: Any, *args: Any, **kwargs: Any) -> Future[Any]:
+        """`ready` and `score`."""
+        call: Future[Any] = Future()
+        if method.__name__ == "ready":
+            call.set_result("scorer")
+        else:
+            self._answer(call, *args)
+        return call
+
+    def kill(self) -> None:
+        """As of an actor."""
+        self.killed.set()
+
+
+class AnsweringCluster:
+    """Starts such scorers."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.started: list[Answering] = []
+
+    def start(self, name: str, *args: Any, **options: Any) -> Answering:
+        self.started.append(Answering(name, self.answer))
+        return self.started[-1]
+
+
+def live_pool(answer: Any) -> tuple[ScoringPool, AnsweringCluster]:
+    cluster = AnsweringCluster(answer)
+    pool = ScoringPool(cast(Any, cluster), tiny_config(runtime={"scorer_workers": 2}))
+    pool.await_ready()
+    return pool, cluster
+
+
+def judged(call: Future[Any], pictures: list[np.ndarray], prompts: list[Any]) -> None:
+    call.set_result([Score(float(picture[0, 0, 1]) / 100, False, "") for picture in pictures])
+
+
+def test_threads_share_a_pool():
+    pool, cluster = live_pool(judged)
+    found: dict[int, list[float]] = {}
+
+    def judge(number: int) -> None:
+        for _ in range(20):
+            scores = pool.wait_for(pool.judge(images(7, prompt=number), PROMPTS))
+            found.setdefault(number, []).extend(score.value for score in scores)
+
+    threads = [threading.Thread(target=judge, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    pool.close()
+    assert found == {number: [seed / 100 for seed in range(7)] * 20 for number in range(3)}
+    assert all(actor.killed.is_set() for actor in cluster.started)
+
+
+def test_whoever_waits_is_told_when_the_pool_is_closed():
+    pool, _ = live_pool(lambda call, *_: None)  # never answers
+    waiting = pool.judge(images(5), PROMPTS)
+    pool.close()
+    for score in (*waiting, *pool.judge(images(1), PROMPTS)):
+        with pytest.raises(RuntimeFailure, match="have been closed"):
+            score.result(timeout=10)
+
+
+def test_a_scorer_that_cannot_be_replaced_ends_the_wait():
+    def die(call: Future[Any], *_: Any) -> None:
+        cluster.start = refuse  # type: ignore[method-assign]
+        call.set_exception(WorkerLostError("gone"))
+
+    def refuse(*_: Any, **__: Any) -> Answering:
+        raise RuntimeFailure("no process is to be had")
+
+    pool, cluster = live_pool(die)
+    (score,) = pool.judge(images(1), PROMPTS)
+    with pytest.raises(RuntimeFailure, match="no process is to be had"):
+        score.result(timeout=10)
+    pool.close()

@@ -18,6 +18,7 @@ from typing import Any
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from flows.artifacts import link_to_dashboard
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.run_guard import RunGuard
@@ -60,6 +61,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
+    link_to_dashboard(run_id)
     guard = RunGuard(home.path, run_id)
     try:
         with open_session(home, store, run_id, config) as session:
@@ -76,6 +78,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     finally:
         guard.close()
         back_up(store)
+    session.finish_tracking()
     return summary
 
 
@@ -213,7 +216,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> None:
     if not _is_due(session.config, iteration):
         return
     started_at = now()
-    evaluation = evaluate(session)
+    evaluation = evaluate(session, iteration)
     intervals = session.runtime.take_intervals()
     record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
     record_evaluation(session, record)

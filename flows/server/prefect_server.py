@@ -13,8 +13,9 @@ import httpx
 from flows.server.local_server import LocalServer
 from flows.server.loss import hand_over
 from flows.server.password import password_file
+from flows.server.up_state import living_dashboard
 from storage.errors import ServerError
-from storage.home import Home
+from storage.home import DASHBOARD_URL_VARIABLE, Home
 
 
 def is_healthy(api_url: str) -> bool:
@@ -54,7 +55,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         return
     server = LocalServer(home)
     before = dict(os.environ)
-    os.environ.update({**server.client_environment, **_chosen_by_a_person(before)})
+    os.environ.update({**_dashboard_of(home), **server.client_environment, **_chosen_by_a_person(before)})
     imported_before = "prefect" in sys.modules
     try:
         if imported_before:
@@ -69,8 +70,8 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             finally:
                 hand_over()
     finally:
-        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
-            os.environ.pop(name)
+        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", DASHBOARD_URL_VARIABLE):
+            os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
         if imported_before:
@@ -85,8 +86,14 @@ def _read_settings_again() -> None:
     refresh_global_settings_context()
 
 
+def _dashboard_of(home: Home) -> dict[str, str]:
+    """The address that a run's links to the dashboard begin with, where an `up` serves one."""
+    address = living_dashboard(home)
+    return {DASHBOARD_URL_VARIABLE: address} if address else {}
+
+
 def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:
-    names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES")
+    names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", DASHBOARD_URL_VARIABLE)
     return {name: environment[name] for name in names if name in environment}
 
 

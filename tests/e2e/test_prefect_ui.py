@@ -55,7 +55,7 @@ def explored(new_page: NewPage, up: RunningUp) -> Started:
         prefect.choose("Preset", "glyphs-stale")
         prefect.write("Iterations", str(ITERATIONS))
         prefect.add_to_list(SMALL)
-        prefect.write("Identifier of the new run", EXPLORED)
+        prefect.name_run(EXPLORED)
         return Started(EXPLORED, prefect.submit())
 
 
@@ -83,7 +83,7 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, u
         said = page.get_by_label("Iterations").evaluate("field => field.validationMessage")
         assert "0" in said, "the browser itself knows the bound"
         prefect.write("Iterations", "2")
-        prefect.write("Identifier of the new run", "../outside")
+        prefect.write("Run to resume", "../outside")
         prefect.submit_button.click()
         expect(page.get_by_text("'../outside' does not match").first).to_be_visible()
         prefect.submit_button.wait_for()
@@ -136,7 +136,7 @@ def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPag
         prefect.open_form("post-train")
         prefect.choose("Preset", "smoke")
         prefect.write("Iterations", "10000")  # it must not end by itself, however quick the machine
-        prefect.write("Identifier of the new run", "cancelled-here")
+        prefect.name_run("cancelled-here")
         prefect.add_to_list(["evaluation.every=0", "runtime.cluster=local"])
         prefect.submit()
         prefect.wait_for_state("Running")

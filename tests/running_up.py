@@ -147,6 +147,16 @@ class RunningUp:
         answer = self.client.post(f"{self.api}/artifacts/filter", json=wanted)
         return {artifact["key"]: artifact["data"] for artifact in answer.json()}
 
+    def task_names(self, flow_run_id: str) -> set[str]:
+        """Names of the runs of its tasks."""
+        wanted = {"flow_runs": {"id": {"any_": [flow_run_id]}}}
+        return {one["name"] for one in self.client.post(f"{self.api}/task_runs/filter", json=wanted).json()}
+
+    def log_lines(self, flow_run_id: str) -> list[str]:
+        """What its log says."""
+        wanted = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}}
+        return [one["message"] for one in self.client.post(f"{self.api}/logs/filter", json=wanted).json()]
+
     def wait_for_end(self, flow_run_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its final state."""
         final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")

@@ -45,7 +45,7 @@ def paid_usd(database: Database, run_id: str) -> float:
             "SELECT sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
             [run_id],
         ).fetchone()
-    return (row and row[0]) or 0.0
+    return 0.0 if row is None or row[0] is None else float(row[0])
 
 
 def run_result(database: Database, run_id: str) -> dict[str, Any]:

@@ -138,7 +138,7 @@ class Tracker:
         """Queue a copy of a file or folder; it must stay until `finish`."""
         self._put(_Job(lambda run: run.log_artifact(path), path.name, kept=False))
 
-    def made_artifact(self, name: str, make: Callable[[Path], None]) -> None:
+    def made_artifact(self, name: str, make: Callable[[Path], object]) -> None:
         """Queue a file that `make` writes to the path that it is given, on the tracker's thread."""
 
         def log(run: MlflowRun) -> None:

@@ -73,6 +73,16 @@ def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: 
         assert save_picture(page, album / "prefect-form.png") > 100
 
 
+def test_up_prints_the_address_of_this_ui(new_page: NewPage, up: RunningUp):
+    found = re.search(r"Prefect UI: (\S+)", up.log.read_text())
+    assert found is not None
+    with new_page(alone=False) as page:
+        PrefectPages(page, up.api, home_password(up.home))
+        page.goto(found[1])
+        page.get_by_role("main").get_by_role("link", name="post-train", exact=True).first.wait_for()
+        assert page.url == found[1]
+
+
 def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, up: RunningUp):
     before = up.flow_run_count()
     with new_page(alone=False) as page:
@@ -106,6 +116,7 @@ def test_a_run_is_watched_from_running_to_completed(
         expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
         assert save_picture(page, album / "prefect-run.png") > 100
         prefect.open_artifacts()
+        expect(page.get_by_role("link", name="dashboard")).to_be_visible()
         last = f"{explored.run_id}: iteration {ITERATIONS} of {ITERATIONS}, reward"
         expect(page.get_by_role("link", name="progress")).to_contain_text(last)
         expect(page.get_by_text("What the run came to").first).to_be_visible()

@@ -111,6 +111,13 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert up.flow_run(flow_run["id"])["name"] == "by-api"
     shown = up.artifacts(flow_run["id"])
     assert float(shown["progress"]) == 100.0
+    assert shown["dashboard"] == f"[Open the run in the dashboard]({up.dashboard}/?run=by-api)"
+    named = {"explore 1", "rollout 1", "reward 1", "train 1", "commit 1", "evaluate 0", "evaluate 1"}
+    evaluations = {"record-evaluation 0", "record-evaluation 1"}
+    wait_until("all tasks are recorded", lambda: up.task_names(flow_run["id"]) == named | evaluations)
+    wait_until("the log is there", lambda: any("Finished" in line for line in up.log_lines(flow_run["id"])))
+    ends = [line for line in up.log_lines(flow_run["id"]) if line.startswith("Finished in state")]
+    assert ends == ["Finished in state Completed()"], "that of the run, and none of its tasks"
     row = RunStore(up.home).run("by-api")
     table = {line["figure"]: line["value"] for line in json.loads(shown["result"])}
     assert table["run_id"] == "by-api"

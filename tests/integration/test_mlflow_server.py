@@ -95,7 +95,7 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, home: Home
     tracker = Tracker(home, troubles.append)
     tracker.start("there", config(server), "cf706f1")
     tracker.metrics(1, {"reward_mean": 0.5, "cost_total_usd": 0.25})
-    tracker.made_artifact("report.html", lambda file: file.write_text("<p>all</p>") and None)
+    tracker.made_artifact("report.html", lambda file: file.write_text("<p>all</p>"))
     (tmp_path / "weights.safetensors").write_bytes(b"weights")
     tracker.artifact(tmp_path / "weights.safetensors")
     tracker.finish("finished")

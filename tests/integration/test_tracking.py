@@ -103,7 +103,7 @@ def test_images_and_made_files_are_artifacts(home: Home):
     tracker.start("glyphs-4", RunConfig(), "")
     for iteration in (0, 5):
         tracker.images(iteration, {"held-out/001-K7A-0": lambda: b64decode(png("K7A", 1, 20))})
-    tracker.made_artifact("report.html", lambda file: file.write_text("<p>all of it</p>") and None)
+    tracker.made_artifact("report.html", lambda file: file.write_text("<p>all of it</p>"))
     tracker.finish("finished")
     assert troubles == []
     client = MlflowClient(tracking_uri=home.mlflow_uri)

@@ -78,6 +78,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     finally:
         guard.close()
         back_up(store)
+    reporter().note("copying weights and report to MLflow")
     session.finish_tracking()
     return summary
 

@@ -94,15 +94,15 @@ class Session:
         self.tracker.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
 
     def finish_tracking(self) -> None:
-        """Copy the report and the weights of a finished run to MLflow, and mark its end there."""
-        self.tracker.made_artifact(
-            "report.html", lambda file: report_file(self.store.home, self.run_id, file)
-        )
+        """Copy the weights of a finished run to MLflow, mark its end there, and add its report."""
         newest = self.checkpoints.load_latest()
         if newest is not None:
             self.tracker.artifact(newest.path / "weights.safetensors")
             self.tracker.artifact(newest.path / "average.safetensors")
-        self.tracker.finish("finished")
+        self.tracker.end("finished")
+        home, run_id = self.store.home, self.run_id
+        self.tracker.made_artifact("report.html", lambda file: report_file(home, run_id, file))
+        self.tracker.close()
 
     def take_seconds(self) -> dict[str, float]:
         """Phase times since the last call, as metrics (`rollout_s`, ...)."""

@@ -28,10 +28,10 @@ from storage.text import one_line
 from storage.tracking.mlflow_run import MlflowRun, failures, flat_settings, is_silence
 
 FLUSH_WAIT_S = 60.0
-"""How long `finish` waits for what is still queued."""
+"""How long `close` waits for what is still queued."""
 
 SILENT_WAIT_S = 3.0
-"""How long `finish` waits where the server did not answer last."""
+"""How long `close` waits where the server did not answer last."""
 
 RETRY_S = 15.0
 """Between two tries at a server that does not answer."""
@@ -135,7 +135,7 @@ class Tracker:
         self._put(_Job(log, f"the images after iteration {iteration}", kept=False))
 
     def artifact(self, path: Path) -> None:
-        """Queue a copy of a file or folder; it must stay until `finish`."""
+        """Queue a copy of a file or folder; it must stay until `close`."""
         self._put(_Job(lambda run: run.log_artifact(path), path.name, kept=False))
 
     def made_artifact(self, name: str, make: Callable[[Path], object]) -> None:
@@ -149,11 +149,19 @@ class Tracker:
 
         self._put(_Job(log, name, kept=False))
 
+    def end(self, status: RunStatus) -> None:
+        """Queue the mark of the run's end; artifacts may follow it."""
+        self._put(_Job(lambda run: run.end(_STATUSES[status]), "the run's end"))
+
     def finish(self, status: RunStatus, wait_s: float = FLUSH_WAIT_S) -> None:
-        """Write what is queued, mark the run's end, and stop the thread; without `start`, nothing."""
+        """Mark the run's end, and close."""
+        self.end(status)
+        self.close(wait_s)
+
+    def close(self, wait_s: float = FLUSH_WAIT_S) -> None:
+        """Write what is queued, and stop the thread; without `start`, nothing."""
         if self._thread is None:
             return
-        self._put(_Job(lambda run: run.end(_STATUSES[status]), "the run's end"))
         self._jobs.put(None)
         wait_s = min(wait_s, SILENT_WAIT_S) if self._silent else wait_s
         self._thread.join(wait_s)

@@ -148,11 +148,11 @@ def failures() -> tuple[type[Exception], ...]:
 def is_silence(error: Exception) -> bool:
     """Whether a server did not answer, or could not; what it refused, it would refuse again."""
     from mlflow.exceptions import MlflowException
-    from requests import RequestException
+    from requests import ConnectionError, Timeout
 
     if isinstance(error, MlflowException):
         return error.error_code in ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
-    return isinstance(error, RequestException)
+    return isinstance(error, ConnectionError | Timeout)
 
 
 def flat_settings(config: RunConfig) -> dict[str, str]:

@@ -101,7 +101,7 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
     Without this they would run for ever, and one that was being cancelled would cancel its
-    successor of the same name.
+    successor of the same name. The flow run that this process does may have the name already.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import (
@@ -111,6 +111,7 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
         FlowRunFilterName,
         FlowRunFilterState,
     )  # fmt: skip
+    from prefect.runtime import flow_run
     from prefect.states import Crashed
 
     unfinished = FlowRunFilter(
@@ -120,4 +121,6 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
     with get_client(sync_client=True) as client:
         for orphan in client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=deployed):
+            if str(orphan.id) == flow_run.get_id():
+                continue
             client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)

@@ -7,11 +7,13 @@ import os
 import re
 import socket
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 from prefect import Task
@@ -20,6 +22,7 @@ import flows.artifacts
 import flows.progress as progress
 from flows.artifacts import link_to_dashboard, name_given_in_prefect
 from flows.run_identity import is_made_up
+from flows.server.prefect_server import close_orphaned_flow_runs
 from flows.server.up import UpOptions, _say_where
 from flows.server.up_state import Member, UpState, living_dashboard, write_state
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
@@ -82,6 +85,24 @@ def test_the_run_name_becomes_the_identifier_once(
     named = SimpleNamespace(get_name=lambda: name, get_run_count=lambda: count)
     monkeypatch.setattr(flows.artifacts, "flow_run", named)
     assert name_given_in_prefect() == given
+
+
+def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPatch):
+    own, orphan = uuid4(), uuid4()
+
+    class Client:
+        def read_flow_runs(self, **_: object) -> list[SimpleNamespace]:
+            return [SimpleNamespace(id=own), SimpleNamespace(id=orphan)]
+
+        def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
+            closed.append(flow_run_id)
+
+    closed: list[UUID] = []
+    client = "prefect.client.orchestration.get_client"
+    monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
+    close_orphaned_flow_runs(["mine"])
+    assert closed == [orphan]
 
 
 def test_a_run_links_to_its_page_of_the_dashboard(monkeypatch: pytest.MonkeyPatch):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from flows.progress import reporter
 from storage.config.loading import load_config, load_with_sources
 from storage.config.run_config import RunConfig
+from storage.config.tracking import TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
 
@@ -40,6 +41,8 @@ def given_configuration(
 def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
     """An earlier run's configuration, to go on with on another cluster.
 
+    The environment has a say in where figures are copied to: an MLflow server may be gone for good.
+
     Args:
         config: as the run was started with.
         cluster: what starts the processes; None leaves it, unless an address is given.
@@ -49,7 +52,8 @@ def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) 
         ConfigurationError: the two do not fit, or not to the run.
     """
     changes = _cluster_setting(cluster, ray_address)
-    return load_config(None, changes, {}, config) if changes else config
+    environ = {name: os.environ[name] for name in (TRACKING_VARIABLE,) if name in os.environ}
+    return load_config(None, changes, environ, config) if changes or environ else config
 
 
 def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:

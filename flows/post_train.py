@@ -21,6 +21,7 @@ from prefect import flow
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
+from flows.artifacts import link_to_dashboard
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.run_guard import RunGuard
@@ -64,6 +65,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
+    link_to_dashboard(run_id)
     guard = RunGuard(home.path, run_id)
     try:
         with reporter().stage(_start_of_devices(config)):
@@ -81,6 +83,8 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     finally:
         guard.close()
         back_up(store)
+    reporter().note("copying weights and report to MLflow")
+    session.finish_tracking()
     return summary
 
 
@@ -233,7 +237,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> None:
     if not _is_due(session.config, iteration):
         return
     started_at = now()
-    evaluation = evaluate(session)
+    evaluation = evaluate(session, iteration)
     intervals = session.runtime.take_intervals()
     record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
     record_evaluation(session, record)

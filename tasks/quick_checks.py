@@ -18,6 +18,7 @@ from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
+from storage.tracking.server import refuse_silent_server
 
 _MOST_PROCESSES_A_CORE = 8
 """Of workers, or of scorers, on this machine: with more, they wait for one another until leases end."""
@@ -60,7 +61,8 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     """Check the settings against this machine, and read and check every prompt.
 
     Raises:
-        ConfigurationError, PromptFileError: a value that the run cannot work with.
+        ConfigurationError, PromptFileError: a value that the run cannot work with, or a server that does not
+            answer.
         ModelError: a folder of weights is missing.
     """
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
@@ -81,6 +83,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
             with naming(setting, prompt):
                 fits_model(prompt.text)
     refuse_silent_address(config.runtime.ray_address)
+    refuse_silent_server(config.tracking.uri)
     return CheckedInputs(train, evaluate, warnings)
 
 

@@ -40,10 +40,13 @@ from flows.server.up_state import (
     write_state,
 )
 from storage.errors import ConfigurationError, ServerError
-from storage.home import UP_TOKEN_VARIABLE, Home
+from storage.home import DASHBOARD_URL_VARIABLE, UP_TOKEN_VARIABLE, Home
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
+_PAGES = "/v2"
+"""Of Prefect's two UIs the one that its first page leads to; an address without it may open the other."""
+
 _RUNS_END_S = 45.0
 """For the deployments to end their runs, which save what they hold."""
 
@@ -140,7 +143,9 @@ class _Supervisor:
         self._ready = home.path / "up.ready"
         self._ready.unlink(missing_ok=True)
         me = Member.of("up", os.getpid())
-        self._state = UpState(socket.gethostname(), new_token(), options.api_url, me)
+        self._state = UpState(
+            socket.gethostname(), new_token(), options.api_url, me, dashboard_url=options.dashboard_url
+        )
 
     def start(self) -> bool:
         """Start all and wait until they answer; False where a person ended it meanwhile."""
@@ -189,7 +194,8 @@ class _Supervisor:
         log = self._home.logs / f"{name.lower().replace(' ', '-')}.log"
         # Streamlit's own shutdown hangs where nobody reads its output, and it only reads.
         parting = signal.SIGKILL if name == DASHBOARD else signal.SIGTERM
-        marked = environment | {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
+        marked = {DASHBOARD_URL_VARIABLE: self._options.dashboard_url} | environment
+        marked |= {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
         patience_s = _RUNS_END_S if name == DEPLOYMENTS else 15.0
         # Noted first: whoever comes after a crash in between still finds the child by the token.
         write_state(self._home, self._state)
@@ -275,7 +281,7 @@ def _check(home: Home, options: UpOptions) -> None:
 def _say_where(home: Home, options: UpOptions) -> None:
     server = options.api_url.removesuffix("/api")
     reporter().note(
-        f"Prefect UI: {server}/deployments (start, watch and cancel runs)\n"
+        f"Prefect UI: {server}{_PAGES}/deployments (start, watch and cancel runs)\n"
         f"            log in with the line in {password_file(home)}\n"
         f"dashboard:  {options.dashboard_url} (look at runs)\n"
         f"nightly reproducibility runs: {options.nightly.in_words()}\n"

@@ -18,7 +18,7 @@ from storage.errors import RuntimeFailure
 
 _IMPORTED = (
     "gpu_runtime.cluster.local_worker",
-    "gpu_runtime.models.embedded",
+    "gpu_runtime.models.embedded.model",
     "gpu_runtime.worker.worker",
     "gpu_runtime.worker.scoring_worker",
 )

@@ -201,7 +201,10 @@ SCORERS = Registry(
     "spotlight.scorers",
     {
         "ocr": ScorerPlugin(
-            _ocr, OcrOptions, lambda prompt: target_text(prompt.text), module="gpu_runtime.rewards.ocr"
+            _ocr,
+            OcrOptions,
+            lambda prompt: target_text(prompt.text),
+            module="gpu_runtime.rewards.scorers.ocr",
         ),
         "shapes": ScorerPlugin(
             _shapes,

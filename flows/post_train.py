@@ -29,6 +29,7 @@ from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
+from storage.run_log import RunLog
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
@@ -61,16 +62,20 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
     guard = RunGuard(home.path, run_id)
+    log = RunLog(home, run_id)
+    log.starting()
     try:
-        with open_session(home, store, run_id, config) as session:
+        with log.with_warnings(), open_session(home, store, run_id, config) as session:
+            log.ready()
             guard.follow(session.runtime.needed_processes())
             summary = _train(session)
         store.set_summary(run_id, summary)
         store.set_status(run_id, "finished")
     except BaseException as error:
         # What ended the run matters more than that the database cannot be told.
+        reason = f"{type(error).__name__}: {error}".rstrip(": ")
+        log.note(f"ended: {reason}")
         with suppress(StorageError):
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
             store.set_status(run_id, status_after(type(error)), reason)
         raise
     finally:
@@ -219,3 +224,4 @@ def _evaluate_if_due(session: Session, iteration: int) -> None:
     record_evaluation(session, record)
     _note_troubles(session)
     reporter().evaluation(record)
+    session.log.note(f"held-out score after iteration {iteration}: {record.score:.3f}")

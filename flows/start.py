@@ -22,6 +22,7 @@ from storage.database.run_store import RunStore, check_resumable
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
 from storage.new_folder import claim_folder
+from storage.run_log import RunLog
 
 
 def train(
@@ -228,6 +229,7 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
 
     store = RunStore(home)
     interrupted = store.reconcile()
+    RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
     with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
         from flows.cancellation import cancellable
         from flows.post_train import post_train

@@ -24,6 +24,7 @@ from storage.database.results import last_recorded_at
 from storage.database.run_store import RunStore
 from storage.errors import CheckpointError
 from storage.home import Home
+from storage.run_log import RunLog
 from storage.tracking import FLUSH_WAIT_S, Tracker
 
 CANCELLED_FLUSH_S = 3.0
@@ -40,6 +41,7 @@ class Session:
         failed_starts_noted: how many workers that did not start have.
         lost_standbys_noted: how many lost standbys have.
         seconds: how long each phase of the running iteration took.
+        log: says which phases go on, for the dashboard.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once it is recorded.
     """
@@ -67,6 +69,7 @@ class Session:
         self.failed_starts_noted = 0
         self.lost_standbys_noted = 0
         self.seconds: dict[str, float] = {}
+        self.log = RunLog(store.home, run_id)
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
 
@@ -76,7 +79,8 @@ class Session:
         if announced:
             self.on_phase(phase)
         start = time.perf_counter()
-        yield
+        with self.log.phase(phase):
+            yield
         self.seconds[phase] = time.perf_counter() - start
 
     def __enter__(self) -> Session:

@@ -10,14 +10,15 @@ import streamlit as st
 
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
-from ui.data.run import RunView, load_overview, load_run
+from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import moment, plain_markdown
 from ui.server.login import fragment
 
 _REFRESH = "2s"
 _CHOSEN = "chosen_run"  # in the session: going to another page empties the address
 _COLOURS = {
-    "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray", "interrupted": "orange",
+    "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
+    "interrupted": "orange",
 }  # fmt: skip
 
 RunPage = Callable[[Path, RunView], None]
@@ -30,6 +31,9 @@ def show_page(draw: RunPage) -> None:
     if overview is None:
         return
     run_id = _choose(overview)
+    if run_id is None:
+        fragment(_show_unknown, run_every=_REFRESH)(home, st.query_params["run"])
+        return
     live = bool((overview.loc[overview["run_id"] == run_id, "status"] == "running").all())
     fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
 
@@ -78,18 +82,47 @@ def _show_nothing(home: Path) -> None:
     )
 
 
-def _choose(overview: pd.DataFrame) -> str:
-    """The run to show: the address's `?run=`, else that of the page before, else the newest."""
+def _choose(overview: pd.DataFrame) -> str | None:
+    """The run to show: the address's `?run=`, else that of the page before, else the newest.
+
+    None where the address names a run that is not there: another one would be taken for it.
+    """
     ids = overview["run_id"].tolist()
     labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
-    wanted = st.query_params.get("run", st.session_state.get(_CHOSEN))
+    named = st.query_params.get("run")
+    wanted = st.session_state.get(_CHOSEN) if named is None else named
+    index = ids.index(wanted) if wanted in ids else 0 if named is None else None
     chosen = st.selectbox(
-        "Run", ids, index=ids.index(wanted) if wanted in ids else 0, format_func=labels.__getitem__
+        "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
     )
-    assert chosen is not None, "a select box with options and an index has a choice"
-    st.query_params["run"] = chosen
-    st.session_state[_CHOSEN] = chosen
+    if chosen is not None:
+        st.query_params["run"] = chosen
+        st.session_state[_CHOSEN] = chosen
     return chosen
+
+
+def _show_unknown(home: Path, run_id: str) -> None:
+    """A run that the address names and the database does not know: it starts, or there is none."""
+    try:
+        if (load_overview(home)["run_id"] == run_id).any():
+            st.rerun()  # it has its row: the whole page again
+    except StorageError as error:
+        show_error(error)
+        return
+    activity = load_activity(home, run_id)
+    if activity.is_starting and activity.is_alive:
+        _show_title(run_id, "starting")
+        st.info("Its first figures appear here once its devices are loaded.", icon=":material/hourglass:")
+        return
+    try:
+        load_run(home, run_id)
+    except (StorageError, RunNotFoundError) as error:
+        st.title("No such run")
+        show_error(error)
+
+
+def _show_title(run_id: str, status: str) -> None:
+    st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
 
 
 def _label(row: dict) -> str:
@@ -104,8 +137,7 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         view = load_run(home, run_id)
         if live and view.row.status != "running":
             st.rerun()  # it has ended: the whole page again, without the refreshing
-        badge = f":{_COLOURS[view.status]}-badge[{view.status}]"
-        st.header(f"{plain_markdown(view.row.run_id)} {badge}", anchor=False)
+        _show_title(view.row.run_id, view.status)
         _show_trouble(view)
         draw(home, view)
     except (StorageError, RunNotFoundError) as error:

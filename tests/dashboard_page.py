@@ -42,8 +42,8 @@ def ran(page: AppTest) -> AppTest:
 
 
 def figures(page: AppTest) -> dict[str, str]:
-    """The tiles by their title."""
-    return {metric.label: metric.value for metric in page.metric}
+    """The tiles by their title, without its badge."""
+    return {metric.label.partition(" :")[0]: metric.value for metric in page.metric}
 
 
 def sentences(page: AppTest) -> str:

@@ -185,3 +185,36 @@ def test_the_health_of_a_run(store: RunStore):
     assert "Lower `optimizer.learning_rate` from 0.0001 to 5e-05" in "\n".join(
         box.value for box in ran(page).error
     )
+
+
+def on_cpu(store: RunStore, run_id: str) -> None:
+    """A run of a machine without accelerators."""
+    write_sample_run(store, run_id, iterations=10)
+    with store.database.writing() as connection:
+        connection.execute("""UPDATE runs SET environment = '{"accelerators": "none"}'""")
+
+
+@pytest.mark.parametrize(
+    ("name", "tiles"),
+    [
+        ("convergence", ["Cost so far"]),
+        ("spot", ["Paid device time", "Repeated work"]),
+        ("cost", ["Cost so far", "Reserved", "Spot", "Evaluations", "Discarded work", "On demand only"]),
+    ],
+)
+def test_every_sum_of_a_run_on_cpu_is_called_modelled(store: RunStore, name: str, tiles: list[str]):
+    on_cpu(store, "cpu")
+    page = opened(name)
+    badge = ":gray-badge[modelled]"
+    assert [metric.label for metric in page.metric if badge in metric.label] == [
+        f"{tile} {badge}" for tile in tiles
+    ]
+    assert badge in sentences(page)
+    assert "saved" not in sentences(page)
+    assert not [box for box in page.success if r"\$" in box.value and name == "cost"]
+
+
+def test_sums_of_rented_devices_are_not_called_modelled(recorded: None):
+    page = opened("cost", run="glyphs-1")
+    assert "modelled" not in sentences(page) + captions(page)
+    assert not [metric.label for metric in page.metric if "modelled" in metric.label]

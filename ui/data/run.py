@@ -16,6 +16,7 @@ from storage.database.queries import runs as queries
 from storage.database.run_store import RunRow, RunStore, run_is_alive
 from storage.home import Home
 from storage.run_log import Activity, read_activity
+from ui.data.prices import is_modelled
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""
@@ -103,6 +104,12 @@ class RunView:
     def elapsed_s(self) -> float:
         """Seconds at work, up to the last thing recorded."""
         return max([0.0, *self.scores["elapsed_s"], *self.metrics["elapsed_s"]])
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether its dollars are those of a model: no device was rented."""
+        settings = json.loads(self.row.config_json)
+        return is_modelled(settings if isinstance(settings, dict) else {}, self.row.environment)
 
     @property
     def paid_usd(self) -> float:

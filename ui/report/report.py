@@ -17,7 +17,7 @@ from ui.charts.cost import cost_chart, state_chart
 from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
 from ui.data.run import RunView, read_run
-from ui.elements.formatting import duration, moment, percent, usd
+from ui.elements.formatting import duration, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
@@ -96,7 +96,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     facts = {
         "iterations": str(len(view.metrics)),
         "at work": duration(view.elapsed_s),
-        "cost so far": usd(view.paid_usd),
+        "cost so far": money(view.paid_usd, view.is_modelled),
         "spot idle": "-" if idle is None else percent(idle),
     }
     report.table(pd.DataFrame([facts]))

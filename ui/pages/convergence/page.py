@@ -13,7 +13,7 @@ from ui.charts.cost import cost_chart, state_chart
 from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import moment, plain_markdown
+from ui.elements.formatting import MODELLED_BADGE, moment, plain_markdown
 from ui.elements.image_grid import show_before_and_after
 from ui.elements.run_page import show_page
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
@@ -68,7 +68,7 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
 
 
 def _show_costs(view: RunView) -> None:
-    st.subheader("Cost")
+    st.subheader(f"Cost {MODELLED_BADGE}" if view.is_modelled else "Cost")
     if view.cost.empty:
         st.caption("Costs appear with the first evaluation or iteration.")
         return

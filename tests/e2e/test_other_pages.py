@@ -86,7 +86,7 @@ def test_runs_are_compared(store: RunStore):
     table = page.dataframe[0].value
     assert table["run"].tolist() == ["silent", "short", "long"]
     assert table["at work"].tolist()[2] == "6 min 27 s", "20 iterations of 18 s and three evaluations of 9 s"
-    assert page.multiselect[0].options == ["short", "long"], "only what has scores can be compared"
+    assert page.multiselect("compared").options == ["short", "long"], "only what has scores can be compared"
     titles = ("Over iterations", "Over wall-clock", "Over cost", "Cost so far")
     assert all(title in chart for title, chart in zip(titles, charts(page), strict=True))
     reached = page.dataframe[1].value.set_index("run")
@@ -95,7 +95,7 @@ def test_runs_are_compared(store: RunStore):
     assert not page.exception
     cells = page.dataframe[1].value["after iterations"].tolist()
     assert all(cell.startswith("not reached (best 0.") for cell in cells)
-    page.multiselect[0].set_value([]).run()
+    page.multiselect("compared").set_value([]).run()
     assert "Choose the runs to compare" in captions(page)
 
 
@@ -105,7 +105,7 @@ def test_a_new_run_appears_in_the_table(store: RunStore):
     store.commit_evaluation(evaluation_record("live", 0, time.time()))
     time.sleep(CACHE_S)
     ran(page)
-    assert page.multiselect[0].options == ["live"]
+    assert page.multiselect("compared").options == ["live"]
 
 
 def test_the_bill_and_what_it_would_be_on_demand_only(recorded: None):

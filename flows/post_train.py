@@ -18,6 +18,7 @@ from typing import Any
 from prefect import flow
 from prefect.futures import PrefectFuture
 
+from flows.artifacts import flow_run_page
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.run_guard import RunGuard
@@ -25,6 +26,7 @@ from flows.run_identity import check_run_id, new_run_id
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
@@ -61,6 +63,8 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
+    if page := flow_run_page():
+        NoteStore(home, DATABASE_WAIT_S).link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id)
     log = RunLog(home, run_id)
     log.starting()

@@ -13,7 +13,7 @@ from typing import Any
 import duckdb
 
 from storage.clock import now
-from storage.database.database import Database
+from storage.database.database import LOCK_WAIT_S, Database
 from storage.database.journal import EntryKind, Journal, journal_line
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
@@ -42,13 +42,14 @@ class NoteStore:
 
     Args:
         home: where the database lies.
+        wait_s: how long to wait for the database's lock, in seconds.
 
     Every method may raise StorageError: the database stayed locked, or is of another version.
     """
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, wait_s: float = LOCK_WAIT_S) -> None:
         self.home = home
-        self.database = Database(home.database)
+        self.database = Database(home.database, wait_s)
 
     def notes(self) -> dict[str, RunNotes]:
         """The notes by run; runs without any are left out."""

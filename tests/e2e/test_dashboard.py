@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.run_log import RunLog
 from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
@@ -23,6 +28,10 @@ APP = UI / "server" / "app.py"
 
 def opened(**query: str) -> AppTest:
     return opened_page(APP, query)
+
+
+def texts(page: AppTest) -> str:
+    return "\n".join(part.value for part in page.markdown)
 
 
 def test_an_empty_home_says_how_to_start(store: RunStore):
@@ -235,3 +244,19 @@ def test_the_log_of_a_process_that_is_gone_starts_no_run(store: RunStore):
         "2026-01-01T00:00:00.000+00:00 started 4000000 1.0\n2026-01-01T00:00:00.000+00:00 begin start\n"
     )
     assert opened(run="new").title[0].value == "No such run"
+
+
+def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    page = opened()
+    assert "This run noted no flow run." in texts(page)
+    assert "spotlight report r" in [code.value for code in page.code]
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/v2/runs/flow-run/1"
+        NoteStore(store.home).link("r", "prefect", address)
+        st.cache_data.clear()
+        assert address in str(ran(page).get("link_button")[0].proto)
+    st.cache_data.clear()
+    assert not ran(page).get("link_button"), "its server is gone"
+    assert "spotlight up" in [code.value for code in page.code]
+    assert address in report_page(store, "r"), "a report outlives servers"

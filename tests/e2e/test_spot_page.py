@@ -155,7 +155,7 @@ def test_a_run_without_spot_workers(store: RunStore):
     store.commit_iteration(with_joined(dataclasses.replace(record, intervals=own)))
     page = opened()
     assert "No spot worker in this run" in sentences(page)
-    assert "runtime.spot_workers=2" in page.code[0].value
+    assert any("runtime.spot_workers=2" in code.value for code in page.code)
     assert figures(page)["Spot idle"] == "-"
     assert "Use of spot" not in charts(page)
     assert "Use of reserved" in charts(page)

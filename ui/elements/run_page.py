@@ -10,8 +10,10 @@ import streamlit as st
 
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
+from ui.data.links import load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import moment, plain_markdown
+from ui.elements.links import show_links
 from ui.server.login import fragment
 
 _REFRESH = "2s"
@@ -138,6 +140,7 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         if live and view.row.status != "running":
             st.rerun()  # it has ended: the whole page again, without the refreshing
         _show_title(view.row.run_id, view.status)
+        show_links(load_links(home, view))
         _show_trouble(view)
         draw(home, view)
     except (StorageError, RunNotFoundError) as error:

@@ -155,6 +155,21 @@ def test_images_over_the_iterations(recorded: None):
     assert "empty the field to see all" in captions(page)
 
 
+def test_a_slider_goes_through_the_evaluations(recorded: None):
+    page = opened("images", run="glyphs-1")
+
+    def shown() -> str:
+        found = [element.proto.body for element in page.get("html") if "sl-evaluation" in element.proto.body]
+        return found[0]
+
+    assert shown().count("<img") == 12
+    assert "after 40 iterations" in shown()
+    page.select_slider[0].set_value(0).run()
+    assert not page.exception
+    assert "before training" in shown()
+    assert "Mean score of these 12 images" in captions(page)
+
+
 def test_images_in_order_of_what_they_gained(recorded: None):
     page = opened("images", run="glyphs-1")
     page.selectbox[1].select("most gained").run()

@@ -18,6 +18,7 @@ from ui.elements.image_grid import show_before_and_after
 from ui.elements.run_page import show_page
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import load_images, load_seed_courses
+from ui.pages.convergence.metrics import show_metrics
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
 
@@ -32,6 +33,7 @@ def _show_convergence(home: Path, view: RunView) -> None:
     st.subheader("Is training healthy?")
     show_health(view)
     _show_learning(view)
+    show_metrics(view)
     _show_particulars(view)
     offer_downloads(
         view.row.run_id,

@@ -113,7 +113,7 @@ def _choose(overview: pd.DataFrame) -> str | None:
 def _show_unknown(home: Path, run_id: str) -> None:
     """A run that the address names and the database does not know: it starts, or there is none."""
     try:
-        if (load_overview(home)["run_id"] == run_id).any():
+        if run_id in load_overview(home)["run_id"].tolist():
             st.rerun()  # it has its row: the whole page again
     except StorageError as error:
         show_error(error)

@@ -50,10 +50,8 @@ def show_table(table: pd.DataFrame) -> None:
         st.caption("No run matches; empty the search and the filters to see all.")
         return
     shown = _shown(table)
-    if not (table["tags"].map(len) > 0).any():
-        shown = shown.drop(columns="tags")
-    if not (table["note"] != "").any():
-        shown = shown.drop(columns="note")
+    unused = [name for name in ("tags", "note") if not any(table[name].tolist())]
+    shown = shown.drop(columns=unused)
     event = st.dataframe(
         shown, hide_index=True, key="run_table", on_select="rerun", selection_mode="single-cell",
         column_config={
@@ -90,6 +88,6 @@ def _shown(table: pd.DataFrame) -> pd.DataFrame:
             "exact now": table["exact_now"],
             "at work": table["wall_s"].map(duration),
             "US dollars": table["usd"],
-            "prices": table["modelled"].map({True: "modelled", False: "as set"}),
+            "prices": ["modelled" if modelled else "as set" for modelled in table["modelled"]],
         }
     )

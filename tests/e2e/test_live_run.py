@@ -15,6 +15,7 @@ from storage.database.run_store import RunStore
 from storage.run_log import RunLog
 from tests.dashboard_page import figures, opened_page, page_file, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record
+from ui.charts.layout import Axis
 from ui.data.run import read_run
 from ui.elements.live_run import seconds_left
 from ui.pages.convergence.metrics import metric_chart, smoothed
@@ -100,10 +101,13 @@ def test_metrics_are_chosen_smoothed_and_put_on_an_axis(live: RunStore):
 
 def test_a_metric_s_axes(live: RunStore):
     view = read_run(live, "live")
-    assert list(metric_chart(view, "loss", 0.0, "iteration").data[0].x) == list(range(1, 11))
-    assert metric_chart(view, "loss", 0.0, "time").data[0].x[-1] == pytest.approx((9 + 180) / 60)
-    paid = metric_chart(view, "loss", 0.0, "usd").data[0].x
-    assert paid[-1] == pytest.approx(189 * (10.98 + 2 * 2.51) / 3600)
+
+    def along(over: Axis) -> list[float]:
+        return list(metric_chart(view, "loss", 0.0, over).to_dict()["data"][0]["x"])
+
+    assert along("iteration") == list(range(1, 11))
+    assert along("time")[-1] == pytest.approx((9 + 180) / 60)
+    assert along("usd")[-1] == pytest.approx(189 * (10.98 + 2 * 2.51) / 3600)
 
 
 def test_a_smoothed_course_begins_without_a_bias_and_keeps_gaps():

@@ -15,6 +15,7 @@ from ui.elements.run_page import show_error
 from ui.pages.evaluations.data import figure_rows, load_difference, load_evaluations, load_images
 
 _NONE = "-"
+_IMAGE_COLUMNS = ["prompt_id", "prompt", "tag", "seed_index", "score", "exact", "detail", "error"]
 
 
 def _show() -> None:
@@ -76,7 +77,7 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
     if before and before != _NONE:
         _show_difference(home, before, chosen)
     st.subheader("Images")
-    listed = images[["prompt_id", "prompt", "tag", "seed_index", "score", "exact", "detail", "error"]]
+    listed = images.reindex(columns=_IMAGE_COLUMNS)
     st.dataframe(listed, hide_index=True, column_config=_formats(listed, "%.2f"))
     if row["folder"]:
         st.caption(f"The images lie in {plain_markdown(row['folder'])}.")

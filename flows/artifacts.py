@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import httpx
@@ -18,6 +19,7 @@ from prefect.artifacts import (
 from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
+from prefect.utilities.urls import url_for
 
 import flows.progress as progress
 from flows.progress import Reporter
@@ -96,6 +98,15 @@ def link_to_dashboard(run_id: str) -> None:
         return
     with _server_may_be_away():
         create_link_artifact(page, "Open the run in the dashboard", "dashboard", f"[{run_id}]({page})")
+
+
+def flow_run_page() -> str | None:
+    """Address of the flow run that goes on, in Prefect's UI; None outside of one, or without a server."""
+    flow_run_id = flow_run.get_id()
+    address = url_for("flow-run", obj_id=flow_run_id) if flow_run_id else None
+    if address is None or urlsplit(address).hostname not in ("127.0.0.1", "localhost"):
+        return address
+    return address.replace("/runs/", "/v2/runs/", 1)  # of the two UIs of a server of ours, the one in use
 
 
 def show_result(result: Mapping[str, Any]) -> None:

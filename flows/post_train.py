@@ -21,7 +21,7 @@ from prefect import flow
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
-from flows.artifacts import link_to_dashboard
+from flows.artifacts import flow_run_page, link_to_dashboard
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.run_guard import RunGuard
@@ -30,10 +30,12 @@ from flows.stopping import Stopped
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
+from storage.run_log import RunLog
 from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
 from tasks.phases import evaluate, explore, reward, rollout, train
@@ -66,17 +68,23 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
     link_to_dashboard(run_id)
+    if page := flow_run_page():
+        NoteStore(home, DATABASE_WAIT_S).link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id)
+    log = RunLog(home, run_id)
+    log.starting()
     try:
-        with reporter().stage(_start_of_devices(config)):
+        with log.with_warnings(), reporter().stage(_start_of_devices(config)):
             session = open_session(home, store, run_id, config)
-        with session:
+        with log.with_warnings(), session:
+            log.ready()
             guard.follow(session.runtime.needed_processes())
             summary = _train(session)
         store.set_summary(run_id, summary)
         store.set_status(run_id, "finished")
     except BaseException as error:
         # What ended the run matters more than that the database cannot be told.
+        log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
             store.set_status(run_id, status_after(type(error)), _reason(error))
         raise
@@ -243,3 +251,4 @@ def _evaluate_if_due(session: Session, iteration: int) -> None:
     record_evaluation(session, record)
     _note_troubles(session)
     reporter().evaluation(record)
+    session.log.note(f"held-out score after iteration {iteration}: {record.score:.3f}")

@@ -30,6 +30,7 @@ from storage.errors import (
 )
 from storage.home import Home
 from storage.new_folder import claim_folder
+from storage.run_log import RunLog
 
 
 def train(
@@ -245,6 +246,7 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
 
     store = RunStore(home)
     interrupted = store.reconcile()
+    RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
     with prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url:
         from flows.cancellation import cancellable
         from flows.post_train import post_train

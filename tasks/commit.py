@@ -44,6 +44,11 @@ def commit(session: Session, record: IterationRecord) -> None:
     with session.timed("commit"):
         _commit(session, record)
     session.on_commit(record)
+    figures = record.metrics
+    session.log.note(
+        f"iteration {record.iteration} of {session.config.iterations}: reward "
+        f"{figures['reward_mean']:.3f}, {figures['iteration_s']:.1f} s"
+    )
 
 
 def _commit(session: Session, record: IterationRecord) -> None:

@@ -25,6 +25,7 @@ from storage.database.results import last_recorded_at, paid_usd
 from storage.database.run_store import RunStore
 from storage.errors import CheckpointError
 from storage.home import Home, dashboard_page
+from storage.run_log import RunLog
 from storage.tracking.tracker import FLUSH_WAIT_S, Tracker
 from tasks.report import report_file
 
@@ -43,6 +44,7 @@ class Session:
         lost_standbys_noted: how many lost standbys have.
         seconds: how long each phase of the running iteration took.
         spent_usd: what the run's devices have cost so far, in all its lives.
+        log: says which phases go on, for the dashboard.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once it is recorded.
     """
@@ -72,6 +74,7 @@ class Session:
         self.lost_standbys_noted = 0
         self.seconds: dict[str, float] = {}
         self.spent_usd = 0.0
+        self.log = RunLog(store.home, run_id)
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
 
@@ -82,7 +85,8 @@ class Session:
             self.on_phase(phase)
         start = time.perf_counter()
         try:
-            yield
+            with self.log.phase(phase):
+                yield
         except Exception as error:
             if not self._cancelled:
                 raise

@@ -17,7 +17,7 @@ CACHE_S = 2.2
 
 def read_anew() -> None:
     """As after `CACHE_S`: pages read again what they keep for so long; what they keep longer, they keep."""
-    for kept in (run.load_overview, run.load_run, runs.load_table, runs.load_courses):
+    for kept in (run.load_overview, run.load_run, run.load_activity, runs.load_table, runs.load_courses):
         kept.clear()
 
 
@@ -42,8 +42,8 @@ def ran(page: AppTest) -> AppTest:
 
 
 def figures(page: AppTest) -> dict[str, str]:
-    """The tiles by their title."""
-    return {metric.label: metric.value for metric in page.metric}
+    """The tiles by their title, without its badge."""
+    return {metric.label.partition(" :")[0]: metric.value for metric in page.metric}
 
 
 def sentences(page: AppTest) -> str:

@@ -108,8 +108,8 @@ def write_sample_run(
         exploring: whether its seeds were chosen by stale drafts; else it took the first ones.
     """
     config = RunConfig(name="glyphs")
-    environment = {"torch": "2.13.0", "commit": "87baa7f"} | plugin_facts(config)
-    store.create_run(run_id, config, environment, pid or os.getpid())
+    rented = {"torch": "2.13.0", "commit": "87baa7f", "accelerators": "3 x NVIDIA H100"}
+    store.create_run(run_id, config, rented | plugin_facts(config), pid or os.getpid())
     if exploring:
         mark_as_exploring(store, run_id)
     now = time.time() - iterations * ITERATION_S - (2 + iterations // 10) * EVALUATION_S

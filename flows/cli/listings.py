@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from storage.config.loading import list_presets
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -25,8 +26,11 @@ _UNLIMITED = 10_000
 _HEADINGS = ("run", "status", "iterations", "score before", "after", "cost")
 
 
-def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
-    """List all runs, newest first."""
+def runs(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+    archived: Annotated[bool, typer.Option("--archived", help="Archived runs too.")] = False,
+) -> None:
+    """List runs, newest first; those that are archived on the dashboard are left out."""
     home = Home.from_environment()
     store = RunStore(home)
     store.reconcile()
@@ -38,6 +42,8 @@ def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
             "there; `spotlight rebuild` makes the rows again",
             err=True,
         )
+    if not archived:
+        rows = _not_archived(home, rows)
     if as_json:
         for row in rows:
             typer.echo(json.dumps(_facts(row)))
@@ -83,6 +89,16 @@ def _cells(row: RunRow) -> tuple[str, ...]:
         _figure(summary.get("score_before")), _figure(summary.get("score_after")),
         _figure(summary.get("cost_usd"), "${:.2f}"),
     )  # fmt: skip
+
+
+def _not_archived(home: Home, rows: list[RunRow]) -> list[RunRow]:
+    notes = NoteStore(home).notes()
+    kept = [row for row in rows if row.run_id not in notes or not notes[row.run_id].archived]
+    if len(kept) < len(rows):
+        typer.echo(
+            f"{len(rows) - len(kept)} archived left out; `spotlight runs --archived` has all", err=True
+        )
+    return kept
 
 
 def _planned(row: RunRow) -> str:

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from storage.errors import StorageError
 
-EntryKind = Literal["run", "iteration", "evaluation", "event", "discard"]
-"""`run`: the row of `runs` as it is from now on. `discard`: what came after an iteration was dropped."""
+EntryKind = Literal["run", "iteration", "evaluation", "event", "discard", "notes", "link"]
+"""`run`: the row of `runs` as it is from now on; `notes` and `link`: those of `run_notes` and `run_links`.
+`discard`: what came after an iteration was dropped."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,26 @@ class MlflowCurves:
     evaluations: dict[int, tuple[float, float, float]] = field(default_factory=dict)
 
 
+def mlflow_identity(home: Home, run_id: str) -> tuple[str, str] | None:
+    """MLflow's identifiers of a run: of its experiment, and its own; None where the file has no such run."""
+    path = home.path / "mlflow.db"
+    if not path.is_file():
+        return None
+    try:
+        connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+        try:
+            row = connection.execute(
+                "SELECT experiment_id, run_uuid FROM runs JOIN tags USING (run_uuid) WHERE tags.key = ? "
+                "AND tags.value = ?",
+                [RUN_TAG, run_id],
+            ).fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error:
+        return None
+    return None if row is None else (str(row[0]), str(row[1]))
+
+
 def read_curves(home: Home, run_id: str) -> MlflowCurves:
     """Read them, without MLflow; a file that is missing or damaged holds nothing."""
     path = home.path / "mlflow.db"

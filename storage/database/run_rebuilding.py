@@ -68,6 +68,10 @@ def _replayed(connection: duckdb.DuckDBPyConnection, run_id: str, entry: Journal
             case "event":
                 event = {"run_id": run_id, **values, "kind": values["event"]}
                 _put(connection, "events", {name: event[name] for name in event if name != "event"})
+            case "notes":
+                _put(connection, "run_notes", values)
+            case "link":
+                _put(connection, "run_links", values)
             case "discard":
                 discard_iterations(connection, run_id, values["after"])
             case _:

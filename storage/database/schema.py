@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 _FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -164,6 +164,18 @@ CREATE TABLE standby_time (             -- what processes that wait for a place 
     waited_s DOUBLE NOT NULL, cpu_s DOUBLE NOT NULL, memory_bytes BIGINT NOT NULL,
     taken INTEGER NOT NULL, lost INTEGER NOT NULL, -- how often: each life of a run has one of that name
     PRIMARY KEY (run_id, phase, iteration, standby)
+);
+""",
+    7: """
+CREATE TABLE run_notes (                -- what a person has noted about a run
+    run_id VARCHAR PRIMARY KEY,
+    tags VARCHAR NOT NULL,              -- JSON: a list of words
+    note VARCHAR NOT NULL, archived BOOLEAN NOT NULL, changed_at DOUBLE NOT NULL
+);
+CREATE TABLE run_links (                -- where else a run can be looked at; place: prefect
+    run_id VARCHAR, place VARCHAR,
+    address VARCHAR NOT NULL, noted_at DOUBLE NOT NULL,
+    PRIMARY KEY (run_id, place)
 );
 """,
 }

@@ -30,6 +30,17 @@ pytestmark = [
 ]
 
 
+_ROW_PX = 35
+_STOP_BUTTON = """() => {
+    const widget = document.createElement("div");
+    widget.dataset.testid = "stStatusWidget";
+    const button = widget.appendChild(document.createElement("button"));
+    document.body.appendChild(widget);
+    return getComputedStyle(button).display;
+}"""
+"""What Streamlit shows while it draws a page, which is too short a time to look at."""
+
+
 @pytest.fixture(scope="module")
 def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("browser") / "dashboard.log"
@@ -142,6 +153,29 @@ def test_the_other_pages_are_drawn(
         colours = photograph(page, album / f"sample-{name}.png")
     assert colours > 300
     assert errors == []
+
+
+@pytest.mark.slow
+def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
+    with new_page() as page:
+        open_page(page, f"{url}/runs", "Time to a score", 4)
+        table = page.get_by_test_id("stDataFrame").first.bounding_box()
+        assert table is not None
+        page.mouse.click(table["x"] + 60, table["y"] + 2.5 * _ROW_PX)  # below the head: the older run
+        page.get_by_text("Settings and environment").wait_for()
+        assert "glyphs-1" in page.inner_text("h2")
+        assert page.url.endswith("?run=glyphs-1")
+
+
+@pytest.mark.slow
+def test_an_address_that_names_no_run_stays_as_it_is(new_page: NewPage, url: str):
+    with new_page() as page:
+        page.goto(f"{url}/spot?run=no-such-run")
+        page.get_by_text("No such run").wait_for()
+        assert page.url.endswith("/spot?run=no-such-run")
+        assert page.locator("h2").count() == 0
+        hidden = page.evaluate(_STOP_BUTTON)
+        assert hidden == "none", "a page of a run has no button Stop that is not the run's"
 
 
 @pytest.mark.slow

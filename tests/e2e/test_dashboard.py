@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
+import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
-from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, read_anew, sentences
+from storage.run_log import RunLog
+from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
+from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
@@ -22,6 +28,10 @@ APP = UI / "server" / "app.py"
 
 def opened(**query: str) -> AppTest:
     return opened_page(APP, query)
+
+
+def texts(page: AppTest) -> str:
+    return "\n".join(part.value for part in page.markdown)
 
 
 def test_an_empty_home_says_how_to_start(store: RunStore):
@@ -63,7 +73,6 @@ def test_the_exact_measure_and_another_run_can_be_chosen(store: RunStore):
     assert figures(page)["Iterations"] == "1 of 40"
     assert page.query_params["run"] in ("older", ["older"])
     assert figures(opened(run="older"))["Iterations"] == "1 of 40"
-    assert figures(opened(run="no such run"))["Iterations"] == "2 of 40"
     charts = str(page.get("plotly_chart")[0].proto)
     page.segmented_control[0].select("Exact matches").run()
     assert not page.exception
@@ -198,3 +207,56 @@ def test_a_run_with_settings_of_another_version_is_still_shown(store: RunStore):
         connection.execute("""UPDATE runs SET config = '{"gone": 1}'""")
     page = opened()
     assert figures(page)["Iterations"] == "1"
+
+
+def test_a_run_that_is_not_there_is_not_replaced_by_another(store: RunStore):
+    write_sample_run(store, "glyphs-1", iterations=1)
+    page = opened(run="glyphs-2")
+    assert page.title[0].value == "No such run"
+    assert "did you mean glyphs-1?" in page.error[0].value
+    assert page.query_params["run"] in ("glyphs-2", ["glyphs-2"]), "the address stays as it was"
+    assert not page.metric
+    page.selectbox[0].select("glyphs-1").run()
+    assert figures(page)["Iterations"] == "1 of 40"
+    assert page.query_params["run"] in ("glyphs-1", ["glyphs-1"])
+
+
+def test_a_run_that_has_no_row_yet_is_shown_as_starting(store: RunStore):
+    write_sample_run(store, "older", iterations=1)
+    log = RunLog(store.home, "new")
+    log.starting()
+    page = opened(run="new")
+    assert page.header[0].value == "new :violet-badge[starting]"
+    assert not page.error
+    store.create_run("new", RunConfig(), {}, os.getpid())
+    read_anew()
+    assert "starting" in ran(page).header[0].value
+    log.ready()
+    read_anew()
+    assert ":blue-badge[running]" in ran(page).header[0].value
+
+
+def test_the_log_of_a_process_that_is_gone_starts_no_run(store: RunStore):
+    write_sample_run(store, "older", iterations=1)
+    file = store.home.run_log("new")
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "2026-01-01T00:00:00.000+00:00 started 4000000 1.0\n2026-01-01T00:00:00.000+00:00 begin start\n"
+    )
+    assert opened(run="new").title[0].value == "No such run"
+
+
+def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    page = opened()
+    assert "This run noted no flow run." in texts(page)
+    assert "spotlight report r" in [code.value for code in page.code]
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/v2/runs/flow-run/1"
+        NoteStore(store.home).link("r", "prefect", address)
+        st.cache_data.clear()
+        assert address in str(ran(page).get("link_button")[0].proto)
+    st.cache_data.clear()
+    assert not ran(page).get("link_button"), "its server is gone"
+    assert "spotlight up" in [code.value for code in page.code]
+    assert address in report_page(store, "r"), "a report outlives servers"

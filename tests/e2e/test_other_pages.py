@@ -86,7 +86,7 @@ def test_runs_are_compared(store: RunStore):
     table = page.dataframe[0].value
     assert table["run"].tolist() == ["silent", "short", "long"]
     assert table["at work"].tolist()[2] == "6 min 27 s", "20 iterations of 18 s and three evaluations of 9 s"
-    assert page.multiselect[0].options == ["short", "long"], "only what has scores can be compared"
+    assert page.multiselect("compared").options == ["short", "long"], "only what has scores can be compared"
     titles = ("Over iterations", "Over wall-clock", "Over cost", "Cost so far")
     assert all(title in chart for title, chart in zip(titles, charts(page), strict=True))
     reached = page.dataframe[1].value.set_index("run")
@@ -95,7 +95,7 @@ def test_runs_are_compared(store: RunStore):
     assert not page.exception
     cells = page.dataframe[1].value["after iterations"].tolist()
     assert all(cell.startswith("not reached (best 0.") for cell in cells)
-    page.multiselect[0].set_value([]).run()
+    page.multiselect("compared").set_value([]).run()
     assert "Choose the runs to compare" in captions(page)
 
 
@@ -105,7 +105,7 @@ def test_a_new_run_appears_in_the_table(store: RunStore):
     store.commit_evaluation(evaluation_record("live", 0, time.time()))
     time.sleep(CACHE_S)
     ran(page)
-    assert page.multiselect[0].options == ["live"]
+    assert page.multiselect("compared").options == ["live"]
 
 
 def test_the_bill_and_what_it_would_be_on_demand_only(recorded: None):
@@ -155,6 +155,21 @@ def test_images_over_the_iterations(recorded: None):
     assert "empty the field to see all" in captions(page)
 
 
+def test_a_slider_goes_through_the_evaluations(recorded: None):
+    page = opened("images", run="glyphs-1")
+
+    def shown() -> str:
+        found = [element.proto.body for element in page.get("html") if "sl-evaluation" in element.proto.body]
+        return found[0]
+
+    assert shown().count("<img") == 12
+    assert "after 40 iterations" in shown()
+    page.select_slider[0].set_value(0).run()
+    assert not page.exception
+    assert "before training" in shown()
+    assert "Mean score of these 12 images" in captions(page)
+
+
 def test_images_in_order_of_what_they_gained(recorded: None):
     page = opened("images", run="glyphs-1")
     page.selectbox[1].select("most gained").run()
@@ -185,3 +200,36 @@ def test_the_health_of_a_run(store: RunStore):
     assert "Lower `optimizer.learning_rate` from 0.0001 to 5e-05" in "\n".join(
         box.value for box in ran(page).error
     )
+
+
+def on_cpu(store: RunStore, run_id: str) -> None:
+    """A run of a machine without accelerators."""
+    write_sample_run(store, run_id, iterations=10)
+    with store.database.writing() as connection:
+        connection.execute("""UPDATE runs SET environment = '{"accelerators": "none"}'""")
+
+
+@pytest.mark.parametrize(
+    ("name", "tiles"),
+    [
+        ("convergence", ["Cost so far"]),
+        ("spot", ["Paid device time", "Repeated work"]),
+        ("cost", ["Cost so far", "Reserved", "Spot", "Evaluations", "Discarded work", "On demand only"]),
+    ],
+)
+def test_every_sum_of_a_run_on_cpu_is_called_modelled(store: RunStore, name: str, tiles: list[str]):
+    on_cpu(store, "cpu")
+    page = opened(name)
+    badge = ":gray-badge[modelled]"
+    assert [metric.label for metric in page.metric if badge in metric.label] == [
+        f"{tile} {badge}" for tile in tiles
+    ]
+    assert badge in sentences(page)
+    assert "saved" not in sentences(page)
+    assert not [box for box in page.success if r"\$" in box.value and name == "cost"]
+
+
+def test_sums_of_rented_devices_are_not_called_modelled(recorded: None):
+    page = opened("cost", run="glyphs-1")
+    assert "modelled" not in sentences(page) + captions(page)
+    assert not [metric.label for metric in page.metric if "modelled" in metric.label]

@@ -55,7 +55,7 @@ def test_a_plain_run_is_told_what_exploring_is(store: RunStore):
     write_sample_run(store, iterations=2)
     page = opened()
     assert "does not explore" in page.info[0].value
-    assert page.code[0].value.endswith("--set exploration.strategy=stale")
+    assert page.code[-1].value.endswith("--set exploration.strategy=stale")
     assert not page.get("plotly_chart")
     assert not page.metric
 

@@ -14,6 +14,7 @@ from storage.database.queries import devices as device_queries
 from storage.database.queries import runs as queries
 from storage.database.queries import seeds as seed_queries
 from storage.database.records import DeviceEvent, GroupRecord, StandbyTime, StepTimeRecord
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.database.schema import SCHEMA_VERSION
 from storage.errors import StorageError
@@ -34,10 +35,11 @@ _BY_VERSION = {
     },
     5: {"paid_time"},
     6: {"standby_time"},
+    7: {"run_notes", "run_links"},
 }  # fmt: skip
 LATER_TABLES = {
     version: {table for later, tables in _BY_VERSION.items() if later > version for table in tables}
-    for version in (1, 2, 3, 4, 5)
+    for version in (1, 2, 3, 4, 5, 6)
 }
 
 
@@ -96,6 +98,7 @@ def test_a_reader_sees_the_old_runs_and_changes_nothing(store: RunStore, version
         assert device_queries.sequence_groups(connection, "old", 0, 9, 9).empty
         assert device_queries.degree_times(connection, "old", 0, 9).empty
     assert EvaluationStore(store.home).all() == []
+    assert NoteStore(store.home).notes() == {}
     assert account.is_measured == (version >= 5) and account.standbys == ()
     assert not account.has_device_events
     assert account.spent().device_s == pytest.approx(2 * 3 * 18)

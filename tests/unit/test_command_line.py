@@ -15,6 +15,7 @@ from flows import start
 from flows.cli import command_line
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
@@ -367,6 +368,18 @@ def test_runs_as_a_table_and_as_json(shell: Shell, home: Home):
     assert (newer["run_id"], newer["status"], newer["iterations"]) == ("newer", "running", 1)
     assert older["score_after"] == 0.5
     assert older["error"] is None
+
+
+def test_archived_runs_are_left_out_unless_asked_for(shell: Shell, home: Home):
+    store = RunStore(home)
+    write_sample_run(store, "kept", iterations=1)
+    write_sample_run(store, "put-away", iterations=1)
+    NoteStore(home).change("put-away", archived=True)
+    code, table, said = shell("runs")
+    assert (code, "kept" in table, "put-away" in table) == (0, True, False)
+    assert "1 archived left out; `spotlight runs --archived` has all" in said
+    assert "put-away" in shell("runs", "--archived")[1]
+    assert len(shell("runs", "--json")[1].splitlines()) == 1
 
 
 def test_presets_are_listed_with_what_they_are_for(shell: Shell):

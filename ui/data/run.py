@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,8 @@ from storage.database.database import Database
 from storage.database.queries import runs as queries
 from storage.database.run_store import RunRow, RunStore, run_is_alive
 from storage.home import Home
+from storage.run_log import Activity, read_activity
+from ui.data.prices import is_modelled
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""
@@ -59,6 +61,7 @@ class RunView:
     Attributes:
         alive: whether its process still runs.
         change: None before there are two evaluations.
+        activity: what its log says; empty for a run that has ended, or whose version wrote none.
     """
 
     row: RunRow
@@ -69,6 +72,7 @@ class RunView:
     cost_by_state: pd.DataFrame
     events: pd.DataFrame
     change: Change | None
+    activity: Activity = field(default_factory=Activity)
 
     @property
     def is_live(self) -> bool:
@@ -77,8 +81,12 @@ class RunView:
 
     @property
     def status(self) -> str:
-        """The recorded status; `interrupted` where the process of a running one is gone."""
-        return self.row.status if self.is_live or self.row.status != "running" else "interrupted"
+        """The recorded status; of a running one `starting`, or `interrupted` where its process is gone."""
+        if self.row.status != "running":
+            return self.row.status
+        if not self.alive:
+            return "interrupted"
+        return "starting" if self.activity.is_starting else "running"
 
     @property
     def planned_iterations(self) -> int | None:
@@ -96,6 +104,12 @@ class RunView:
     def elapsed_s(self) -> float:
         """Seconds at work, up to the last thing recorded."""
         return max([0.0, *self.scores["elapsed_s"], *self.metrics["elapsed_s"]])
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether its dollars are those of a model: no device was rented."""
+        settings = json.loads(self.row.config_json)
+        return is_modelled(settings if isinstance(settings, dict) else {}, self.row.environment)
 
     @property
     def paid_usd(self) -> float:
@@ -167,6 +181,12 @@ def load_run(home: Path, run_id: str) -> RunView:
     return read_run(RunStore(Home(home)), run_id)
 
 
+@st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
+def load_activity(home: Path, run_id: str) -> Activity:
+    """What the log of a run says, also of one that has no row yet."""
+    return read_activity(Home(home), run_id)
+
+
 def read_run(store: RunStore, run_id: str) -> RunView:
     """The same, read now: for the report, which keeps no cache.
 
@@ -176,6 +196,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
     """
     with store.database.reading() as connection:
         row = store.run(run_id)  # inside: opening the file is most of the work of a small run, and is shared
+        live = row.status == "running"
         return RunView(
             row=row,
             alive=run_is_alive(row),
@@ -185,6 +206,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             cost_by_state=queries.cost_by_state(connection, run_id),
             events=queries.events(connection, run_id),
             change=_change(queries.paired_scores(connection, run_id)),
+            activity=read_activity(store.home, run_id) if live else Activity(),
         )
 
 

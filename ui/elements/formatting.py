@@ -37,6 +37,18 @@ def usd(amount: float) -> str:
     return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
 
 
+MODELLED = "(modelled)"
+"""Beside a sum that was not paid: no device was rented."""
+
+MODELLED_BADGE = ":gray-badge[modelled]"
+"""The same in Streamlit's markdown."""
+
+
+def money(amount: float, modelled: bool) -> str:
+    """Dollars as `usd` has them, and whether they are modelled: `$0.34 (modelled)`."""
+    return f"{usd(amount)} {MODELLED}" if modelled else usd(amount)
+
+
 def percent(share: float) -> str:
     """A share as `67 %`; with a decimal where it is small."""
     value = 100 * share
@@ -58,8 +70,8 @@ def moment(unix_s: float) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text of ours for Streamlit's markdown, where two `$` would begin a formula."""
-    return text.replace("$", r"\$")
+    """Text of ours for Streamlit's markdown, where two `$` would begin a formula; `MODELLED` is a badge."""
+    return text.replace("$", r"\$").replace(MODELLED, MODELLED_BADGE)
 
 
 def plain_markdown(text: str) -> str:

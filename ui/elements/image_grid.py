@@ -88,6 +88,24 @@ def large_html(images: pd.DataFrame) -> str:
     return f'{_STYLE}<div class="sl-large">{sides}</div>'
 
 
+def evaluation_html(images: pd.DataFrame) -> str:
+    """A card a prompt, with its picture at one evaluation and what was read in it.
+
+    Args:
+        images: as `course_html` takes them, of one evaluation.
+    """
+    cards = []
+    for row in _rows(images):
+        picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
+        cards.append(
+            f'<div class="sl-card"><div class="sl-prompt">{html.escape(row["prompt"])} '
+            f'<span class="sl-when">seed {row["seed_index"]}</span></div>'
+            f'<div class="sl-one">{picture}{read}</div></div>'
+        )
+    style = "<style>.sl-one img {width: 100%; image-rendering: pixelated; border-radius: 4px;}</style>"
+    return f'{_STYLE}{style}<div class="sl-grid sl-evaluation">{"".join(cards)}</div>'
+
+
 def gallery_html(images: pd.DataFrame) -> str:
     """The pairs before and after, as a grid; for a page without Streamlit.
 

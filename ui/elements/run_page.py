@@ -10,15 +10,25 @@ import streamlit as st
 
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
-from ui.data.run import RunView, load_overview, load_run
+from ui.data.links import load_links
+from ui.data.run import RunView, load_activity, load_overview, load_run
 from ui.elements.formatting import moment, plain_markdown
+from ui.elements.links import show_links
+from ui.elements.live_run import show_live
 from ui.server.login import fragment
 
 _REFRESH = "2s"
 _CHOSEN = "chosen_run"  # in the session: going to another page empties the address
 _COLOURS = {
-    "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray", "interrupted": "orange",
+    "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
+    "interrupted": "orange",
 }  # fmt: skip
+
+_ENDINGS = {
+    "TerminationSignal": "it was told to end, by Cancel in Prefect's UI or by SIGTERM",
+    "KeyboardInterrupt": "it was stopped with Ctrl-C",
+    "SystemExit": "its process was told to end",
+}
 
 RunPage = Callable[[Path, RunView], None]
 """Draws a page below the title of the run, from the home's folder and the run."""
@@ -30,6 +40,9 @@ def show_page(draw: RunPage) -> None:
     if overview is None:
         return
     run_id = _choose(overview)
+    if run_id is None:
+        fragment(_show_unknown, run_every=_REFRESH)(home, st.query_params["run"])
+        return
     live = bool((overview.loc[overview["run_id"] == run_id, "status"] == "running").all())
     fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
 
@@ -78,18 +91,47 @@ def _show_nothing(home: Path) -> None:
     )
 
 
-def _choose(overview: pd.DataFrame) -> str:
-    """The run to show: the address's `?run=`, else that of the page before, else the newest."""
+def _choose(overview: pd.DataFrame) -> str | None:
+    """The run to show: the address's `?run=`, else that of the page before, else the newest.
+
+    None where the address names a run that is not there: another one would be taken for it.
+    """
     ids = overview["run_id"].tolist()
     labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
-    wanted = st.query_params.get("run", st.session_state.get(_CHOSEN))
+    named = st.query_params.get("run")
+    wanted = st.session_state.get(_CHOSEN) if named is None else named
+    index = ids.index(wanted) if wanted in ids else 0 if named is None else None
     chosen = st.selectbox(
-        "Run", ids, index=ids.index(wanted) if wanted in ids else 0, format_func=labels.__getitem__
+        "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
     )
-    assert chosen is not None, "a select box with options and an index has a choice"
-    st.query_params["run"] = chosen
-    st.session_state[_CHOSEN] = chosen
+    if chosen is not None:
+        st.query_params["run"] = chosen
+        st.session_state[_CHOSEN] = chosen
     return chosen
+
+
+def _show_unknown(home: Path, run_id: str) -> None:
+    """A run that the address names and the database does not know: it starts, or there is none."""
+    try:
+        if run_id in load_overview(home)["run_id"].tolist():
+            st.rerun()  # it has its row: the whole page again
+    except StorageError as error:
+        show_error(error)
+        return
+    activity = load_activity(home, run_id)
+    if activity.is_starting and activity.is_alive:
+        _show_title(run_id, "starting")
+        st.info("Its first figures appear here once its devices are loaded.", icon=":material/hourglass:")
+        return
+    try:
+        load_run(home, run_id)
+    except (StorageError, RunNotFoundError) as error:
+        st.title("No such run")
+        show_error(error)
+
+
+def _show_title(run_id: str, status: str) -> None:
+    st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
 
 
 def _label(row: dict) -> str:
@@ -104,9 +146,11 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         view = load_run(home, run_id)
         if live and view.row.status != "running":
             st.rerun()  # it has ended: the whole page again, without the refreshing
-        badge = f":{_COLOURS[view.status]}-badge[{view.status}]"
-        st.header(f"{plain_markdown(view.row.run_id)} {badge}", anchor=False)
+        _show_title(view.row.run_id, view.status)
+        show_links(load_links(home, view))
         _show_trouble(view)
+        if view.is_live:
+            show_live(view)
         draw(home, view)
     except (StorageError, RunNotFoundError) as error:
         show_error(error)
@@ -130,8 +174,15 @@ def _show_trouble(view: RunView) -> None:
         )
     elif view.row.status in ("failed", "interrupted", "cancelled"):
         happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
-        reason = f": {plain_markdown(view.row.error.rstrip('.'))}" if view.row.error else ""
+        error = _in_words(view.row.error or "")
+        reason = f": {plain_markdown(error.rstrip('.'))}" if error else ""
         st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
+
+
+def _in_words(error: str) -> str:
+    """Why a run ended, where what was recorded is the name of a signal only."""
+    name, _, said = error.partition(":")
+    return error if said.strip() else _ENDINGS.get(name.strip(), error)
 
 
 def _advice(run_id: str, error: str | None) -> str:

@@ -10,14 +10,16 @@ import duckdb
 import pandas as pd
 
 from storage.config.loading import differences
+from storage.database.mlflow_curves import mlflow_identity
 from storage.database.queries import runs as queries
+from storage.database.run_notes import read_links
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from ui.charts.cost import cost_chart, state_chart
 from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
 from ui.data.run import RunView, read_run
-from ui.elements.formatting import duration, moment, percent, usd
+from ui.elements.formatting import duration, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
@@ -81,7 +83,7 @@ def report_page(store: RunStore, run_id: str) -> str:
         _costs(report, view, spot)
         _devices(report, view, spot, connection)
         _seeds(report, view, connection)
-    _particulars(report, view)
+    _particulars(report, view, store)
     return report.page()
 
 
@@ -96,7 +98,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     facts = {
         "iterations": str(len(view.metrics)),
         "at work": duration(view.elapsed_s),
-        "cost so far": usd(view.paid_usd),
+        "cost so far": money(view.paid_usd, view.is_modelled),
         "spot idle": "-" if idle is None else percent(idle),
     }
     report.table(pd.DataFrame([facts]))
@@ -179,8 +181,22 @@ def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection)
         report.charts([drawn], wide=True)
 
 
-def _particulars(report: Report, view: RunView) -> None:
+def _elsewhere(store: RunStore, run_id: str) -> str:
+    """Where the run can be looked at besides; a report outlives servers, so it says what to look for."""
+    with store.database.reading() as connection:
+        flow_run = read_links(connection, run_id).get("prefect")
+    mlflow = mlflow_identity(store.home, run_id)
+    places = [f"Dashboard: `spotlight ui`, then `?run={run_id}` after its address."]
+    if flow_run is not None:
+        places.append(f"Prefect: `{flow_run}`, while its server runs (`spotlight up`).")
+    if mlflow is not None:
+        places.append(f"MLflow: run `{mlflow[1]}` of experiment `{mlflow[0]}` in `{store.home.mlflow_uri}`.")
+    return " ".join(places)
+
+
+def _particulars(report: Report, view: RunView, store: RunStore) -> None:
     report.section("Settings, environment and events")
+    report.sentence(_elsewhere(store, view.row.run_id), "note")
     try:
         changed = differences(view.row.config)
     except ConfigurationError as error:

@@ -1,6 +1,7 @@
 """The main script of the dashboard, served by `ui/server/server.py`: the login, then the list of pages.
 
-It only reads the database, so it may run beside a training run and be closed at any time.
+It reads the database, and writes only what a person notes about a run, so it may run beside a training run
+and be closed at any time.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _PAGES = [
     st.Page("../pages/spot/page.py", title="Spot", icon=":material/bolt:", url_path="spot"),
     st.Page("../pages/cost/page.py", title="Cost", icon=":material/payments:", url_path="cost"),
     st.Page("../pages/images/page.py", title="Images", icon=":material/image:", url_path="images"),
+    st.Page(
+        "../pages/evaluations/page.py", title="Evaluations", icon=":material/grading:", url_path="evaluations"
+    ),
     st.Page("../pages/health/page.py", title="Health", icon=":material/stethoscope:", url_path="health"),
     st.Page(
         "../pages/reproducibility/page.py", title="Reproducibility", icon=":material/replay:",
@@ -42,5 +46,7 @@ if login_needed():
     _PAGES.append(st.Page(st.logout, title="Log out", icon=":material/logout:"))
 
 if passes_login():
+    # Streamlit's own button "Stop" ends the drawing of a page; on the page of a run it reads as the run's.
+    st.html('<style>[data-testid="stStatusWidget"] button {display: none;}</style>')
     # On top, because the tiles of a page need the width that a side bar would take.
     st.navigation(_PAGES, position="top").run()

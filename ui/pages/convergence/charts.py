@@ -17,7 +17,7 @@ from ui.charts.layout import (
     measure_title,
 )
 from ui.data.run import RunView
-from ui.elements.formatting import time_unit
+from ui.elements.formatting import MODELLED, time_unit
 from ui.pages.convergence.data import mean_over_seeds
 
 _BAND_COLOUR = "rgba(47,128,237,0.18)"
@@ -38,6 +38,8 @@ def score_chart(view: RunView, measure: Measure, over: Axis) -> go.Figure:
         over: what runs along the bottom.
     """
     heading, bottom = axis_titles(over, view.elapsed_s)
+    if over == "usd" and view.is_modelled:
+        bottom = f"US dollars {MODELLED}"
     training = "reward_mean" if measure == "score" else "exact_share"
     figure = go.Figure()
     if training in view.metrics:

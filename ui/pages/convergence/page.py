@@ -13,11 +13,12 @@ from ui.charts.cost import cost_chart, state_chart
 from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import moment, plain_markdown
+from ui.elements.formatting import MODELLED_BADGE, moment, plain_markdown
 from ui.elements.image_grid import show_before_and_after
 from ui.elements.run_page import show_page
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import load_images, load_seed_courses
+from ui.pages.convergence.metrics import show_metrics
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
 
@@ -32,6 +33,7 @@ def _show_convergence(home: Path, view: RunView) -> None:
     st.subheader("Is training healthy?")
     show_health(view)
     _show_learning(view)
+    show_metrics(view)
     _show_particulars(view)
     offer_downloads(
         view.row.run_id,
@@ -68,7 +70,7 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
 
 
 def _show_costs(view: RunView) -> None:
-    st.subheader("Cost")
+    st.subheader(f"Cost {MODELLED_BADGE}" if view.is_modelled else "Cost")
     if view.cost.empty:
         st.caption("Costs appear with the first evaluation or iteration.")
         return

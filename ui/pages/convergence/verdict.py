@@ -9,7 +9,7 @@ import numpy as np
 import streamlit as st
 
 from ui.data.run import RunView
-from ui.elements.formatting import duration, figure, markdown_text, percent, short_duration, usd
+from ui.elements.formatting import duration, figure, markdown_text, money, percent, short_duration, usd
 from ui.elements.tiles import TILE_PX, show_tile
 
 
@@ -42,7 +42,7 @@ def verdict(view: RunView) -> Verdict:
     figures = f"score {before:.2f} → {now:.2f} ({change.mean:+.2f} ± {change.margin:.2f})"
     base = (
         f"{change.images} held-out images, after {view.scores['iteration'].iloc[-1]} iterations and "
-        f"{duration(view.scores['elapsed_s'].iloc[-1])}; {usd(view.paid_usd)} so far at the set prices."
+        f"{duration(view.scores['elapsed_s'].iloc[-1])}; {money(view.paid_usd, view.is_modelled)} so far."
     )
     if not change.is_clear:
         return Verdict("even", f"**No clear change yet: {figures}**, {base}")
@@ -87,6 +87,7 @@ def show_figures(view: RunView) -> None:
     show_tile(
         row, "Cost so far", usd(total_usd), f"{usd(total_usd / done)} an iteration" if done else None,
         "Every second of every device, idle ones too, at the prices of the run's settings.",
+        view.is_modelled,
     )  # fmt: skip
     show_tile(
         row, "Spot share", percent(spot_s / (spot_s + reserved_s)) if spot_s + reserved_s else "-",

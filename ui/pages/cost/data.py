@@ -12,12 +12,16 @@ from dataclasses import dataclass
 import pandas as pd
 
 from storage.ledger.ledger import Ledger
+from ui.elements.formatting import short_duration
 
 ASSUMPTION = (
     "Assumption: the same devices for the same seconds, each spot second at the reserved price of this run. "
     "Time that losses cost is in both; a run on the reserved devices alone would take longer and is not "
     "what is compared."
 )
+
+
+_WORK = ("rollout", "explore", "train")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,40 @@ def on_demand_cost(ledger: Ledger) -> OnDemandCost | None:
         return None
     usd_per_s = reserved.usd / reserved.device_s
     return OnDemandCost(reserved.usd, spot.usd, 3600 * usd_per_s, usd_per_s * spot.device_s)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What may be said of the difference between a bill and the same one on demand only.
+
+    Attributes:
+        usd: the saving; 0 where none is claimed.
+        why_not: why none is claimed, as a sentence; empty where one is.
+    """
+
+    usd: float
+    why_not: str = ""
+
+
+def saving(ledger: Ledger, compared: OnDemandCost, modelled: bool) -> Saving:
+    """The saving, if there is one to claim: money was paid, and spot devices worked more than they idled.
+
+    Args:
+        ledger: the run's.
+        compared: as `on_demand_cost` gives it.
+        modelled: whether its dollars are those of a model.
+    """
+    idle_s = ledger.spent(market="spot", state="idle").device_s
+    worked_s = sum(ledger.spent(market="spot", state=state).device_s for state in _WORK)
+    if idle_s > worked_s:
+        return Saving(
+            0.0, f"Spot devices idled {short_duration(idle_s)} and worked {short_duration(worked_s)}."
+        )
+    if compared.saved_usd <= 0:
+        return Saving(0.0, "The spot devices cost as much as reserved ones.")
+    if modelled:
+        return Saving(0.0, "No device was rented: processes of one machine stood for them.")
+    return Saving(compared.saved_usd)
 
 
 def bill_by_phase(ledger: Ledger) -> pd.DataFrame:

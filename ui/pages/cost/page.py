@@ -12,11 +12,11 @@ from ui.charts.layout import PLOT_SETTINGS
 from ui.data.ledger import bill_entries, load_ledger
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import markdown_text, percent, short_duration, usd
+from ui.elements.formatting import MODELLED_BADGE, markdown_text, money, percent, short_duration, usd
 from ui.elements.run_page import show_page
 from ui.elements.tiles import show_tile
 from ui.pages.cost.charts import on_demand_chart, phase_chart
-from ui.pages.cost.data import ASSUMPTION, OnDemandCost, bill_by_phase, on_demand_cost
+from ui.pages.cost.data import ASSUMPTION, OnDemandCost, bill_by_phase, on_demand_cost, saving
 
 
 def _show_cost(home: Path, view: RunView) -> None:
@@ -25,7 +25,7 @@ def _show_cost(home: Path, view: RunView) -> None:
         st.info("Costs appear with the first evaluation or iteration.", icon=":material/hourglass:")
         return
     compared = on_demand_cost(ledger)
-    _show_verdict(ledger, compared)
+    _show_verdict(ledger, compared, view.is_modelled)
     _show_tiles(view, ledger, compared)
     phases = bill_by_phase(ledger)
     left, right = st.columns(2)
@@ -39,8 +39,10 @@ def _show_cost(home: Path, view: RunView) -> None:
         right.plotly_chart(on_demand_chart(compared), key="cost_on_demand", config=PLOT_SETTINGS)
         st.caption(ASSUMPTION)
     st.caption(
-        "At the prices of the run's settings (`price.*`). Where processes of one machine simulate the "
-        "devices, the dollars are modelled, not paid."
+        f"{MODELLED_BADGE} No device was rented: every sum of this page is time at the prices of the "
+        "settings (`price.*`)."
+        if view.is_modelled
+        else "At the prices of the run's settings (`price.*`)."
     )
     offer_downloads(
         view.row.run_id,
@@ -48,43 +50,54 @@ def _show_cost(home: Path, view: RunView) -> None:
     )
 
 
-def _show_verdict(ledger: Ledger, compared: OnDemandCost | None) -> None:
+def _show_verdict(ledger: Ledger, compared: OnDemandCost | None, modelled: bool) -> None:
     paid = ledger.spent()
     if compared is None:
         st.info(
-            markdown_text(f"**{usd(paid.usd)} so far**, for {short_duration(paid.device_s)} of devices."),
+            markdown_text(
+                f"**{money(paid.usd, modelled)} so far**, for {short_duration(paid.device_s)} of devices."
+            ),
             icon=":material/payments:",
         )
         return
+    on_demand = money(compared.on_demand_usd, modelled)
     text = (
-        f"{usd(compared.paid_usd)} so far; with every device at the reserved price of "
-        f"{usd(compared.reserved_usd_per_hour)} an hour it would be {usd(compared.on_demand_usd)}."
+        f"{money(compared.paid_usd, modelled)} so far; with every device at the reserved price of "
+        f"{usd(compared.reserved_usd_per_hour)} an hour it would be {on_demand}."
     )
-    if compared.saved_usd > 0:
-        share = percent(compared.saved_usd / compared.on_demand_usd)
+    saved = saving(ledger, compared, modelled)
+    if saved.why_not:
+        st.info(markdown_text(f"**No saving. {saved.why_not}** {text}"), icon=":material/money_off:")
+    else:
+        share = percent(saved.usd / compared.on_demand_usd)
         st.success(
-            markdown_text(f"**Spot devices saved {usd(compared.saved_usd)} ({share}).** {text}"),
+            markdown_text(f"**Spot devices saved {usd(saved.usd)} ({share}).** {text}"),
             icon=":material/savings:",
         )
-    else:
-        st.warning(markdown_text(f"**Spot devices saved nothing.** {text}"), icon=":material/money_off:")
 
 
 def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) -> None:
     row = st.container(horizontal=True)
     whole, done = ledger.spent(), len(view.metrics)
-    show_tile(row, "Cost so far", usd(whole.usd), f"{usd(whole.usd / done)} an iteration" if done else None)
+    each = f"{usd(whole.usd / done)} an iteration" if done else None
+    show_tile(row, "Cost so far", usd(whole.usd), each, modelled=view.is_modelled)
     for market in ("reserved", "spot"):
         part = ledger.spent(market=market)
         share = f"{percent(part.usd / whole.usd)} of the bill" if whole.usd else None
-        show_tile(row, market.capitalize(), usd(part.usd) if part.device_s else "-", share)
+        value = usd(part.usd) if part.device_s else "-"
+        show_tile(row, market.capitalize(), value, share, modelled=view.is_modelled)
     evaluations = ledger.spent(phase="evaluation")
     share = f"{percent(evaluations.usd / whole.usd)} of the bill" if whole.usd else None
-    show_tile(row, "Evaluations", usd(evaluations.usd), share)
-    show_tile(row, "Discarded work", usd(ledger.lost.usd), short_duration(ledger.lost.device_s))
+    show_tile(row, "Evaluations", usd(evaluations.usd), share, modelled=view.is_modelled)
+    lost = ledger.lost
+    show_tile(row, "Discarded work", usd(lost.usd), short_duration(lost.device_s), modelled=view.is_modelled)
+    if compared is None:
+        show_tile(row, "On demand only", "-", None)
+        return
+    claimed = not saving(ledger, compared, view.is_modelled).why_not
     show_tile(
-        row, "On demand only", "-" if compared is None else usd(compared.on_demand_usd),
-        None if compared is None else f"{usd(compared.saved_usd)} more",
+        row, "On demand only", usd(compared.on_demand_usd),
+        f"{usd(compared.saved_usd)} more" if claimed else None, modelled=view.is_modelled,
     )  # fmt: skip
 
 

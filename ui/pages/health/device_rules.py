@@ -8,7 +8,7 @@ import numpy as np
 
 from storage.ledger.ledger import MOST_UNACCOUNTED
 from ui.data.methods import drafts_before_rollout, drafts_while_training
-from ui.elements.formatting import percent, short_duration, usd
+from ui.elements.formatting import percent, short_duration
 from ui.pages.health.findings import Evidence, Finding, Rule
 
 _IDLE = 0.2  # of a market's paid time; more is a warning
@@ -27,7 +27,8 @@ def spot_idle(evidence: Evidence) -> Finding:
     if idle is None:
         return Finding("unknown", title, "This run has no spot worker.")
     spent = ledger.spent(market="spot", state="idle")
-    text = f"Spot idle {percent(idle)} of its paid time: {short_duration(spent.device_s)}, {usd(spent.usd)}"
+    paid = f"{short_duration(spent.device_s)}, {evidence.money(spent.usd)}"
+    text = f"Spot idle {percent(idle)} of its paid time: {paid}"
     if idle <= _IDLE:
         return Finding("passed", title, f"{text}.")
     if not drafts_while_training(evidence.view):
@@ -64,7 +65,7 @@ def reserved_idle(evidence: Evidence) -> Finding:
     if not whole.device_s:
         return Finding("unknown", title, "No reserved time is recorded yet.")
     share = idle.device_s / whole.device_s
-    text = f"Reserved idle {percent(share)} of its paid time: {usd(idle.usd)}."
+    text = f"Reserved idle {percent(share)} of its paid time: {evidence.money(idle.usd)}."
     if share <= _IDLE:
         return Finding("passed", title, text)
     workers = evidence.number("runtime", "scorer_workers")
@@ -102,7 +103,7 @@ def loading(evidence: Evidence) -> Finding:
         return Finding("unknown", title, "No device time is recorded yet.")
     load = evidence.ledger.spent(state="load")
     share = load.device_s / whole.device_s
-    text = f"Loading takes {percent(share)} of the paid time: {usd(load.usd)}."
+    text = f"Loading takes {percent(share)} of the paid time: {evidence.money(load.usd)}."
     if share <= _LOAD:
         return Finding("passed", title, text)
     return Finding(
@@ -118,7 +119,7 @@ def repeated_work(evidence: Evidence) -> Finding:
     if not whole.device_s:
         return Finding("unknown", title, "No device time is recorded yet.")
     share = lost.device_s / whole.device_s
-    text = f"{percent(share)} of the paid time went into discarded work: {usd(lost.usd)}."
+    text = f"{percent(share)} of the paid time went into discarded work: {evidence.money(lost.usd)}."
     if share <= _LOST:
         return Finding("passed", title, text)
     every = evidence.number("checkpoint", "every")

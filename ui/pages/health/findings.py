@@ -10,6 +10,7 @@ import numpy as np
 
 from storage.ledger.ledger import Ledger
 from ui.data.run import RunView
+from ui.elements.formatting import money
 
 Level = Literal["problem", "warning", "passed", "unknown"]
 """Wrong; possibly wrong; not wrong; not measured by the run (yet)."""
@@ -49,6 +50,10 @@ class Evidence:
 
     view: RunView
     ledger: Ledger
+
+    def money(self, usd: float) -> str:
+        """Dollars of the run in words."""
+        return money(usd, self.view.is_modelled)
 
     def recent(self, name: str) -> np.ndarray:
         """A metric's last values, at most `RECENT`, without those that were not measured."""

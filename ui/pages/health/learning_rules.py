@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ui.data.methods import clips_ratio, explores, least_spearman
-from ui.elements.formatting import figure, percent, usd
+from ui.elements.formatting import figure, percent
 from ui.pages.health.findings import RECENT, Evidence, Finding, Rule
 
 _FLAT_EVALUATIONS = 4
@@ -43,7 +43,7 @@ def score_course(evidence: Evidence) -> Finding:
             return Finding(
                 "warning", title,
                 f"{text} The last {_FLAT_EVALUATIONS} evaluations brought {gain:+.3f}.",
-                f"An iteration costs {usd(each)}; end the run, or give it harder prompts.",
+                f"An iteration costs {evidence.money(each)}; end the run, or give it harder prompts.",
             )  # fmt: skip
     return Finding("passed", title, text)
 

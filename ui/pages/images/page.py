@@ -8,12 +8,13 @@ import streamlit as st
 
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.image_grid import course_html, large_html
+from ui.elements.image_grid import course_html, evaluation_html, large_html
 from ui.elements.run_page import show_page
 from ui.pages.images.data import ORDERS, Pictured, load_pictured, load_pictures, ordered, spread
 
 _COLUMNS = 8  # evaluations in a row of the grid
 _ROWS = 8  # prompts on a page of it
+_AT_ONCE = 24  # prompts at one evaluation
 _LARGE = 12  # evaluations of an enlarged prompt
 
 
@@ -23,6 +24,7 @@ def _show_images(home: Path, view: RunView) -> None:
         _show_nothing(view)
         return
     _show_grid(home, view, pictured)
+    _show_evaluation(home, view, pictured)
     _show_large(home, view, pictured)
     offer_downloads(view.row.run_id, {"scores of the pictured images": pictured.images})
 
@@ -55,6 +57,27 @@ def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
     if len(shown) < len(pictured.evaluations):
         note += f" {len(shown)} of {len(pictured.evaluations)} evaluations, evenly spread."
     st.caption(note)
+
+
+def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
+    """All pictured prompts at one evaluation, which a slider chooses."""
+    if len(pictured.evaluations) < 2:
+        return
+    st.subheader("At one evaluation")
+    run_id = view.row.run_id
+    iteration = st.select_slider(
+        "After iteration", pictured.evaluations, pictured.evaluations[-1], key=f"evaluation-{run_id}"
+    )
+    rows = pictured.images.head(_AT_ONCE)
+    keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
+    images = load_pictures(home, run_id, keys, (iteration,), view.newest.evaluation_at)
+    st.html(evaluation_html(images))
+    judged = images.loc[images["error"].isna()]
+    if not judged.empty:
+        exact = int(judged["exact"].sum())
+        st.caption(
+            f"Mean score of these {len(judged)} images {judged['score'].mean():.3f}, {exact} of them exact."
+        )
 
 
 def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:

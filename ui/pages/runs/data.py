@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from storage.database.database import Database
 from storage.database.queries import comparisons
+from storage.database.run_notes import RunNotes, read_notes
 from storage.home import Home
+from storage.run_log import read_activity
 from ui.charts.layout import Measure
+from ui.data.prices import is_modelled
 from ui.data.run import CACHE_S
 
 MOST_RUNS = 200
@@ -20,13 +26,92 @@ MOST_RUNS = 200
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_table(home: Path) -> pd.DataFrame:
-    """The latest runs; see `storage.database.queries.comparisons.run_table` for the columns.
+    """The latest runs, archived ones among them.
+
+    Columns: those of `storage.database.queries.comparisons.run_table`, and preset, reward, strategy, task
+    (what is judged, on which held-out prompts), modelled (whether its dollars are), tags, note, archived.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
     """
     with Database(Home(home).database).reading() as connection:
-        return comparisons.run_table(connection, MOST_RUNS)
+        table = comparisons.run_table(connection, MOST_RUNS)
+        notes = read_notes(connection)
+    facts = [
+        _facts(json.loads(config), json.loads(environment), name)
+        for config, environment, name in zip(
+            table["config"], table["environment"], table["name"], strict=True
+        )
+    ]
+    noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
+    return table.assign(
+        **{name: [fact[name] for fact in facts] for name in _FACTS},
+        status=[_status(home, *row) for row in zip(table["run_id"], table["status"], strict=True)],
+        tags=[list(note.tags) for note in noted],
+        note=[note.note for note in noted],
+        archived=[note.archived for note in noted],
+    )
+
+
+_FACTS = ("preset", "reward", "strategy", "task", "modelled")
+
+
+def _facts(settings: Any, environment: Mapping[str, str], name: str) -> dict[str, Any]:
+    """What the table says of a run's settings; `?` where they are of another version."""
+    settings = settings if isinstance(settings, dict) else {}
+
+    def setting(section: str, key: str) -> str:
+        part = settings.get(section)
+        return str(part.get(key, "?")) if isinstance(part, dict) else "?"
+
+    reward, prompts = setting("reward", "scorer"), setting("prompts", "evaluate")
+    return {
+        "preset": name,
+        "reward": reward,
+        "strategy": setting("exploration", "strategy"),
+        "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
+        "modelled": is_modelled(settings, environment),
+    }
+
+
+def _status(home: Path, run_id: str, status: str) -> str:
+    if status != "running":
+        return status
+    return "starting" if read_activity(Home(home), run_id, 0).is_starting else status
+
+
+def matching(
+    table: pd.DataFrame, words: str, chosen: Mapping[str, Sequence[str]], archived: bool
+) -> pd.DataFrame:
+    """The runs that a person looks for.
+
+    Args:
+        table: as `load_table` gives it.
+        words: all of them stand in the run's identifier, preset, reward, strategy, tags or note.
+        chosen: column -> the values to keep; all where it is empty.
+        archived: whether archived runs are among them.
+    """
+    kept = table if archived else table.loc[~table["archived"].astype(bool)]
+    for column, values in chosen.items():
+        if values:
+            kept = kept.loc[kept[column].isin(values)]
+    texts = [
+        " ".join((row["run_id"], row["preset"], row["reward"], row["strategy"], *row["tags"], row["note"]))
+        for row in kept.to_dict("records")
+    ]
+    wanted = words.casefold().split()
+    return kept.loc[[all(word in text.casefold() for word in wanted) for text in texts]]
+
+
+def first_compared(table: pd.DataFrame, most: int) -> list[str]:
+    """The runs to compare before a choice: the newest of the task of the newest one that has a score.
+
+    Args:
+        table: as `load_table` gives it, newest first; at least one run has a score.
+        most: how many.
+    """
+    scored = table.loc[table["score_now"].notna()]
+    return scored.loc[scored["task"] == scored["task"].iloc[0], "run_id"].tolist()[:most]
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
@@ -52,7 +137,10 @@ def shared_target(courses: pd.DataFrame, measure: Measure) -> float:
 
 
 def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, target: float) -> pd.DataFrame:
-    """When each run's held-out figure first reached a target.
+    """When each run's held-out figure first reached a target, counted from where its training began.
+
+    That is the end of the evaluation before training: starting devices and scoring the untouched model is
+    the same work for every run, and not what is compared.
 
     Args:
         courses: as `load_courses` gives them.
@@ -61,7 +149,8 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
         target: the value to reach.
 
     Returns:
-        Columns run_id, reached (whether), iteration, elapsed_s, usd (NaN where not), best.
+        Columns run_id, reached (whether), iteration, elapsed_s, usd (NaN where not; the last two 0 where the
+        untouched model reached it), best.
     """
     rows = []
     for run_id in run_ids:
@@ -71,7 +160,10 @@ def time_to_score(courses: pd.DataFrame, run_ids: list[str], measure: Measure, t
         if reached.empty:
             rows.append((run_id, False, math.nan, math.nan, math.nan, best))
             continue
-        first = reached.iloc[0]
-        row = (run_id, True, float(first["iteration"]), float(first["elapsed_s"]), float(first["usd"]), best)
-        rows.append(row)
+        first, untouched = reached.iloc[0], own.loc[own["iteration"] == 0]
+        began_s, began_usd = (
+            (0.0, 0.0) if untouched.empty else (untouched["elapsed_s"].iloc[0], untouched["usd"].iloc[0])
+        )
+        elapsed_s, usd = float(first["elapsed_s"] - began_s), float(first["usd"] - began_usd)
+        rows.append((run_id, True, float(first["iteration"]), elapsed_s, usd, best))
     return pd.DataFrame(rows, columns=["run_id", "reached", "iteration", "elapsed_s", "usd", "best"])

@@ -9,10 +9,12 @@ import streamlit as st
 
 from ui.charts.layout import PLOT_SETTINGS, Measure
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import duration, moment, usd
+from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
 from ui.elements.run_page import show_home_page
 from ui.pages.runs.charts import RUN_COLOURS, comparison_chart, paid_chart
-from ui.pages.runs.data import load_courses, load_table, shared_target, time_to_score
+from ui.pages.runs.data import first_compared, load_courses, load_table, shared_target, time_to_score
+from ui.pages.runs.notes import show_notes
+from ui.pages.runs.table import show_filters, show_table
 
 _AT_FIRST = 3  # runs that are compared before a choice
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
@@ -21,42 +23,18 @@ _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exac
 def _show_runs(home: Path) -> None:
     table = load_table(home)
     st.header("Runs", anchor=False)
-    _show_table(table)
-    _show_comparison(home, table)
+    shown, filtered_by = show_filters(table)
+    show_table(shown)
+    show_notes(home, table)
+    _show_comparison(home, shown, filtered_by)
 
 
-def _show_table(table: pd.DataFrame) -> None:
-    shown = pd.DataFrame(
-        {
-            "run": table["run_id"],
-            "status": table["status"],
-            "started": table["created_at"].map(moment),
-            "iterations": table["iterations"],
-            "score before": table["score_before"],
-            "score now": table["score_now"],
-            "best": table["score_best"],
-            "exact now": table["exact_now"],
-            "at work": table["wall_s"].map(duration),
-            "US dollars": table["usd"],
-        }
-    )
-    scores = ("score before", "score now", "best", "exact now")
-    st.dataframe(
-        shown, hide_index=True,
-        column_config={
-            **{name: st.column_config.NumberColumn(format="%.3f") for name in scores},
-            "US dollars": st.column_config.NumberColumn(format="$%.4f"),
-        },
-    )  # fmt: skip
-    recorded = int(table["of"].iloc[0])
-    if recorded > len(table):
-        st.caption(f"The latest {len(table)} of {recorded:,} runs; `spotlight runs` lists all.")
-    st.caption("To look into a run, choose it at the top of any other page.")
-
-
-def _show_comparison(home: Path, table: pd.DataFrame) -> None:
+def _show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
     st.subheader("Compare")
     scored = table.loc[table["score_now"].notna(), "run_id"].tolist()
+    if not scored and filtered_by:
+        st.caption("No run that is listed has been evaluated.")
+        return
     if not scored:
         st.info(
             "No run has been evaluated yet; the first score comes before training begins.",
@@ -64,8 +42,8 @@ def _show_comparison(home: Path, table: pd.DataFrame) -> None:
         )
         return
     chosen = st.multiselect(
-        f"Runs (at most {len(RUN_COLOURS)})", scored, default=scored[:_AT_FIRST],
-        max_selections=len(RUN_COLOURS), key="compared",
+        f"Runs (at most {len(RUN_COLOURS)})", scored, default=first_compared(table, _AT_FIRST),
+        max_selections=len(RUN_COLOURS), key=f"compared{filtered_by}",
     )  # fmt: skip
     if not chosen:
         st.caption("Choose the runs to compare.")
@@ -82,14 +60,18 @@ def _show_comparison(home: Path, table: pd.DataFrame) -> None:
         column.plotly_chart(figure, key=f"compare-{over}", config=PLOT_SETTINGS)
     paid = table.set_index("run_id").loc[chosen].reset_index()
     columns[3].plotly_chart(paid_chart(paid), key="compare-paid", config=PLOT_SETTINGS)
-    reached = _show_time_to_score(courses, chosen, measure)
-    offer_downloads(
-        "runs",
-        {"all runs": table.drop(columns=["config", "of"]), "curves": courses, "time to the score": reached},
-    )
+    modelled = set(table.loc[table["modelled"].astype(bool), "run_id"])
+    if modelled & set(chosen):
+        names = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
+        st.caption(f"{MODELLED_BADGE} No device was rented for {names}: dollars are time at set prices.")
+    reached = _show_time_to_score(courses, chosen, measure, modelled)
+    listed = table.drop(columns=["config", "environment", "of"])
+    offer_downloads("runs", {"runs": listed, "curves": courses, "time to the score": reached})
 
 
-def _show_time_to_score(courses: pd.DataFrame, chosen: list[str], measure: Measure) -> pd.DataFrame:
+def _show_time_to_score(
+    courses: pd.DataFrame, chosen: list[str], measure: Measure, modelled: set[str]
+) -> pd.DataFrame:
     st.subheader("Time to a score")
     # In hundredths and keyed by the choice: what is typed for some runs would not suit others.
     target = st.number_input(
@@ -100,17 +82,21 @@ def _show_time_to_score(courses: pd.DataFrame, chosen: list[str], measure: Measu
     found = time_to_score(courses, chosen, measure, target)
     rows = []
     for row in found.to_dict("records"):
-        if row["reached"]:
-            cells = (f"{row['iteration']:.0f}", duration(row["elapsed_s"]), usd(row["usd"]))
+        if row["reached"] and row["iteration"] == 0:
+            cells = ("before training", "-", "-")
+        elif row["reached"]:
+            paid = money(row["usd"], row["run_id"] in modelled)
+            cells = (f"{row['iteration']:.0f}", duration(row["elapsed_s"]), paid)
         else:
             cells = (f"not reached (best {row['best']:.3f})", "-", "-")
         rows.append((row["run_id"], *cells))
     st.dataframe(
-        pd.DataFrame(rows, columns=["run", "after iterations", "at work", "paid until then"]), hide_index=True
+        pd.DataFrame(rows, columns=["run", "after iterations", "training for", "paid for it"]),
+        hide_index=True,
     )
     st.caption(
-        "The first held-out evaluation at or above it. Resolution: one evaluation interval. Dollars are paid "
-        "time at the prices of the settings."
+        "The first held-out evaluation at or above it. Resolution: one evaluation interval. Time and dollars "
+        "count from where training began, so without the start and the evaluation before it."
     )
     return found
 

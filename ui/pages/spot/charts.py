@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from ui.charts.layout import BASELINE_COLOUR, laid_out
 from ui.data.run import RunView
-from ui.elements.formatting import chart_text, time_unit, usd
+from ui.elements.formatting import chart_text, money, time_unit
 from ui.pages.spot.data import DeviceCourse
 
 # Distinct on a light and on a dark page; in the order of the legend.
@@ -100,7 +100,10 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
             y=part["row"], x=part["length"], base=part["begin"], name=state, orientation="h",
             marker={"color": STATE_COLOURS.get(state, _UNKNOWN_COLOUR), "line": {"width": 0}},
             customdata=[
-                (row["worker"], f"{row['ended_at'] - row['started_at']:.2f} s", usd(row["usd"]), _when(row))
+                (
+                    row["worker"], f"{row['ended_at'] - row['started_at']:.2f} s",
+                    money(row["usd"], view.is_modelled), _when(row),
+                )
                 for row in part.to_dict("records")
             ],
             hovertemplate=f"%{{customdata[0]}}: {state} for %{{customdata[1]}} (%{{customdata[2]}}), "

@@ -13,7 +13,7 @@ from ui.charts.layout import PLOT_SETTINGS
 from ui.data.ledger import bill_entries
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import markdown_text, moment, percent
+from ui.elements.formatting import MODELLED_BADGE, markdown_text, moment, percent
 from ui.elements.run_page import show_page
 from ui.pages.spot.charts import gantt_chart, groups_chart, utilisation_chart
 from ui.pages.spot.data import SpotView, load_course, load_spot
@@ -30,17 +30,17 @@ def _show_spot(home: Path, view: RunView) -> None:
         st.info("The first figures come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
     show_imbalance(spot.ledger)
-    show_spot_verdict(spot.ledger)
-    show_spot_figures(spot.ledger)
+    show_spot_verdict(spot.ledger, view.is_modelled)
+    show_spot_figures(spot.ledger, view.is_modelled)
     _show_course(home, view, spot)
     _show_use(spot)
-    st.subheader("Cost")
+    st.subheader(f"Cost {MODELLED_BADGE}" if view.is_modelled else "Cost")
     left, right = st.columns(2)
     left.plotly_chart(cost_chart(view), key="spot_cost_by_market", config=PLOT_SETTINGS)
     right.plotly_chart(state_chart(view), key="spot_cost_by_state", config=PLOT_SETTINGS)
     st.subheader("Lost devices")
     _show_losses(spot.ledger)
-    _show_accounts(spot.ledger)
+    _show_accounts(spot.ledger, view.is_modelled)
     offer_downloads(
         view.row.run_id,
         {"use of the devices": spot.utilisation, "bill by phase and state": bill_entries(spot.ledger)},
@@ -161,10 +161,10 @@ def _show_losses(ledger: Ledger) -> None:
         st.caption(f"The latest {len(latest)} of {len(ledger.losses):,}.")
 
 
-def _show_accounts(ledger: Ledger) -> None:
+def _show_accounts(ledger: Ledger, modelled: bool) -> None:
     """The bill by phase, market and state, and every worker's paid time against its states."""
     with st.expander("The accounts"):
-        st.caption("What was paid for, by phase, market and state")
+        st.caption(f"What was paid for, by phase, market and state{f' {MODELLED_BADGE}' if modelled else ''}")
         st.dataframe(
             pd.DataFrame(
                 [

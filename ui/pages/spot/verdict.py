@@ -6,12 +6,17 @@ import streamlit as st
 
 from storage.ledger.ledger import MOST_UNACCOUNTED, Ledger
 from ui.elements.formatting import figure as as_figure
-from ui.elements.formatting import markdown_text, percent, short_duration, usd
+from ui.elements.formatting import markdown_text, money, percent, short_duration, usd
 from ui.elements.tiles import show_tile
 
 
-def show_spot_verdict(ledger: Ledger) -> None:
-    """How much of the paid spot time is idle, and how much would be without exploration."""
+def show_spot_verdict(ledger: Ledger, modelled: bool) -> None:
+    """How much of the paid spot time is idle, and how much would be without exploration.
+
+    Args:
+        ledger: the run's.
+        modelled: whether its dollars are those of a model.
+    """
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
     if idle is None or unexplored is None:
         st.info(
@@ -21,7 +26,7 @@ def show_spot_verdict(ledger: Ledger) -> None:
         st.code("spotlight train --preset glyphs --set runtime.spot_workers=2", language="bash")
         return
     bill = ledger.by_market["spot"]
-    paid = f"{short_duration(bill.device_s)} of spot devices, {usd(bill.usd)} at the set prices."
+    paid = f"{short_duration(bill.device_s)} of spot devices, {money(bill.usd, modelled)}."
     if unexplored > idle:
         text = (
             f"**Spot devices idle {percent(idle)} of their paid time; if they did not explore, "
@@ -64,8 +69,13 @@ def show_imbalance(ledger: Ledger) -> None:
     )
 
 
-def show_spot_figures(ledger: Ledger) -> None:
-    """Six figures in a row; a dash where a run has none."""
+def show_spot_figures(ledger: Ledger, modelled: bool) -> None:
+    """Six figures in a row; a dash where a run has none.
+
+    Args:
+        ledger: the run's.
+        modelled: whether its dollars are those of a model.
+    """
     row = st.container(horizontal=True)
     whole, lost = ledger.spent(), ledger.lost
     idle, unexplored = ledger.spot_idle_share, ledger.spot_idle_share_unexplored
@@ -78,6 +88,7 @@ def show_spot_figures(ledger: Ledger) -> None:
     show_tile(
         row, "Paid device time", short_duration(whole.device_s), usd(whole.usd),
         "Every second of every device, idle ones too, at the prices of the run's settings.",
+        modelled,
     )  # fmt: skip
     cut_s = sum(loss.cut_s for loss in ledger.losses)
     show_tile(
@@ -89,6 +100,7 @@ def show_spot_figures(ledger: Ledger) -> None:
     show_tile(
         row, "Repeated work", short_duration(lost.device_s), usd(lost.usd),
         "Paid work of iterations that a resumed run repeated, because they were after its last checkpoint.",
+        modelled,
     )  # fmt: skip
     show_tile(
         row, "Goodput", "-" if ledger.goodput is None else f"{as_figure(ledger.goodput)}/s",

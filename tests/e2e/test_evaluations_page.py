@@ -1,0 +1,82 @@
+"""The page Evaluations as a person meets it."""
+
+from __future__ import annotations
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from tests.dashboard_page import opened_page, page_file, sentences
+
+pytestmark = pytest.mark.xdist_group("recorded")
+
+
+def evaluate(
+    store: RunStore, name: str, run_id: str | None, scores: list[float], scorer: str = "ocr"
+) -> None:
+    """An evaluation of one image a prompt; the scorer fails on what is below 0."""
+    images = [
+        JudgedImage(place, 0, f"a <b>{place}</b>", "signs" if place % 2 else "", max(0.0, score), score == 1,
+                    "read it", "no answer" if score < 0 else None)
+        for place, score in enumerate(scores)
+    ]  # fmt: skip
+    judged = [score for score in scores if score >= 0]
+    config = RunConfig.model_validate({"reward": {"scorer": scorer}})
+    number = len(EvaluationStore(store.home).all())
+    EvaluationStore(store.home).commit(
+        SeparateEvaluation(
+            name, run_id, 10 if run_id else 0, 0, 1e9 + number, 1e9 + number + 5, sum(judged) / len(judged),
+            judged.count(1) / len(judged), len(scores), None, config.model_dump_json(), {},
+        ),
+        images,
+    )  # fmt: skip
+
+
+def opened(**query: str) -> AppTest:
+    return opened_page(page_file("evaluations"), query)
+
+
+def test_without_any_it_says_how_to_make_one(store: RunStore):
+    page = opened()
+    assert "No evaluations yet" in sentences(page)
+    assert "spotlight evaluate RUN" in page.code[0].value
+    assert not store.home.database.exists()
+
+
+def test_an_evaluation_is_shown_by_tag_and_image_by_image(store: RunStore):
+    evaluate(store, "before", None, [0.0, 0.5, 0.5, 0.0])
+    evaluate(store, "after", "r", [1.0, 0.5, -1.0, 0.5])
+    page = opened()
+    listed, by_tag, images = (frame.value for frame in page.dataframe)
+    assert listed["evaluation"].tolist() == ["after", "before"]
+    assert listed["of"].tolist() == ["r", "untouched model"]
+    rows = by_tag.set_index("tag")
+    assert rows.loc["all prompts", ["prompts", "score"]].tolist() == [3, pytest.approx(2 / 3)]
+    assert rows.loc["signs", "score"] == 0.5
+    assert (
+        rows.loc["all prompts", "score low (95 %)"] <= 2 / 3 <= rows.loc["all prompts", "score high (95 %)"]
+    )
+    assert images["prompt"].tolist() == [f"a <b>{place}</b>" for place in range(4)]
+    assert "failed on 1 images" in page.warning[0].value
+    assert "were not kept" in "\n".join(caption.value for caption in page.caption)
+
+
+def test_two_evaluations_are_compared_prompt_by_prompt(store: RunStore):
+    evaluate(store, "before", None, [0.0, 0.5, 0.5, 0.0])
+    evaluate(store, "after", None, [1.0, 0.5, 0.5, 0.5])
+    page = opened(evaluation="after")
+    page.selectbox("before-after").select("before").run()
+    assert not page.exception
+    difference = page.dataframe[2].value.set_index("tag")
+    assert difference.loc["all prompts", "score"] == pytest.approx(1.5 / 4)
+    assert "4 pairs" in "\n".join(caption.value for caption in page.caption)
+
+
+def test_evaluations_of_different_scorers_are_not_compared(store: RunStore):
+    evaluate(store, "before", None, [0.0, 0.5], scorer="jpeg")
+    evaluate(store, "after", None, [1.0, 0.5])
+    page = opened(evaluation="after")
+    page.selectbox("before-after").select("before").run()
+    assert "another reward" in page.warning[0].value

@@ -1,0 +1,128 @@
+"""The page Runs as a person meets it: filters, notes, which runs are compared, and time to a score."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from storage.config.run_config import RunConfig
+from storage.database.run_notes import NoteStore, RunNotes
+from storage.database.run_store import RunStore
+from tests.dashboard_page import opened_page, page_file, ran, read_anew
+from tests.sample_run import evaluation_record, iteration_record
+from ui.pages.runs.data import first_compared, time_to_score
+
+pytestmark = pytest.mark.xdist_group("recorded")
+
+
+def begun(store: RunStore, run_id: str, **settings: object) -> None:
+    config = RunConfig.model_validate({"name": run_id.partition("-")[0], **settings})
+    store.create_run(run_id, config, {}, os.getpid())
+    store.commit_evaluation(evaluation_record(run_id, 0, time.time(), images=4, gallery=0))
+    store.set_status(run_id, "finished")
+
+
+def listed(page: AppTest) -> list[str]:
+    return page.dataframe[0].value["run"].tolist()
+
+
+@pytest.fixture
+def page(store: RunStore) -> AppTest:
+    shapes = {"reward": {"scorer": "shapes"}, "prompts": {"evaluate": "builtin:shapes-evaluate"}}
+    begun(store, "shapes-1", **shapes)
+    begun(store, "glyphs-1")
+    begun(store, "shapes-2", **shapes, exploration={"strategy": "stale"})
+    return opened_page(page_file("runs"), {})
+
+
+def test_the_table_says_what_was_trained_and_how(page: AppTest):
+    table = page.dataframe[0].value.set_index("run")
+    assert table.loc["shapes-2", ["preset", "reward", "strategy"]].tolist() == ["shapes", "shapes", "stale"]
+    assert table.loc["glyphs-1", ["preset", "reward", "strategy"]].tolist() == ["glyphs", "ocr", "plain"]
+    assert set(table["prices"]) == {"modelled"}
+
+
+def test_runs_are_found_by_words_and_filters(page: AppTest):
+    page.multiselect("run_reward").set_value(["shapes"]).run()
+    assert listed(page) == ["shapes-2", "shapes-1"]
+    page.text_input("run_words").input("STALE").run()
+    assert listed(page) == ["shapes-2"]
+    page.text_input("run_words").input("no such").run()
+    assert not page.exception
+    assert "No run matches" in "\n".join(caption.value for caption in page.caption)
+
+
+def test_runs_of_one_task_are_compared_at_first(page: AppTest):
+    assert page.multiselect("compared").value == ["shapes-2", "shapes-1"]
+    page.multiselect("run_reward").set_value(["ocr"]).run()
+    assert page.multiselect("compared/reward=['ocr']").value == ["glyphs-1"]
+
+
+def test_a_run_is_tagged_noted_and_archived(page: AppTest, store: RunStore):
+    page.multiselect("noted").set_value(["glyphs-1"]).run()
+    page.text_input("tags-glyphs-1").input("paper, good")
+    page.text_area("note-glyphs-1").input("a word, <b>$1</b>")
+    page.button[0].click().run()
+    assert not page.exception
+    assert NoteStore(store.home).notes() == {"glyphs-1": RunNotes(("paper", "good"), "a word, <b>$1</b>")}
+    assert page.dataframe[0].value.set_index("run").loc["glyphs-1", "note"] == "a word, <b>$1</b>"
+    page.text_input("run_words").input("paper").run()
+    assert listed(page) == ["glyphs-1"]
+    page.text_input("run_words").input("")
+    page.checkbox("archived-glyphs-1").check()
+    page.button[0].click().run()
+    assert listed(page) == ["shapes-2", "shapes-1"]
+    page.toggle("run_archived").set_value(True).run()
+    assert "glyphs-1" in listed(page)
+
+
+def test_a_tag_is_added_to_several_runs(page: AppTest, store: RunStore):
+    NoteStore(store.home).change("shapes-1", tags=["old"], note="stays")
+    read_anew()
+    ran(page).multiselect("noted").set_value(["shapes-1", "shapes-2"]).run()
+    page.text_input("tags-shapes-1+shapes-2").input("new")
+    page.button[0].click().run()
+    assert NoteStore(store.home).notes() == {
+        "shapes-1": RunNotes(("old", "new"), "stays"), "shapes-2": RunNotes(("new",)),
+    }  # fmt: skip
+
+
+def test_a_tag_that_is_too_long_is_refused(page: AppTest, store: RunStore):
+    page.multiselect("noted").set_value(["glyphs-1"]).run()
+    page.text_input("tags-glyphs-1").input("x" * 41)
+    page.button[0].click().run()
+    assert "at most 40 are kept" in page.error[0].value
+    assert NoteStore(store.home).notes() == {}
+
+
+def test_the_time_to_a_score_begins_with_training(store: RunStore):
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    store.commit_evaluation(evaluation_record("r", 0, 1000.0))
+    for iteration in range(1, 11):
+        store.commit_iteration(iteration_record("r", iteration, 1009.0 + 18 * (iteration - 1), samples=32))
+    store.commit_evaluation(evaluation_record("r", 10, 1189.0))
+    store.set_status("r", "finished")
+    page = opened_page(page_file("runs"), {})
+    [row] = page.dataframe[1].value.to_dict("records")
+    assert row["after iterations"] == "10"
+    assert row["training for"] == "3 min 9 s", "ten iterations of 18 s and one evaluation of 9 s, not two"
+    assert row["paid for it"] == f"${189 * (10.98 + 2 * 2.51) / 3600:.2f} (modelled)"
+    page.number_input[0].set_value(0.1).run()
+    assert page.dataframe[1].value["after iterations"].tolist() == ["before training"]
+
+
+def test_a_run_without_an_evaluation_before_training_counts_from_its_start():
+    courses = pd.DataFrame(
+        {"run_id": "r", "iteration": [10], "score": [0.7], "elapsed_s": [200.0], "usd": [2.0]}
+    )
+    [row] = time_to_score(courses, ["r"], "score", 0.5).to_dict("records")
+    assert (row["elapsed_s"], row["usd"]) == (200.0, 2.0)
+
+
+def test_no_more_runs_are_compared_at_first_than_fit():
+    table = pd.DataFrame({"run_id": list("abcd"), "score_now": [0.5] * 4, "task": ["x", "y", "x", "x"]})
+    assert first_compared(table, 2) == ["a", "c"]

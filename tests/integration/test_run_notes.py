@@ -1,0 +1,82 @@
+"""Tags, notes, archive and links of runs: kept while the run writes, and after a rebuild."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from storage.config.run_config import RunConfig
+from storage.database.database import Database
+from storage.database.rebuilding import rebuild
+from storage.database.run_notes import NoteStore, RunNotes, read_links
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError, RunNotFoundError
+from storage.home import Home
+from tests.sample_run import evaluation_record, iteration_record
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    store = RunStore(Home(tmp_path))
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    return store
+
+
+def test_what_is_not_given_stays(store: RunStore):
+    notes = NoteStore(store.home)
+    assert notes.notes() == {}
+    notes.change("r", tags=["paper", " good ", "paper", ""], note=" a word ")
+    notes.change("r", archived=True)
+    assert notes.notes() == {"r": RunNotes(("paper", "good"), "a word", True)}
+    notes.change("r", tags=[], archived=False)
+    assert notes.notes() == {"r": RunNotes((), "a word", False)}
+
+
+def test_a_run_that_writes_loses_nothing(store: RunStore):
+    store.commit_evaluation(evaluation_record("r", 0, time.time()))
+    NoteStore(store.home).change("r", tags=["live"])
+    store.commit_iteration(iteration_record("r", 1, time.time()))
+    store.set_status("r", "finished")
+    assert NoteStore(store.home).notes()["r"].tags == ("live",)
+    assert store.run("r").last_iteration == 1
+
+
+def test_they_are_there_again_after_a_rebuild(store: RunStore):
+    notes = NoteStore(store.home)
+    notes.change("r", tags=["kept"], note="so $1 <b>", archived=True)
+    notes.link("r", "prefect", "http://127.0.0.1:4200/v2/runs/flow-run/1")
+    notes.link("r", "prefect", "http://127.0.0.1:4200/v2/runs/flow-run/2")
+    store.set_status("r", "finished")
+    store.home.database.write_bytes(os.urandom(20_000))
+    rebuild(store.home)
+    assert notes.notes() == {"r": RunNotes(("kept",), "so $1 <b>", True)}
+    with Database(store.home.database).reading() as connection:
+        assert read_links(connection, "r") == {"prefect": "http://127.0.0.1:4200/v2/runs/flow-run/2"}
+
+
+def test_a_run_without_a_journal_gets_none_by_a_note(store: RunStore):
+    store.home.journal("r").unlink()
+    NoteStore(store.home).change("r", note="old")
+    assert not store.home.journal("r").exists(), "a resume would take it for the whole of the run"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tags": ["x" * 41]}, "41 characters, at most 40"),
+        ({"tags": [str(number) for number in range(21)]}, "at most 20"),
+        ({"note": "x" * 2001}, "at most 2,000"),
+    ],
+)
+def test_what_is_too_long_is_refused(store: RunStore, given: dict, said: str):
+    with pytest.raises(ConfigurationError, match=said):
+        NoteStore(store.home).change("r", **given)
+    assert NoteStore(store.home).notes() == {}
+
+
+def test_a_run_that_is_not_there_is_refused(store: RunStore):
+    with pytest.raises(RunNotFoundError, match="no run 'other'"):
+        NoteStore(store.home).change("other", archived=True)

@@ -1,0 +1,67 @@
+"""Where a run's links lead, and what is said where they would lead nowhere."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from storage.database.mlflow_curves import mlflow_identity
+from storage.home import Home
+from tests.browser import free_port
+from ui.data.links import listens, mlflow_link, prefect_link
+
+HERE = "http://127.0.0.1:4200/v2/runs/flow-run/1"
+THERE = "https://prefect.example.org/v2/runs/flow-run/1"
+
+
+def test_a_server_that_answers_is_linked_to():
+    assert prefect_link(HERE, "", lambda address: True).address == HERE
+
+
+def test_the_server_that_the_dashboard_was_given_comes_first():
+    found = prefect_link(HERE, "http://127.0.0.1:4300/api", lambda address: True)
+    assert found.address == "http://127.0.0.1:4300/v2/runs/flow-run/1"
+    assert prefect_link(THERE, "http://127.0.0.1:4300/api", lambda address: True).address == THERE
+
+
+def test_a_server_that_is_gone_is_not_linked_to():
+    found = prefect_link(HERE, "", lambda address: False)
+    assert found.address == ""
+    assert found.command == "spotlight up"
+    assert "/v2/runs/flow-run/1" in found.how
+
+
+@pytest.mark.parametrize("recorded", ["", "javascript:alert(1)", "file:///etc/passwd", "http://"])
+def test_no_page_is_no_link(recorded: str):
+    found = prefect_link(recorded, "", lambda address: True)
+    assert (found.address, found.command) == ("", "")
+
+
+def test_only_this_machine_is_asked_whether_it_listens():
+    assert not listens(f"http://127.0.0.1:{free_port()}/v2/runs/flow-run/1")
+    assert listens(THERE)
+
+
+def test_mlflow_s_run_is_found_by_its_tag(tmp_path: Path):
+    home = Home(tmp_path)
+    assert mlflow_identity(home, "r") is None
+    with sqlite3.connect(tmp_path / "mlflow.db") as file:
+        file.executescript(
+            "CREATE TABLE runs (run_uuid, experiment_id); CREATE TABLE tags (run_uuid, key, value);"
+            "INSERT INTO runs VALUES ('abc', 1); INSERT INTO tags VALUES ('abc', 'spotlight.run_id', 'r');"
+        )
+    assert mlflow_identity(home, "r") == ("1", "abc")
+    assert mlflow_identity(home, "other") is None
+    found = mlflow_link(home, "r", ("1", "abc"), "")
+    assert found.address == ""
+    assert "#/experiments/1/runs/abc" in found.how
+    assert f"sqlite:///{tmp_path}/mlflow.db" in found.command
+
+
+def test_a_server_of_one_s_own_is_linked_to(tmp_path: Path):
+    found = mlflow_link(Home(tmp_path), "r", None, "https://mlflow.example.org/")
+    assert found.address == "https://mlflow.example.org"
+    assert "`r`" in found.how
+    assert mlflow_link(Home(tmp_path), "r", None, "javascript:x").address == ""

@@ -1,0 +1,83 @@
+"""A run's log: what goes on, read while it is written."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage.home import Home
+from storage.run_log import RunLog, read_activity
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_phases_that_overlap_are_both_shown(home: Home):
+    log = RunLog(home, "r")
+    log.starting()
+    assert read_activity(home, "r").is_starting
+    log.ready()
+    with log.phase("train"), log.phase("explore"):
+        assert list(read_activity(home, "r").phases) == ["train", "explore"]
+    found = read_activity(home, "r")
+    assert found.phases == {}
+    assert found.is_alive
+    assert found.pid == os.getpid()
+    assert [m.text for m in found.messages[2:4]] == ["train begins", "explore begins"]
+    assert found.messages[-1].text.startswith("train ends after 0.")
+
+
+def test_a_phase_ends_with_an_error(home: Home):
+    log = RunLog(home, "r")
+    with pytest.raises(ValueError, match="no"), log.phase("rollout"):
+        raise ValueError("no")
+    assert read_activity(home, "r").phases == {}
+
+
+def test_a_resumed_run_forgets_the_phases_of_its_last_life(home: Home):
+    code = (
+        "from pathlib import Path; from storage.home import Home; from storage.run_log import RunLog; "
+        f"RunLog(Home(Path({str(home.path)!r})), 'r').starting()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    left = read_activity(home, "r")
+    assert left.is_starting
+    assert not left.is_alive
+    RunLog(home, "r").starting()
+    RunLog(home, "r").ready()
+    assert read_activity(home, "r").phases == {}
+
+
+def test_warnings_of_libraries_are_noted_on_one_line(home: Home):
+    with RunLog(home, "r").with_warnings():
+        logging.getLogger("some.library").warning("two\nlines of %s", "it")
+        logging.getLogger("some.library").info("not this")
+    logging.getLogger("some.library").warning("nor this")
+    assert [m.text for m in read_activity(home, "r").messages] == ["warning of some.library: two lines of it"]
+
+
+def test_only_the_end_of_a_long_log_is_read(home: Home):
+    log = RunLog(home, "r")
+    for number in range(3000):
+        log.note(f"message {number}")
+    found = read_activity(home, "r", messages=5)
+    assert [m.text for m in found.messages] == [f"message {number}" for number in range(2995, 3000)]
+
+
+def test_a_log_that_cannot_be_written_ends_no_run(home: Home):
+    (home.path / "logs").write_text("a file where the folder should be")
+    RunLog(home, "r").note("lost")
+    assert read_activity(home, "r").messages == ()
+
+
+def test_no_run_is_called_out_of_the_folder(home: Home):
+    RunLog(home, "../../outside").note("here")
+    assert home.run_log("../../outside").is_relative_to(home.logs)
+    assert read_activity(home, "../../outside").messages[0].text == "here"

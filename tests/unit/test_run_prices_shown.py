@@ -1,0 +1,59 @@
+"""Which dollars are called modelled, and when a saving is claimed."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.ledger.ledger import Entry, Ledger, Spent
+from ui.data.prices import is_modelled
+from ui.pages.cost.data import on_demand_cost, saving
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "modelled"),
+    [
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "local"}}, {}, True),
+        ({"gone": 1}, {}, True),
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "1 x NVIDIA H100"}, False),
+        ({"runtime": {"cluster": "10.0.0.1:6379"}}, {"accelerators": "none"}, False),
+        ({"runtime": {"ray_address": "10.0.0.1:6379"}}, {"accelerators": "none"}, False),
+    ],
+)
+def test_dollars_are_modelled_where_no_device_was_rented(settings: dict, environment: dict, modelled: bool):
+    assert is_modelled(settings, environment) is modelled
+
+
+def ledger(worked_s: float, idle_s: float, spot_usd_per_s: float = 0.001) -> Ledger:
+    entries = (
+        Entry("iteration", "reserved", "train", Spent(100.0, 0.3)),
+        Entry("iteration", "spot", "rollout", Spent(worked_s, worked_s * spot_usd_per_s)),
+        Entry("iteration", "spot", "idle", Spent(idle_s, idle_s * spot_usd_per_s)),
+    )
+    return Ledger(entries, (), (), (), True, 0, 0)
+
+
+def claimed(of: Ledger, modelled: bool):
+    compared = on_demand_cost(of)
+    assert compared is not None
+    return saving(of, compared, modelled)
+
+
+def test_a_saving_is_what_reserved_devices_would_have_cost_more():
+    found = claimed(ledger(60, 40), modelled=False)
+    assert found.usd == pytest.approx(100 * (0.003 - 0.001))
+    assert found.why_not == ""
+
+
+def test_spot_devices_that_idle_more_than_they_work_save_nothing():
+    found = claimed(ledger(40, 60), modelled=False)
+    assert found.usd == 0
+    assert found.why_not == "Spot devices idled 60.0 s and worked 40.0 s."
+
+
+def test_modelled_dollars_save_nothing():
+    assert "No device was rented" in claimed(ledger(60, 40), modelled=True).why_not
+
+
+def test_spot_devices_at_the_reserved_price_save_nothing():
+    assert "as much as reserved" in claimed(ledger(60, 40, 0.003), modelled=False).why_not

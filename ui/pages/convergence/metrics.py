@@ -1,0 +1,75 @@
+"""Any metric of a run, smoothed, over iterations, time or dollars."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from ui.charts.layout import PLOT_SETTINGS, SCORE_COLOUR, TRAINING_COLOUR, Axis, axis_titles, laid_out
+from ui.data.run import RunView
+from ui.elements.formatting import MODELLED, time_unit
+
+_AXES: dict[str, Axis] = {"Iteration": "iteration", "Time": "time", "Dollars": "usd"}
+_NO_METRICS = ("iteration", "policy_version", "ended_at", "elapsed_s")
+
+
+def show_metrics(view: RunView) -> None:
+    """Let a person choose metrics, and draw each."""
+    st.subheader("Metrics")
+    names = sorted(name for name in view.metrics.columns if name not in _NO_METRICS)
+    if not names:
+        st.caption("Metrics appear with the first iteration.")
+        return
+    row = st.container(horizontal=True, vertical_alignment="bottom")
+    chosen = row.multiselect("Metrics of the iterations", names, key="metrics", placeholder="Choose metrics")
+    smoothing = row.slider(
+        "Smoothing", 0.0, 0.95, 0.0, 0.05, key="metrics_smoothing", width=220,
+        help="Weight of the past in an exponential moving average; 0 draws the figures as they are.",
+    )  # fmt: skip
+    over = row.segmented_control("Along", list(_AXES), default="Iteration", key="metrics_axis")
+    columns = [column for _ in chosen[::2] for column in st.columns(2)]
+    for column, name in zip(columns, chosen, strict=False):
+        figure = metric_chart(view, name, smoothing, _AXES[over or "Iteration"])
+        column.plotly_chart(figure, key=f"metric-{name}", config=PLOT_SETTINGS)
+
+
+def smoothed(values: np.ndarray, weight: float) -> np.ndarray:
+    """An exponential moving average that begins without a bias; gaps stay gaps.
+
+    Args:
+        values: in order; NaN where there is none.
+        weight: of the past, 0 to 1, exclusive.
+    """
+    course = pd.Series(values, dtype=float)
+    return course.ewm(alpha=1 - weight, ignore_na=True).mean().where(course.notna()).to_numpy()
+
+
+def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.Figure:
+    """A metric's course: thin as it is, bold as smoothed.
+
+    Args:
+        view: the run.
+        name: of the metric.
+        smoothing: weight of the past; 0 draws it as it is.
+        over: what runs along the bottom.
+    """
+    values, figure = view.metric(name), go.Figure()
+    x = view.metrics["iteration"].to_numpy()
+    if over == "time":
+        x = view.metrics["elapsed_s"].to_numpy() / time_unit(view.elapsed_s)[0]
+    elif over == "usd":
+        x = view.usd_at(x)
+    bottom = axis_titles(over, view.elapsed_s)[1]
+    if over == "usd" and view.is_modelled:
+        bottom = f"US dollars {MODELLED}"
+    line = {"color": TRAINING_COLOUR, "width": 1.2} if smoothing else {"color": SCORE_COLOUR, "width": 2}
+    mode = "lines" if np.isfinite(values).sum() > 1 else "markers"
+    figure.add_scatter(x=x, y=values, name="as it is", mode=mode, line=line, hovertemplate="%{y:.4g}")
+    if smoothing:
+        figure.add_scatter(
+            x=x, y=smoothed(values, smoothing), name=f"smoothed by {smoothing:g}", mode="lines",
+            line={"color": SCORE_COLOUR, "width": 3}, hovertemplate="%{y:.4g}",
+        )  # fmt: skip
+    return laid_out(figure, name, bottom, "").update_layout(height=280, showlegend=bool(smoothing))

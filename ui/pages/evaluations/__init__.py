@@ -1,0 +1,1 @@
+"""What `spotlight evaluate` has scored: overall, by tag, image by image, and compared."""

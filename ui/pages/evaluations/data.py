@@ -1,0 +1,97 @@
+"""What the page Evaluations reads: the separate evaluations, the images of one, and two compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from storage.evaluations.figures import figures_of
+from storage.evaluations.pairs import compare_evaluations
+from storage.evaluations.separate import EvaluationStore
+from storage.home import Home
+from ui.data.run import CACHE_S
+
+
+@st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
+def load_evaluations(home: Path) -> pd.DataFrame:
+    """All of them, newest first.
+
+    Columns: evaluation_id, started_at (Unix seconds), took_s, of (the run, or the untouched model), run_id
+    (None for a model), iteration, images, score, exact, folder (None where the images were not kept).
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    rows = [
+        {
+            "evaluation_id": row.evaluation_id,
+            "started_at": row.started_at,
+            "took_s": row.ended_at - row.started_at,
+            "of": row.run_id or "untouched model",
+            "run_id": row.run_id,
+            "iteration": row.iteration,
+            "images": row.images,
+            "score": row.score,
+            "exact": row.exact,
+            "folder": row.folder,
+        }
+        for row in EvaluationStore(Home(home)).all()
+    ]
+    return pd.DataFrame(rows)
+
+
+@st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
+def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The images of one evaluation, which never changes, and what they come to (`figures_of`).
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    images = EvaluationStore(Home(home)).images(evaluation_id)
+    return pd.DataFrame([vars(image) for image in images]), figures_of(images)
+
+
+@st.cache_data(ttl=3600, max_entries=16, show_spinner=False)
+def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
+    """By how much one is better than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
+
+    Raises:
+        ConfigurationError: the two do not compare.
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return compare_evaluations(Home(home), before, after)
+
+
+def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
+    """A row a tag and the overall ones, as a table.
+
+    Args:
+        figures: as `storage.evaluations.figures` gives them, of scores or of differences.
+    """
+    rows = dict(figures.get("by_tag", {}))
+    if "over_tags" in figures:
+        rows["mean of the tags"] = figures["over_tags"] | {"prompts": figures["prompts"]}
+    rows["all prompts"] = figures
+    return pd.DataFrame(
+        {
+            "tag": list(rows),
+            "prompts": [row["prompts"] for row in rows.values()],
+            **{
+                heading: [float(value(row)) for row in rows.values()]
+                for name in ("score", "exact")
+                for heading, value in _columns(name).items()
+            },
+        }
+    )
+
+
+def _columns(name: str) -> dict[str, Callable[[dict[str, Any]], float]]:
+    return {
+        name: lambda row: row[name],
+        f"{name} low (95 %)": lambda row: row[f"{name}_interval"][0],
+        f"{name} high (95 %)": lambda row: row[f"{name}_interval"][1],
+    }

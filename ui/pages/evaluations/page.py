@@ -1,0 +1,109 @@
+"""The page Evaluations: what `spotlight evaluate` scored, by tag and image by image, and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import streamlit as st
+
+from storage.errors import SpotlightError, StorageError
+from storage.home import Home
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import duration, moment, percent, plain_markdown
+from ui.elements.run_page import show_error
+from ui.pages.evaluations.data import figure_rows, load_difference, load_evaluations, load_images
+
+_NONE = "-"
+_IMAGE_COLUMNS = ["prompt_id", "prompt", "tag", "seed_index", "score", "exact", "detail", "error"]
+
+
+def _show() -> None:
+    st.header("Evaluations", anchor=False)
+    home = Home.from_environment().path
+    try:
+        rows = load_evaluations(home)
+        if rows.empty:
+            st.info("No evaluations yet.", icon=":material/grading:")
+            st.markdown("Score a run's newest checkpoint, or an untouched model, on its held-out prompts:")
+            st.code("spotlight evaluate RUN\nspotlight evaluate --preset glyphs", language="bash")
+            return
+        _show_table(rows)
+        _show_one(home, rows)
+    except StorageError as error:
+        show_error(error)
+
+
+def _show_table(rows: pd.DataFrame) -> None:
+    shown = pd.DataFrame(
+        {
+            "evaluation": rows["evaluation_id"],
+            "when": rows["started_at"].map(moment),
+            "of": rows["of"],
+            "iteration": rows["iteration"],
+            "images": rows["images"],
+            "score": rows["score"],
+            "exact": rows["exact"],
+            "took": rows["took_s"].map(duration),
+        }
+    )
+    numbers = {name: st.column_config.NumberColumn(format="%.3f") for name in ("score", "exact")}
+    st.dataframe(shown, hide_index=True, column_config=numbers)
+    st.caption("Held-out evaluations that a run makes itself are on its page Convergence.")
+
+
+def _show_one(home: Path, rows: pd.DataFrame) -> None:
+    ids = rows["evaluation_id"].tolist()
+    wanted = st.query_params.get("evaluation")
+    left, right = st.columns(2)
+    chosen = left.selectbox("Evaluation", ids, index=ids.index(wanted) if wanted in ids else 0)
+    assert chosen is not None, "a select box with options and an index has a choice"
+    st.query_params["evaluation"] = chosen
+    others = [_NONE, *(other for other in ids if other != chosen)]
+    before = right.selectbox("Compared with", others, key=f"before-{chosen}")
+    row = rows.loc[rows["evaluation_id"] == chosen].iloc[0]
+    images, figures = load_images(home, chosen)
+    st.markdown(
+        f"**Score {row['score']:.3f}, {percent(row['exact'])} exact**, {row['images']} images of "
+        f"{plain_markdown(row['of'])} after {row['iteration']} iterations."
+    )
+    if figures["scorer_errors"]:
+        st.warning(
+            f"The scorer failed on {figures['scorer_errors']} images; no mean has them.",
+            icon=":material/visibility_off:",
+        )
+    table = figure_rows(figures)
+    st.dataframe(table, hide_index=True, column_config=_formats(table, "%.3f"))
+    if before and before != _NONE:
+        _show_difference(home, before, chosen)
+    st.subheader("Images")
+    listed = images.reindex(columns=_IMAGE_COLUMNS)
+    st.dataframe(listed, hide_index=True, column_config=_formats(listed, "%.2f"))
+    if row["folder"]:
+        st.caption(f"The images lie in {plain_markdown(row['folder'])}.")
+    else:
+        st.caption("The images were not kept; `spotlight evaluate --images FOLDER` keeps them.")
+    offer_downloads(chosen, {"figures": table, "images": listed})
+
+
+def _show_difference(home: Path, before: str, after: str) -> None:
+    st.subheader("Difference")
+    try:
+        found = load_difference(home, before, after)
+    except SpotlightError as error:
+        st.warning(plain_markdown(str(error)), icon=":material/compare_arrows:")
+        return
+    table = figure_rows(found)
+    st.dataframe(table, hide_index=True, column_config=_formats(table, "%+.3f"))
+    differing = found["settings_that_differ"]
+    note = f" Settings that differ: {', '.join(f'`{name}`' for name in differing)}." if differing else ""
+    noise = "the same noise" if found["same_noise"] else "different noise"
+    st.caption(f"{found['pairs']} pairs of images of the same prompt and seed, from {noise}.{note}")
+
+
+def _formats(table: pd.DataFrame, form: str) -> dict:
+    numbers = [name for name in table.columns if table[name].dtype == float]
+    return {name: st.column_config.NumberColumn(format=form) for name in numbers}
+
+
+_show()

@@ -43,4 +43,8 @@ if login_needed():
 
 if passes_login():
     # On top, because the tiles of a page need the width that a side bar would take.
-    st.navigation(_PAGES, position="top").run()
+    page = st.navigation(_PAGES, position="top")
+    # A narrow window hides the list of pages in a menu, and with it which one is open.
+    st.html(Path(__file__).with_name("narrow.css"))
+    st.html(f'<div class="sl-page-name">{page.title}</div>')
+    page.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from streamlit.delta_generator import DeltaGenerator
 
 TILE_PX = 189
-"""Width of a tile: six in a row of a window 1,400 wide."""
+"""Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
 
 
 def show_tile(

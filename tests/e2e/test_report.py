@@ -59,7 +59,7 @@ def test_every_plot_is_as_wide_as_its_place(
     errors: list[str] = []
     with new_page(width=width) as page:
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.emulate_media(color_scheme=scheme)
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
         boxes = opened(page, report)
         assert [box["drawn"] for box in boxes] == pytest.approx([box["width"] for box in boxes], abs=1)
         for place, box in enumerate(boxes):
@@ -92,8 +92,8 @@ def test_the_plots_fit_on_paper_and_on_the_screen_again(new_page: NewPage, repor
         glyphs = [text.get_charbox(place) for place in range(text.count_chars())]
         assert all(right <= width - MARGIN_PT + 1 for left, _, right, _ in glyphs if right > left)
         titles += [line for line in text.get_text_range().splitlines() if line in PAPER_TITLES]
-        picture = sheet.render(scale=0.5).to_pil().convert("L")
-        margin = picture.crop((picture.width - round(MARGIN_PT / 2) + 1, 0, *picture.size))
+        picture = sheet.render().to_pil().convert("L")  # a pixel is a point
+        margin = picture.crop((picture.width - round(MARGIN_PT) + 2, 0, *picture.size))
         assert margin.getextrema() == (255, 255), "a dark page is printed on white paper, up to its margin"
     assert titles == PAPER_TITLES
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.basedatatypes import BaseTraceType
 
 from ui.elements.formatting import time_unit
 from ui.elements.palette import REFERENCE_COLOUR
@@ -54,7 +53,7 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
         bottom: title of the bottom axis.
         left: title of the left axis.
     """
-    if not any(_has_points(trace) for trace in figure.data):  # plotly would draw axes from -1 to 6 and 4
+    if not _has_points(figure):  # plotly would draw axes from -1 to 6 and 4
         figure.update_xaxes(visible=False).update_yaxes(visible=False)
         figure.add_annotation(text=_EMPTY, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
     return figure.update_layout(
@@ -68,8 +67,12 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
     )
 
 
-def _has_points(trace: BaseTraceType) -> bool:
-    return all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
+def _has_points(figure: go.Figure) -> bool:
+    traces: Any = figure.data  # plotly's own types do not say that they have an x and a y
+    return any(
+        all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
+        for trace in traces
+    )
 
 
 def add_level(figure: go.Figure, level: float, text: str = "") -> None:

@@ -131,7 +131,7 @@ class Report:
         )  # fmt: skip
         figure.update_xaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
         figure.update_yaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
-        self._plots.append(plotly.io.to_json(figure))
+        self._plots.append(str(plotly.io.to_json(figure)))
         height_px = figure.layout.height
         return f'<div class="plot" id="plot-{len(self._plots) - 1}" style="height: {height_px}px"></div>'
 

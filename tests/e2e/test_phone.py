@@ -20,9 +20,10 @@ pytestmark = [
 WIDTH = 390
 BOXES = "found => found.map(one => one.getBoundingClientRect().toJSON())"
 TILES = """[...document.querySelectorAll("[data-testid=stMetric]")].map(tile => {
-    const box = tile.getBoundingClientRect(), value = tile.querySelector("[data-testid=stMetricValue] *");
+    const box = tile.getBoundingClientRect();
+    const texts = [...tile.querySelectorAll("[data-testid=stMetricValue] *, [data-testid=stMarkdownContainer]")];
     return {top: Math.round(box.top), left: box.left, right: box.right,
-        cut: value.scrollWidth > value.clientWidth + 1};
+        cut: texts.some(text => text.scrollWidth > text.clientWidth + 1)};
 })"""
 
 

@@ -21,7 +21,8 @@ WIDTH = 390
 BOXES = "found => found.map(one => one.getBoundingClientRect().toJSON())"
 TILES = """[...document.querySelectorAll("[data-testid=stMetric]")].map(tile => {
     const box = tile.getBoundingClientRect();
-    const texts = [...tile.querySelectorAll("[data-testid=stMetricValue] *, [data-testid=stMarkdownContainer]")];
+    const texts = [
+        ...tile.querySelectorAll("[data-testid=stMetricValue] *, [data-testid=stMarkdownContainer]")];
     return {top: Math.round(box.top), left: box.left, right: box.right,
         cut: texts.some(text => text.scrollWidth > text.clientWidth + 1)};
 })"""

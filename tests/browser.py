@@ -27,6 +27,19 @@ _PATIENCE_S = 120.0
 
 _COLOURS = 256  # of a kept picture: as good to look at, and a third as large
 _NAMED_ADDRESSES = "[...document.querySelectorAll('link[href], [src]')].map(one => one.href || one.src)"
+_OVERPRINTED = """() => [...document.querySelectorAll(".js-plotly-plot")].flatMap(plot => {
+    const whole = plot.getBoundingClientRect(), title = plot.querySelector(".gtitle")?.textContent;
+    const parts = [".gtitle", ".xtitle", ".ytitle", ".legend"]
+        .map(name => [name, plot.querySelector(name)?.getBoundingClientRect()])
+        .filter(([, box]) => box && box.width > 0);
+    const left = parts.filter(([, box]) => box.left < whole.left - 1 || box.right > whole.right + 1
+        || box.top < whole.top - 1 || box.bottom > whole.bottom + 1);
+    const pairs = parts.flatMap(([one, a], place) => parts.slice(place + 1)
+        .filter(([, b]) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1
+            && b.top < a.bottom - 1)
+        .map(([other]) => `${title}: ${one} over ${other}`));
+    return [...left.map(([name]) => `${title}: ${name} leaves its plot`), ...pairs];
+})"""
 _FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -122,7 +135,7 @@ def _page(browser: Browser, width: int = 1400, height: int = 1000, alone: bool =
 
 def _is_of_this_machine(address: str) -> bool:
     parts = urlsplit(address)
-    return parts.scheme in ("data", "blob", "about") or parts.hostname in ("127.0.0.1", "localhost")
+    return parts.scheme in ("data", "blob", "about", "file") or parts.hostname in ("127.0.0.1", "localhost")
 
 
 def open_run(page: Page, url: str, run_id: str | None = None) -> None:
@@ -151,6 +164,11 @@ def open_page(page: Page, address: str, last: str, plots: int) -> None:
     page.goto(address)
     page.get_by_text(last).first.wait_for(timeout=START_LIMIT_S * 1000)
     _await_drawn(page, plots)
+
+
+def overprinted(page: Page) -> list[str]:
+    """Titles, axis titles and legends of plots that overlap or leave their plot, each as a sentence."""
+    return page.evaluate(_OVERPRINTED)
 
 
 def _await_drawn(page: Page, plots: int) -> None:

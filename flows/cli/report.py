@@ -35,6 +35,5 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
     return subprocess.run(
         [sys.executable, "-m", "ui.report", "--out", str(file), "--", run_id],
         cwd=_ROOT, stdin=subprocess.DEVNULL, check=False,
-        # Without a server Streamlit would warn once for each thing that it cannot cache.
-        env=os.environ | {HOME_VARIABLE: str(home.path), "STREAMLIT_LOGGER_LEVEL": "error"},
+        env=os.environ | {HOME_VARIABLE: str(home.path)},
     ).returncode  # fmt: skip

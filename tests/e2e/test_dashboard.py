@@ -84,6 +84,7 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
     page = opened()
     assert "scored before training" in sentences(page)
     assert figures(page)["Score now"] == "-"
+    assert all("Nothing is recorded yet" in str(chart.proto) for chart in page.get("plotly_chart"))
     begin = time.time()
     store.commit_evaluation(evaluation_record("live", 0, begin))
     store.commit_iteration(iteration_record("live", 1, begin + 9))
@@ -91,6 +92,7 @@ def test_a_live_run_moves_on_and_ends(store: RunStore):
     page.run()
     assert "Score before training: 0.38" in sentences(page)
     assert figures(page)["Iterations"] == "1 of 40"
+    assert not any("Nothing is recorded yet" in str(chart.proto) for chart in page.get("plotly_chart"))
     assert ":blue-badge[running]" in page.header[0].value
     store.commit_evaluation(evaluation_record("live", 10, begin + 27))
     store.set_status("live", "failed", "out of memory; costs $5 to $6")

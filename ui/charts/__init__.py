@@ -1,1 +1,1 @@
-"""Charts of several pages, and the colours, axes and layout that all charts share."""
+"""Charts of several pages, and the axes and layout that all charts share."""

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui.charts.layout import MARKET_COLOURS, laid_out
+from ui.charts.layout import laid_out
 from ui.data.run import RunView
+from ui.elements.palette import MARKET_COLOURS
 
 
 def cost_chart(view: RunView) -> go.Figure:

@@ -1,22 +1,17 @@
-"""What all charts share: colours, axes, layout."""
+"""What all charts share: axes and layout."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from ui.elements.formatting import time_unit
-
-# Colours that hold on a light and on a dark page.
-SCORE_COLOUR = "#2f80ed"
-TRAINING_COLOUR = "#9aa5b1"
-BASELINE_COLOUR = "#e0793a"
-MARKET_COLOURS = {"reserved": "#7c6fd9", "spot": "#27ae7a"}
-DRAFT_COLOUR = "#7c6fd9"
-OVERLAP_COLOUR = "#27ae7a"
+from ui.elements.palette import REFERENCE_COLOUR
 
 _HEIGHT_PX = 340
+_EMPTY = "Nothing is recorded yet."
 
 Measure = Literal["score", "exact"]
 """The graded score, or the share of exact matches."""
@@ -47,22 +42,36 @@ def axis_titles(over: Axis, longest_s: float) -> tuple[str, str]:
 
 
 def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure:
-    """The figure with its titles, in the size that all charts share.
+    """The figure with its titles, in the size that all charts share; a sentence where it has no points.
+
+    The title stands at the top and the legend at the bottom, whatever the width: a legend of many rows
+    takes from the plot and not from the title.
 
     Args:
-        figure: what is drawn.
+        figure: what is drawn, with all its traces.
         title: of the chart.
         bottom: title of the bottom axis.
         left: title of the left axis.
     """
+    if not _has_points(figure):  # plotly would draw axes from -1 to 6 and 4
+        figure.update_xaxes(visible=False).update_yaxes(visible=False)
+        figure.add_annotation(text=_EMPTY, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
     return figure.update_layout(
-        title={"text": title, "font": {"size": 15}},
+        title={"text": title, "font": {"size": 15}, "y": 1, "yanchor": "top", "pad": {"t": 8}},
         xaxis_title=bottom,
         yaxis_title=left,
         height=_HEIGHT_PX,
-        margin={"l": 10, "r": 10, "t": 64, "b": 10},
-        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        margin={"l": 10, "r": 10, "t": 44, "b": 10},
+        legend={"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
         hovermode="x unified",
+    )
+
+
+def _has_points(figure: go.Figure) -> bool:
+    traces: Any = figure.data  # plotly's own types do not say that they have an x and a y
+    return any(
+        all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
+        for trace in traces
     )
 
 
@@ -74,9 +83,9 @@ def add_level(figure: go.Figure, level: float, text: str = "") -> None:
         level: on the left axis.
         text: what the level is; empty for no text.
     """
-    note = {"text": text, "font": {"color": BASELINE_COLOUR}} if text else None
+    note = {"text": text, "font": {"color": REFERENCE_COLOUR}} if text else None
     figure.add_hline(
-        y=level, line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"}, annotation=note,
+        y=level, line={"color": REFERENCE_COLOUR, "width": 1.5, "dash": "dash"}, annotation=note,
         annotation_position="bottom right" if text else None,
     )  # fmt: skip
 

@@ -1,1 +1,1 @@
-"""Parts that pages are put together from: the choice of a run, tiles, image grids, downloads, formatting."""
+"""Parts of pages: the choice of a run, tiles, image grids, downloads, formatting, colours."""

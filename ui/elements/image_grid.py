@@ -8,6 +8,8 @@ import html
 import pandas as pd
 import streamlit as st
 
+from ui.elements.palette import LEVEL_COLOURS
+
 # Pixels are shown as they are: the images are 32 to 48 pixels wide, and smoothing would invent detail.
 _STYLE = """
 <style>
@@ -27,9 +29,18 @@ _STYLE = """
 .sl-large {display: grid; grid-template-columns: repeat(auto-fill, minmax(300px, 1fr)); gap: 12px;}
 .sl-large img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
   border: 1px solid rgba(128,128,128,.28);}
-.sl-good {color: #1f9d61; font-weight: 600;} .sl-bad {opacity: .75;} .sl-error {color: #d64545;}
+"""
+_STYLE += f"""
+.sl-good {{color: {LEVEL_COLOURS["passed"]}; font-weight: 600;}} .sl-bad {{opacity: .75;}}
+.sl-error {{color: {LEVEL_COLOURS["problem"]};}}
+.sl-note {{font-size: .82rem; opacity: .7; margin: 8px 0 0;}}
 </style>
 """
+_NOTE = (
+    '<p class="sl-note">✓ exact: the image does all that its prompt asks. The score (0 to 1) is graded '
+    "separately, often more strictly, so an exact image and one that is not can have the same score. "
+    "Scorers that only grade call no image exact.</p>"
+)
 
 
 def show_before_and_after(images: pd.DataFrame) -> None:
@@ -57,7 +68,7 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
     for iteration, part in images.groupby("iteration", sort=False):
         sides = "".join(_side(row, "", _seed_label(row)) for row in _rows(part))
         cards.append(_framed(f"Iteration {iteration}", "", sides))
-    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>')
+    st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_NOTE}')
 
 
 def course_html(images: pd.DataFrame) -> str:
@@ -75,7 +86,7 @@ def course_html(images: pd.DataFrame) -> str:
             f'<span class="sl-when">seed {rows[0]["seed_index"]}</span></div>'
             f'<div class="sl-course">{sides}</div></div>'
         )
-    return f'{_STYLE}<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>'
+    return f'{_STYLE}<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>{_NOTE}'
 
 
 def large_html(images: pd.DataFrame) -> str:
@@ -114,7 +125,7 @@ def gallery_html(images: pd.DataFrame) -> str:
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]
-    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>'
+    return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_NOTE}'
 
 
 def _zoomed(row: dict) -> str:
@@ -161,8 +172,8 @@ def _picture_and_reading(row: dict, suffix: str, when: str) -> tuple[str, str]:
     if row[f"error{suffix}"]:
         read = f'<span class="sl-error">not scored: {html.escape(row[f"error{suffix}"])}</span>'
     else:
-        style, mark = ("sl-good", "✓") if row[f"exact{suffix}"] else ("sl-bad", "✗")
+        style, mark = ("sl-good", "✓ exact") if row[f"exact{suffix}"] else ("sl-bad", "✗ not exact")
         detail = html.escape(row[f"detail{suffix}"]) or "nothing recognised"
-        read = f'<span class="{style}">{mark} {row[f"score{suffix}"]:.2f}</span> {detail}'
+        read = f'<span class="{style}">{mark}</span>, score {row[f"score{suffix}"]:.2f}: {detail}'
     picture = f'<img alt="{html.escape(row["prompt"])}, {when}" src="data:image/png;base64,{png}">'
     return picture, f'<div class="sl-read">{read}</div>'

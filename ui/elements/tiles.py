@@ -7,7 +7,7 @@ from streamlit.delta_generator import DeltaGenerator
 from ui.elements.formatting import MODELLED_BADGE
 
 TILE_PX = 189
-"""Width of a tile: six in a row of a window 1,400 wide."""
+"""Width of a tile: six in a row of a window 1,400 wide; `ui/server/narrow.css` sets two in a narrow one's."""
 
 
 def show_tile(

@@ -6,10 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from streamlit.logger import set_log_level
+
 from storage.database.run_store import RunStore
 from storage.errors import SpotlightError
 from storage.home import Home
-from ui.report.report import write_report
 
 
 def main() -> None:
@@ -18,6 +19,11 @@ def main() -> None:
     parser.add_argument("run")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
+    # Outside a server Streamlit warns of each function of the pages that it cannot cache, on import. Its
+    # setting of the level, in a file or a variable, is read later than that.
+    set_log_level("ERROR")
+    from ui.report.report import write_report
+
     try:
         write_report(RunStore(Home.from_environment()), arguments.run, arguments.out)
     except SpotlightError as error:

@@ -16,25 +16,52 @@ import plotly.graph_objects as go
 import plotly.io
 import plotly.offline
 
+from ui.elements.palette import LEVEL_COLOURS
+
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-_TEXT_COLOUR = "#7a8591"  # of the plots: read on white and on black
+_TEXT_COLOUR = "rgba(128,128,128,1)"  # of what in a plot the style sheet does not reach, such as a colour bar
 _GRID_COLOUR = "rgba(128,128,128,.25)"
 _MOST_ROWS = 200  # of a table
+_PAPER_PX = 680
+"""Width of a plot on paper: fits between the margins of A4 (704 px) and of Letter."""
 
-_STYLE = """
-:root {color-scheme: light dark; --back: #ffffff; --text: #1c2430; --line: rgba(128,128,128,.35);}
-@media (prefers-color-scheme: dark) {:root {--back: #0e1117; --text: #e6e9ee;}}
-body {background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
-  max-width: 1280px; padding: 16px;}
-h1, h2 {line-height: 1.2;} h2 {margin-top: 40px; border-bottom: 1px solid var(--line);}
-.plots {display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 12px;}
-.wide {grid-template-columns: 1fr;}
-table {border-collapse: collapse; display: block; overflow-x: auto;}
-td, th {border-bottom: 1px solid var(--line); padding: 3px 10px 3px 0; text-align: left;
-  overflow-wrap: anywhere;}
-pre {overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 10px;}
-code {font-size: .92em;} .note {opacity: .7; font-size: .88rem;}
-.problem {color: #d64545;} .warning {color: #c9752b;} .passed {color: #1f9d61;} .unknown {opacity: .65;}
+_STYLE = f"""
+:root {{color-scheme: light dark; --back: #ffffff; --text: #1c2430; --line: rgba(128,128,128,.35);}}
+@media (prefers-color-scheme: dark) {{:root {{--back: #0e1117; --text: #e6e9ee;}}}}
+body {{background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto;
+  max-width: 1280px; padding: 16px; box-sizing: border-box;}}
+h1, h2 {{line-height: 1.2; overflow-wrap: anywhere;}}
+h2 {{margin-top: 40px; border-bottom: 1px solid var(--line);}}
+.plots {{display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 12px;
+  margin-bottom: 12px;}}
+.plots.wide {{grid-template-columns: minmax(0, 1fr);}}
+.plot {{min-width: 0; break-inside: avoid;}}
+.plot :is(.gtitle, .xtitle, .ytitle, .legendtext, .xtick text, .ytick text) {{fill: var(--text) !important;}}
+table {{border-collapse: collapse; display: block; overflow-x: auto;}}
+td, th {{border-bottom: 1px solid var(--line); padding: 3px 10px 3px 0; text-align: left;
+  overflow-wrap: break-word;}}
+pre {{overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 10px;}}
+code {{font-size: .92em;}} .note {{opacity: .7; font-size: .88rem;}} .unknown {{opacity: .65;}}
+{" ".join(f".{level} {{color: {colour};}}" for level, colour in LEVEL_COLOURS.items())}
+@page {{margin: 12mm;}}
+@media print {{
+  :root {{color-scheme: light; --back: #ffffff; --text: #1c2430;}}
+  body {{max-width: none; padding: 0;}}
+  .plots, .plots.wide {{grid-template-columns: {_PAPER_PX}px;}}
+  .modebar {{display: none;}} h2 {{break-after: avoid;}}
+  table {{font-size: 11px;}} pre {{white-space: pre-wrap; overflow-wrap: anywhere;}}
+}}
+"""
+
+# All are drawn after the last of them is in the page: a grid has its columns only then, and a plot keeps the
+# width that it finds. On paper no plot follows the layout by itself.
+_DRAWING = f"""
+const settings = {{displaylogo: false, responsive: true, modeBarButtons: [["toImage"]]}};
+const plots = JSON.parse(document.getElementById("plots").textContent);
+plots.forEach((plot, number) => Plotly.newPlot(`plot-${{number}}`, plot.data, plot.layout, settings));
+const relayout = size => document.querySelectorAll(".plot").forEach(plot => Plotly.relayout(plot, size));
+addEventListener("beforeprint", () => relayout({{width: {_PAPER_PX}}}));
+addEventListener("afterprint", () => relayout({{width: null, autosize: true}}));
 """
 
 
@@ -48,7 +75,7 @@ class Report:
 
     title: str
     _body: list[str] = field(default_factory=list)
-    _plots: int = 0
+    _plots: list[str] = field(default_factory=list)
 
     def section(self, title: str) -> None:
         """Begin a section."""
@@ -59,9 +86,9 @@ class Report:
         self._body.append(f'<p class="{html.escape(style)}">{inline_html(text)}</p>')
 
     def charts(self, figures: Sequence[go.Figure], wide: bool = False) -> None:
-        """Plots beside each other, or each over the whole width."""
+        """Plots beside each other, or each over the whole width, as a single one is."""
         drawn = "".join(self._chart(figure) for figure in figures)
-        self._body.append(f'<div class="plots{" wide" if wide else ""}">{drawn}</div>')
+        self._body.append(f'<div class="plots{" wide" if wide or len(figures) == 1 else ""}">{drawn}</div>')
 
     def table(self, frame: pd.DataFrame) -> None:
         """The first rows of a frame, as they are."""
@@ -86,26 +113,27 @@ class Report:
         """The whole file."""
         title = html.escape(self.title)
         script = f"<script>{plotly.offline.get_plotlyjs()}</script>" if self._plots else ""
+        # plotly's JSON has `<`, `>` and `/` escaped, so that no text in it ends the element.
+        plots = f'<script type="application/json" id="plots">[{",".join(self._plots)}]</script>'
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f"<title>{title}</title><style>{_STYLE}</style>{script}</head>"
-            f"<body><h1>{title}</h1>{''.join(self._body)}</body></html>\n"
+            f"<body><h1>{title}</h1>{''.join(self._body)}"
+            f"{f'{plots}<script>{_DRAWING}</script>' if self._plots else ''}</body></html>\n"
         )
 
     def _chart(self, figure: go.Figure) -> str:
-        self._plots += 1
         figure.update_layout(
             template="none", paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
             font={"color": _TEXT_COLOUR}, margin={"l": 60, "b": 48},
         )  # fmt: skip
         figure.update_xaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
         figure.update_yaxes(gridcolor=_GRID_COLOUR, zerolinecolor=_GRID_COLOUR, automargin=True)
-        return plotly.io.to_html(
-            figure, include_plotlyjs=False, full_html=False, div_id=f"plot-{self._plots}",
-            config={"displaylogo": False, "responsive": True, "modeBarButtons": [["toImage"]]},
-        )  # fmt: skip
+        self._plots.append(str(plotly.io.to_json(figure)))
+        height_px = figure.layout.height
+        return f'<div class="plot" id="plot-{len(self._plots) - 1}" style="height: {height_px}px"></div>'
 
 
 def inline_html(text: str) -> str:

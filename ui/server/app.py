@@ -49,4 +49,8 @@ if passes_login():
     # Streamlit's own button "Stop" ends the drawing of a page; on the page of a run it reads as the run's.
     st.html('<style>[data-testid="stStatusWidget"] button {display: none;}</style>')
     # On top, because the tiles of a page need the width that a side bar would take.
-    st.navigation(_PAGES, position="top").run()
+    page = st.navigation(_PAGES, position="top")
+    # A narrow window hides the list of pages in a menu, and with it which one is open.
+    st.html(Path(__file__).with_name("narrow.css"))
+    st.html(f'<div class="sl-page-name">{page.title}</div>')
+    page.run()

@@ -7,8 +7,6 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts.layout import (
-    SCORE_COLOUR,
-    TRAINING_COLOUR,
     Axis,
     Measure,
     add_level,
@@ -18,9 +16,10 @@ from ui.charts.layout import (
 )
 from ui.data.run import RunView
 from ui.elements.formatting import MODELLED, time_unit
+from ui.elements.palette import SAMPLES_COLOUR, SCORE_COLOUR, faded
 from ui.pages.convergence.data import mean_over_seeds
 
-_BAND_COLOUR = "rgba(47,128,237,0.18)"
+_BAND_COLOUR = faded(SCORE_COLOUR, 0.18)
 _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), format of its numbers
     ("zero_variance", "Prompts without signal", "Share of the prompts", ".0%"),
     ("ratio_deviation", "Ratio deviation at the first update", "|ratio - 1|", ".1~e"),
@@ -45,17 +44,18 @@ def score_chart(view: RunView, measure: Measure, over: Axis) -> go.Figure:
     if training in view.metrics:
         figure.add_scatter(
             x=_along(view, view.metrics, over), y=view.metrics[training], name="training samples, mean",
-            mode="lines", line={"color": TRAINING_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
+            mode="lines", line={"color": SAMPLES_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
         )  # fmt: skip
     figure.add_scatter(
         x=_along(view, view.scores, over), y=view.scores[measure], name="held-out prompts",
         mode="lines+markers", line={"color": SCORE_COLOUR, "width": 3}, marker={"size": 8},
-        hovertemplate="%{y:.3f}",
+        hovertemplate="%{y:.3f}", cliponaxis=False,
     )  # fmt: skip
     if not view.scores.empty:
         before = float(view.scores[measure].iloc[0])
         add_level(figure, before, f"before training {before:.2f}")
-    return laid_out(figure, heading, bottom, measure_title(measure))
+    figure = laid_out(figure, heading, bottom, measure_title(measure))
+    return figure.update_xaxes(rangemode="nonnegative")  # the first score alone is at 0, not between -1 and 1
 
 
 def _along(view: RunView, frame: pd.DataFrame, over: Axis) -> np.ndarray:
@@ -85,7 +85,7 @@ def interval_chart(courses: pd.DataFrame, seeds: dict[int, str], measure: Measur
         own = courses.loc[courses["run_id"] == run_id]
         figure.add_scatter(
             x=own["iteration"], y=own[measure], name=f"seed {seed}", mode="lines",
-            line={"color": TRAINING_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
+            line={"color": SAMPLES_COLOUR, "width": 1.2}, hovertemplate="%{y:.3f}",
         )  # fmt: skip
     if not mean.empty:
         figure.add_scatter(

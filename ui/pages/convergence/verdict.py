@@ -153,16 +153,12 @@ def show_health(view: RunView) -> None:
         st.caption("These figures appear with the first iteration.")
         return
     courses = view.learning_courses()
-    for column, sign in zip(st.columns(len(_SIGNS)), _SIGNS, strict=True):
+    row = st.container(horizontal=True)
+    for sign in _SIGNS:
         course = courses[sign.course]
-        course = course[np.isfinite(course)]
-        if not course.size:
-            column.metric(sign.title, "-", help=sign.meaning, border=True)
-            continue
-        latest = float(course[-1])
-        column.metric(
-            sign.title, percent(latest) if sign.is_share else figure(latest), help=sign.meaning, border=True
-        )
+        latest = float(course[np.isfinite(course)][-1]) if np.isfinite(course).any() else None
+        value = "-" if latest is None else percent(latest) if sign.is_share else figure(latest)
+        show_tile(row, sign.title, value, None, sign.meaning)
     errors = np.nansum(view.metric("scorer_errors"))
     if errors > 0:
         st.warning(

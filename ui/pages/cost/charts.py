@@ -6,7 +6,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts.cost import market_bars
-from ui.charts.layout import BASELINE_COLOUR, MARKET_COLOURS, laid_out
+from ui.charts.layout import laid_out
+from ui.elements.palette import MARKET_COLOURS
 from ui.pages.cost.data import OnDemandCost
 
 # Phases of the bill in the order of the chart, and what it calls them.
@@ -32,11 +33,15 @@ def on_demand_chart(cost: OnDemandCost) -> go.Figure:
         "spot": [cost.spot_usd, 0.0],
         "spot, at the reserved price": [0.0, cost.spot_as_reserved_usd],
     }
-    colours = {**MARKET_COLOURS, "spot, at the reserved price": BASELINE_COLOUR}
     for name, amounts in bars.items():
+        hypothetical = name not in MARKET_COLOURS
         figure.add_bar(
             y=["this run", "on demand only"], x=amounts, name=name, orientation="h",
-            marker={"color": colours[name]}, hovertemplate="$%{x:.4g}",
+            marker={
+                "color": MARKET_COLOURS["reserved" if hypothetical else name],
+                "pattern": {"shape": "/" if hypothetical else ""},
+            },
+            hovertemplate="$%{x:.4g}",
         )  # fmt: skip
     figure = laid_out(figure, "The bill, and on demand only", "US dollars", "")
     figure.update_layout(barmode="stack", hovermode="closest")

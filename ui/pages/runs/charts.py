@@ -7,9 +7,7 @@ import plotly.graph_objects as go
 
 from ui.charts.layout import Axis, Measure, axis_titles, laid_out, measure_title
 from ui.elements.formatting import chart_text, time_unit
-
-RUN_COLOURS = ("#2f80ed", "#e0793a", "#27ae7a", "#7c6fd9", "#d64550", "#2bb3c0", "#b8860b", "#9aa5b1")
-"""Distinct on a light and on a dark page; as many runs can be compared."""
+from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 
 
 def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure, over: Axis) -> go.Figure:
@@ -26,11 +24,12 @@ def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure
     column = {"iteration": "iteration", "time": "elapsed_s", "usd": "usd"}[over]
     scale = time_unit(longest_s)[0] if over == "time" else 1.0
     figure = go.Figure()
-    for run_id, colour in zip(run_ids, RUN_COLOURS, strict=False):
+    for run_id, colour, symbol in zip(run_ids, RUN_COLOURS, RUN_SYMBOLS, strict=False):
         own = courses.loc[courses["run_id"] == run_id]
         figure.add_scatter(
             x=own[column] / scale, y=own[measure], name=chart_text(run_id), mode="lines+markers",
-            line={"color": colour, "width": 2}, marker={"size": 5}, hovertemplate="%{y:.3f}",
+            line={"color": colour, "width": 2}, marker={"size": 7, "symbol": symbol},
+            hovertemplate="%{y:.3f}",
         )  # fmt: skip
     return laid_out(figure, heading, bottom, measure_title(measure))
 

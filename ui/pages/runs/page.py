@@ -10,8 +10,9 @@ import streamlit as st
 from ui.charts.layout import PLOT_SETTINGS, Measure
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import MODELLED_BADGE, duration, money, plain_markdown
+from ui.elements.palette import RUN_COLOURS
 from ui.elements.run_page import show_home_page
-from ui.pages.runs.charts import RUN_COLOURS, comparison_chart, paid_chart
+from ui.pages.runs.charts import comparison_chart, paid_chart
 from ui.pages.runs.data import first_compared, load_courses, load_table, shared_target, time_to_score
 from ui.pages.runs.notes import show_notes
 from ui.pages.runs.table import show_filters, show_table

@@ -8,18 +8,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui.charts.layout import (
-    BASELINE_COLOUR,
-    DRAFT_COLOUR,
-    OVERLAP_COLOUR,
-    SCORE_COLOUR,
-    TRAINING_COLOUR,
-    add_level,
-    laid_out,
-)
+from ui.charts.layout import add_level, laid_out
 from ui.data.methods import spread_measure
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text
+from ui.elements.palette import DRAFT_COLOUR, REFERENCE_COLOUR, SAMPLES_COLOUR, SCORE_COLOUR, faded
 
 MAP_PROMPTS = 24
 """Rows of the map of drafts: the most drafted prompts."""
@@ -30,7 +23,7 @@ _POINTS = 300  # more different pairs than this are put on a grid
 _GRID = 0.05
 _LARGEST_PX = 34
 _LABEL_LENGTH = 40
-_MAP_COLOURS = [[0.0, "rgba(47,128,237,0.12)"], [1.0, SCORE_COLOUR]]
+_MAP_COLOURS = [[0.0, faded(DRAFT_COLOUR, 0.12)], [1.0, DRAFT_COLOUR]]
 
 
 def pair_chart(pairs: pd.DataFrame) -> go.Figure:
@@ -48,7 +41,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
     shift = 0.012 * (high - low)
     for kept, name, colour, offset in (
         (True, "rolled out", SCORE_COLOUR, -shift),
-        (False, "left out", TRAINING_COLOUR, shift),
+        (False, "left out", SAMPLES_COLOUR, shift),
     ):
         part = [(stale, fresh, seeds) for (which, stale, fresh), seeds in counted.items() if which == kept]
         if not part:
@@ -65,7 +58,7 @@ def pair_chart(pairs: pd.DataFrame) -> go.Figure:
         )  # fmt: skip
     figure.add_scatter(
         x=[low, high], y=[low, high], name="no change", mode="lines", hoverinfo="skip",
-        line={"color": BASELINE_COLOUR, "width": 1.5, "dash": "dash"},
+        line={"color": REFERENCE_COLOUR, "width": 1.5, "dash": "dash"},
     )  # fmt: skip
     figure = laid_out(figure, "Same seed, older and newer weights", "Score of the stale draft", "Fresh score")
     margin = 0.1 * (high - low)
@@ -83,8 +76,8 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
     """
     figure = go.Figure()
     for name, title, line in (
-        ("kept_overlap", "kept overlap", {"color": OVERLAP_COLOUR, "width": 1.5}),
-        ("kendall", "Kendall", {"color": TRAINING_COLOUR, "width": 1.5}),
+        ("kept_overlap", "kept overlap", {"color": DRAFT_COLOUR, "width": 1.5}),
+        ("kendall", "Kendall", {"color": SAMPLES_COLOUR, "width": 1.5}),
         ("spearman", "Spearman", {"color": SCORE_COLOUR, "width": 3}),
     ):
         _add_course(figure, view, name, title, line)
@@ -100,7 +93,7 @@ def spread_chart(view: RunView) -> go.Figure:
     """Spread of a prompt group's scores by the run's criterion: random, chosen by drafts, rolled out."""
     figure = go.Figure()
     for name, title, line in (
-        ("spread_random", "random", {"color": TRAINING_COLOUR, "width": 2}),
+        ("spread_random", "random", {"color": SAMPLES_COLOUR, "width": 2}),
         ("spread_kept", "kept (drafts)", {"color": DRAFT_COLOUR, "width": 1.5, "dash": "dot"}),
         ("spread_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
     ):  # fmt: skip

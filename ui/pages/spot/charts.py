@@ -8,36 +8,30 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui.charts.layout import BASELINE_COLOUR, laid_out
+from ui.charts.layout import laid_out
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text, money, time_unit
+from ui.elements.palette import (
+    DEGREE_COLOURS,
+    EVENT_COLOUR,
+    REFERENCE_COLOUR,
+    STATE_COLOURS,
+    UNKNOWN_COLOUR,
+)
 from ui.pages.spot.data import DeviceCourse
 
-# Distinct on a light and on a dark page; in the order of the legend.
-STATE_COLOURS = {
-    "rollout": "#2f80ed",
-    "explore": "#27ae7a",
-    "train": "#7c6fd9",
-    "load": "#e0b13a",
-    "regroup": "#2bb3c0",
-    "idle": "#9aa5b1",
-    "lost": "#d64550",
-}
 _EVENT_MARKS = {  # kind of event -> symbol, colour
-    "joined": ("triangle-right", "#27ae7a"),
-    "notice": ("triangle-down", "#e0793a"),
-    "withdrawn": ("triangle-up", "#e0793a"),
-    "failed": ("x-thin-open", "#d64550"),
-    "left": ("square", "#9aa5b1"),
-    "lost": ("x", "#d64550"),
+    "joined": ("triangle-right", EVENT_COLOUR),
+    "notice": ("triangle-down", EVENT_COLOUR),
+    "withdrawn": ("triangle-up", EVENT_COLOUR),
+    "failed": ("cross", EVENT_COLOUR),
+    "left": ("square", EVENT_COLOUR),
+    "lost": ("x", STATE_COLOURS["lost"]),
 }
-# From a device that works alone to many that share; distinct on a light and on a dark page.
-_DEGREE_COLOURS = ("#9aa5b1", "#2f80ed", "#27ae7a", "#7c6fd9", "#e0793a")
 _BREAK_S = 30.0  # without any device at work; shorter ones stay visible
-_UNKNOWN_COLOUR = "#6b7785"
 _MOST_BORDERS = 14  # ends of iterations with a line and its number, which has to fit; of more, some
 _ROW_PX = 26
-_LABEL_PX = 20  # the numbers stand between the plot and its legend
+_AROUND_PX = 220  # above and below the rows: the title, the numbers of iterations, the axis, a legend in rows
 
 
 class WorkClock:
@@ -98,7 +92,7 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
         part = placed.loc[placed["state"] == state]
         figure.add_bar(
             y=part["row"], x=part["length"], base=part["begin"], name=state, orientation="h",
-            marker={"color": STATE_COLOURS.get(state, _UNKNOWN_COLOUR), "line": {"width": 0}},
+            marker={"color": STATE_COLOURS.get(state, UNKNOWN_COLOUR), "line": {"width": 0}},
             customdata=[
                 (
                     row["worker"], f"{row['ended_at'] - row['started_at']:.2f} s",
@@ -114,11 +108,9 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
     _add_events(figure, events, clock, unit_s)
     figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
     _add_borders(figure, intervals, view, clock, unit_s)
-    height = 150 + _LABEL_PX + _ROW_PX * max(4, len(rows))
     figure.update_layout(
-        barmode="overlay", bargap=0.25, hovermode="closest", height=height,
-        margin={"t": 72 + _LABEL_PX}, title={"y": 0.98, "yref": "container", "yanchor": "top"},
-        legend={"y": 1 + _LABEL_PX / (_ROW_PX * max(4, len(rows)))},
+        barmode="overlay", bargap=0.25, hovermode="closest", height=_AROUND_PX + _ROW_PX * max(4, len(rows)),
+        margin={"t": 64},
     )  # fmt: skip
     return _with_rows(figure, rows, clock.total_s / unit_s)
 
@@ -137,7 +129,7 @@ def utilisation_chart(utilisation: pd.DataFrame, market: str) -> go.Figure:
         figure.add_bar(
             x=(part["first"] + part["last"]) / 2, y=part["share"], name=state,
             width=part["last"] - part["first"] + 1,
-            marker={"color": STATE_COLOURS.get(state, _UNKNOWN_COLOUR), "line": {"width": 0}},
+            marker={"color": STATE_COLOURS.get(state, UNKNOWN_COLOUR), "line": {"width": 0}},
             customdata=list(zip(part["first"], part["last"], part["device_s"], strict=True)),
             hovertemplate=f"{state}: %{{y:.1%}}, %{{customdata[2]:.0f}} device-seconds, "
             "iterations %{customdata[0]} to %{customdata[1]}<extra></extra>",
@@ -170,7 +162,7 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
             y=part["row"], x=part["length"], base=part["begin"], orientation="h",
             name=f"{degree} together" if degree > 1 else "alone",
             marker={
-                "color": _DEGREE_COLOURS[number % len(_DEGREE_COLOURS)],
+                "color": DEGREE_COLOURS[number % len(DEGREE_COLOURS)],
                 "line": {"width": 1, "color": "white"},
             },
             customdata=[
@@ -186,7 +178,7 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
     rows = _in_order_of_rows(intervals)
     figure = laid_out(figure, "Which devices shared images", f"Time at work ({unit})", "")
     figure.update_layout(
-        barmode="overlay", bargap=0.25, hovermode="closest", height=150 + _ROW_PX * max(4, len(rows))
+        barmode="overlay", bargap=0.25, hovermode="closest", height=_AROUND_PX + _ROW_PX * max(4, len(rows))
     )
     return _with_rows(figure, rows, clock.total_s / unit_s)
 
@@ -194,7 +186,7 @@ def groups_chart(course: DeviceCourse) -> go.Figure:
 def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_s: float) -> None:
     for kind in dict.fromkeys(events["kind"]):
         part = events.loc[events["kind"] == kind]
-        symbol, colour = _EVENT_MARKS.get(kind, ("circle", _UNKNOWN_COLOUR))
+        symbol, colour = _EVENT_MARKS.get(kind, ("circle", UNKNOWN_COLOUR))
         figure.add_scatter(
             x=clock.elapsed_s(part["happened_at"].to_numpy()) / unit_s, y=part["worker"].map(_device_row),
             name=f"device {kind}", mode="markers", cliponaxis=False,
@@ -220,14 +212,14 @@ def _add_borders(
         shapes=[
             {
                 "type": "line", "x0": position, "x1": position, "y0": 0, "y1": 1, "yref": "paper",
-                "line": {"color": BASELINE_COLOUR, "width": 1.2, "dash": dash},
+                "line": {"color": REFERENCE_COLOUR, "width": 1.2, "dash": dash},
             }
             for position, dash in lines
         ],
         annotations=[
             {
                 "x": position, "y": 1, "yref": "paper", "text": f"end of {iteration}", "showarrow": False,
-                "xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": BASELINE_COLOUR},
+                "xanchor": "right", "yanchor": "bottom", "font": {"size": 11, "color": REFERENCE_COLOUR},
             }
             for position, iteration in zip(positions, ends["iteration"], strict=True)
         ],

@@ -1,0 +1,79 @@
+"""The dashboard in a window as narrow as a telephone's, light and dark."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.home import Home
+from tests.browser import NewPage, dashboard, find_chromium, open_page, overprinted, photograph
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.xdist_group("recorded"),
+    pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
+]
+
+WIDTH = 390
+BOXES = "found => found.map(one => one.getBoundingClientRect().toJSON())"
+TILES = """[...document.querySelectorAll("[data-testid=stMetric]")].map(tile => {
+    const box = tile.getBoundingClientRect();
+    const texts = [
+        ...tile.querySelectorAll("[data-testid=stMetricValue] *, [data-testid=stMarkdownContainer]")];
+    return {top: Math.round(box.top), left: box.left, right: box.right,
+        cut: texts.some(text => text.scrollWidth > text.clientWidth + 1)};
+})"""
+
+
+@pytest.fixture(scope="module")
+def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("phone") / "dashboard.log"
+    with dashboard(recorded_home.path, log) as served:
+        yield served.url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "name", "last", "plots", "tiles"),
+    [
+        ("?run=glyphs-1", "Convergence", "Settings and environment", 9, 10),
+        ("seeds?run=explored", "Seeds", "Best and worst seeds of a prompt", 5, 6),
+        ("spot?run=explored", "Spot", "The accounts", 5, 6),
+        ("cost?run=glyphs-1", "Cost", "Download the figures", 4, 6),
+        ("images?run=glyphs-1", "Images", "One prompt, enlarged", 0, 0),
+        ("health?run=glyphs-1", "Health", "Not measured", 0, 0),
+        ("runs", "Runs", "Time to a score", 4, 0),
+    ],
+)
+def test_a_page_on_a_telephone(
+    new_page: NewPage, url: str, album: Path, address: str, name: str, last: str, plots: int, tiles: int
+):
+    with new_page(width=WIDTH, height=844) as page:
+        open_page(page, f"{url}/{address}", last, plots)
+        named = page.get_by_text(name, exact=True).evaluate_all(BOXES)
+        assert any(box["width"] and 0 <= box["x"] < WIDTH and 0 <= box["y"] < 60 for box in named), (
+            "in the bar"
+        )
+        boxes = page.evaluate(TILES)
+        rows = Counter(box["top"] for box in boxes)
+        assert set(rows.values()) <= {2}
+        assert len(boxes) == tiles
+        assert all(box["left"] >= 0 and box["right"] <= WIDTH and not box["cut"] for box in boxes)
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.wait_for_timeout(1000)  # the plots are laid out anew
+            assert overprinted(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+        photograph(page, album / f"phone-{name.lower()}.png")
+
+
+@pytest.mark.slow
+def test_a_wide_window_shows_the_name_once(new_page: NewPage, url: str):
+    with new_page() as page:
+        open_page(page, f"{url}/cost?run=glyphs-1", "Download the figures", 4)
+        assert not page.locator(".sl-page-name").is_visible()
+        assert overprinted(page) == []
+        assert len({box["top"] for box in page.evaluate(TILES)}) == 1

@@ -50,7 +50,7 @@ if passes_login():
     # A tile's title wraps: cut off, it would lose its badge.
     st.html(
         '<style>[data-testid="stStatusWidget"] button {display: none;} '
-        '[data-testid="stMetricLabel"] * {white-space: normal;}</style>'
+        '[data-testid="stMetricLabel"] * {white-space: normal !important;}</style>'
     )
     # On top, because the tiles of a page need the width that a side bar would take.
     st.navigation(_PAGES, position="top").run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +104,8 @@ def test_a_metric_s_axes(live: RunStore):
     view = read_run(live, "live")
 
     def along(over: Axis) -> list[float]:
-        return list(metric_chart(view, "loss", 0.0, over).to_dict()["data"][0]["x"])
+        figure: Any = metric_chart(view, "loss", 0.0, over)
+        return list(figure.data[0].x)
 
     assert along("iteration") == list(range(1, 11))
     assert along("time")[-1] == pytest.approx((9 + 180) / 60)

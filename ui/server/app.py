@@ -47,7 +47,11 @@ if login_needed():
 
 if passes_login():
     # Streamlit's own button "Stop" ends the drawing of a page; on the page of a run it reads as the run's.
-    st.html('<style>[data-testid="stStatusWidget"] button {display: none;}</style>')
+    # A tile's title wraps: cut off, it would lose its badge.
+    st.html(
+        '<style>[data-testid="stStatusWidget"] button {display: none;} '
+        '[data-testid="stMetricLabel"] * {white-space: normal !important;}</style>'
+    )
     # On top, because the tiles of a page need the width that a side bar would take.
     page = st.navigation(_PAGES, position="top")
     # A narrow window hides the list of pages in a menu, and with it which one is open.

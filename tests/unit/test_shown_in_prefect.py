@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import socket
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -38,7 +37,7 @@ def tasks_of_a_run() -> dict[str, Task[..., Any]]:
 
 
 def test_each_task_has_a_name_of_our_making():
-    folder = Path(sys.modules["tasks"].__path__[0])
+    folder = DOCS.with_name("tasks")
     with_tasks = {file.stem for file in folder.glob("*.py") if "\n@task" in file.read_text(encoding="utf-8")}
     assert with_tasks == set(TASK_FILES)
     assert [name for name, task in tasks_of_a_run().items() if not task.task_run_name] == []

@@ -97,7 +97,11 @@ class Tracker:
         self._jobs.put(None)
         self._thread.join(wait_s)
         if self._thread.is_alive():
-            self._trouble(f"MLflow did not take everything within {wait_s:g} s; the rest is in DuckDB only")
+            # Who has stopped the run does not wait for MLflow, and need not be warned of it.
+            level = logging.DEBUG if status == "cancelled" else logging.WARNING
+            self._trouble(
+                f"MLflow did not take everything within {wait_s:g} s; the rest is in DuckDB only", level
+            )
         self._thread = None
 
     def _put(self, job: Callable[[_MlflowRun], None]) -> None:
@@ -119,8 +123,8 @@ class Tracker:
                 reason = str(error).partition("\n")[0]  # SQLAlchemy adds the statement, over many lines
                 self._trouble(f"MLflow failed ({type(error).__name__}: {reason}); the run goes on without it")
 
-    def _trouble(self, message: str) -> None:
-        _log.log(logging.DEBUG if self._told else logging.WARNING, message)
+    def _trouble(self, message: str, level: int = logging.WARNING) -> None:
+        _log.log(logging.DEBUG if self._told else level, message)
         told, self._told = self._told, True
         if told or self._on_trouble is None:
             return

@@ -52,8 +52,8 @@ def cancellable(name: str) -> Iterator[None]:
         return
     cancelled, over = threading.Event(), threading.Event()
     watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
-    watch.start()
     try:
+        watch.start()
         with signals_cancel():
             yield
     except Stopped as stopped:

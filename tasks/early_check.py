@@ -47,12 +47,13 @@ def _check_in_fork(config: RunConfig, warnings: Future[list[str]]) -> None:
 
     cluster = LocalCluster(config)
     try:
-        done = cluster.start("checks", Checks, gpu=False).call(Checks.check, config).result()
+        try:
+            done = cluster.start("checks", Checks, gpu=False).call(Checks.check, config).result()
+        finally:
+            cluster.shutdown()
+            if config.runtime.cluster != "local":  # its memory is the run's; before the next checks begin
+                end_fork_server()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
         warnings.set_exception(error)
     else:
         warnings.set_result(done)
-    finally:
-        cluster.shutdown()
-        if config.runtime.cluster != "local":  # its memory is the run's
-            end_fork_server()

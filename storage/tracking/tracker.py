@@ -166,10 +166,16 @@ class Tracker:
         if status == "cancelled" and not self._needed.is_set():
             return
         self.end(status)
-        self.close(wait_s)
+        # A person who has stopped the run does not wait for MLflow, and need not be warned of it.
+        self.close(wait_s, logging.DEBUG if status == "cancelled" else logging.WARNING)
 
-    def close(self, wait_s: float = FLUSH_WAIT_S) -> None:
-        """Write what is queued, and stop the thread; without `start`, nothing."""
+    def close(self, wait_s: float = FLUSH_WAIT_S, level: int = logging.WARNING) -> None:
+        """Write what is queued, and stop the thread; without `start`, nothing.
+
+        Args:
+            wait_s: at most.
+            level: of the log's line if that was too short.
+        """
         if self._thread is None:
             return
         self._needed.set()
@@ -179,7 +185,7 @@ class Tracker:
         if self._thread.is_alive():
             self._keep_queued()  # what it has not even looked at
             self._jobs.put(None)
-            self._say_missing(f"did not take everything within {wait_s:g} s")
+            self._say_missing(f"did not take everything within {wait_s:g} s", level)
         self._thread = None
 
     def _put(self, job: _Job) -> None:
@@ -259,10 +265,10 @@ class Tracker:
             self._silent = self._told = False
             self._say(f"MLflow at {self._server} answers again; the figures that were kept are sent")
 
-    def _say_missing(self, why: str) -> None:
+    def _say_missing(self, why: str, level: int = logging.WARNING) -> None:
         lacking = _in_words([*self._missing, *self._waiting])
         place = f"MLflow at {self._server}" if self._server else "MLflow"
-        self._say(f"{place} {why} and lacks {lacking}; all figures are in the home's database")
+        self._say(f"{place} {why} and lacks {lacking}; all figures are in the home's database", level)
 
     def _trouble(self, message: str) -> None:
         if self._told:
@@ -271,8 +277,8 @@ class Tracker:
         self._told = True
         self._say(message)
 
-    def _say(self, message: str) -> None:
-        _log.warning(message)
+    def _say(self, message: str, level: int = logging.WARNING) -> None:
+        _log.log(level, message)
         if self._on_trouble is None:
             return
         try:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
 import flows.server.prefect_server
+import tasks.early_check
 from flows import start
 from flows.cli import command_line
+from flows.configuration import given_configuration, look_at_model
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from tests.sample_run import write_sample_run
@@ -140,12 +144,20 @@ def test_every_wrong_setting_is_told_at_once(shell: Shell, monkeypatch: pytest.M
     assert "sampling.batch_size = 2 (from SPOTLIGHT_SAMPLING__BATCH_SIZE)" in message
 
 
-def test_a_cuda_device_that_is_not_there_is_refused(shell: Shell, home: Home):
+def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch):
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert "no CUDA device is visible" in shell.refusal("train", "--set", "model.device=cuda")
+
+    def check_only(_: Home, meanwhile: Callable[[], object]) -> None:
+        config = given_configuration(None, ["model.device=cuda"])
+        look_at_model(config, here=False)
+
+    monkeypatch.setattr(flows.server.prefect_server, "prefect_server", check_only)
+    monkeypatch.setattr(tasks.early_check, "start_early", lambda config: None)
+    with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
+        start.train(settings=["model.device=cuda"])
     assert not home.database.exists()
 
 

@@ -77,7 +77,8 @@ def test_a_part_of_the_start_is_told_with_its_time(terminal: bool):
     screen = io.StringIO()
     reporter = Reporter(Console(file=screen, force_terminal=terminal, width=80, color_system=None))
     with reporter.stage("start 3 devices"):
-        assert ("start 3 devices ..." in screen.getvalue()) == terminal
+        pass
+    assert ("start 3 devices ..." in screen.getvalue()) == terminal
     assert screen.getvalue().splitlines()[-1].endswith(" s  start 3 devices")
     with pytest.raises(ValueError), reporter.stage("start nothing"):
         raise ValueError

@@ -80,11 +80,11 @@ def trial(up: RunningUp, phase: str, before: Trial | None) -> tuple[Trial, bool 
     Returns:
         The trial, and whether the one before was resumed where it had ended.
     """
-    form = {"resume": _RUN} if before else {"preset": "glyphs", "run_id": _RUN, "settings": list(SETTINGS)}
+    form = {"resume": _RUN} if before else {"preset": "glyphs", "settings": list(SETTINGS)}
     own = {process.pid for process in up.processes()}
     tail = HistoryTail(up.home.history(_RUN))
     tail.new()
-    answer = up.start_run("post-train", form).json()
+    answer = up.start_run("post-train", form, name=_RUN).json()
     store = RunStore(up.home)
     begun = before.iteration if before else 0
     # One iteration must be finished by then, and seeds are explored an iteration ahead.

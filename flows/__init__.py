@@ -48,6 +48,15 @@ class _UndeliveredEventsAreOneLine(logging.Filter):
         return first
 
 
+class _NoLineForEachTask(logging.Filter):
+    """Prefect logs the good end of every task: 8 lines an iteration, among which the run's own are lost."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.levelno <= logging.INFO and str(record.msg).startswith("Finished in state"))
+
+
+logging.getLogger("prefect.task_runs").addFilter(_NoLineForEachTask())
+
 for _name in ("prefect.events.clients", "prefect._internal.concurrency"):
     logging.getLogger(_name).addFilter(_UndeliveredEventsAreOneLine())
 

@@ -9,14 +9,21 @@ from typing import Any, cast
 from uuid import UUID
 
 import httpx
-from prefect.artifacts import create_progress_artifact, create_table_artifact, update_progress_artifact
+from prefect.artifacts import (
+    create_link_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
 from prefect.client.orchestration import get_client
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 import flows.progress as progress
 from flows.progress import Reporter
+from flows.run_identity import is_made_up
 from storage.database.records import IterationRecord
+from storage.home import dashboard_page
 
 
 class PrefectReporter(Reporter):
@@ -70,6 +77,25 @@ def name_flow_run(name: str) -> None:
     """Give the flow run that goes on the name of the run that it does: both are then found by it."""
     with _server_may_be_away(), get_client(sync_client=True) as client:
         client.update_flow_run(UUID(flow_run.get_id()), name=name)
+
+
+def name_given_in_prefect() -> str | None:
+    """The flow run's name where a person chose it: the identifier that the run is to have.
+
+    None for a name that Prefect made up, and where the flow run is done once more: its name is the first
+    one's.
+    """
+    name = flow_run.get_name()
+    return None if not name or flow_run.get_run_count() > 1 or is_made_up(name) else name
+
+
+def link_to_dashboard(run_id: str) -> None:
+    """Show the run's page of the dashboard among the flow run's artefacts, where a dashboard is known."""
+    page = dashboard_page(run_id)
+    if not page:
+        return
+    with _server_may_be_away():
+        create_link_artifact(page, "Open the run in the dashboard", "dashboard", f"[{run_id}]({page})")
 
 
 def show_result(result: Mapping[str, Any]) -> None:

@@ -1,65 +1,101 @@
-"""Cancelling runs: those of the command line, and the last steps of those that a runner has started.
+"""Cancelling runs: by Ctrl-C, SIGTERM, the Prefect UI, and the last steps of those that a runner has started.
+
+Prefect takes every end by a signal for a crash: it marks the flow run and its task runs Crashed, and prints a
+red line for each. Here they are Cancelled, as the run is in the database.
 
 Prefect's runner cancels only flow runs of deployments. A run of the command line watches its own state
-instead: when somebody presses Cancel in the Prefect UI, it gets the same SIGTERM that a runner would
-send, ends its processes, and is marked Cancelled.
+instead: when somebody presses Cancel in the Prefect UI, it gets the same SIGTERM that a runner would send.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import NoReturn
-from uuid import UUID
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
 
 import httpx
+import prefect.flow_engine
+import prefect.task_engine
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
+from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
+from flows.stopping import Stopped, stop_this_process
 from storage.errors import RunCancelledError
 
 _POLL_S = 1.0
+_MESSAGE = "ended by a person or by the system"
+"""Of the states; Prefect's log lines repeat it, by which they are known."""
 
 
 @contextmanager
 def cancellable(name: str) -> Iterator[None]:
     """While the context lasts, the flow run called `name` can be cancelled from the Prefect UI.
 
-    SIGTERM ends the flow in order and then raises SystemExit(143). Only the main thread gets signals: in
-    another one this does nothing.
+    Signals are to be handled by `flows.stopping` then, and not by Prefect's engine. Only the main thread gets
+    signals: in another one this does nothing.
 
     Raises:
         RunCancelledError: the run was cancelled in the Prefect UI.
+        Stopped: it ended by a signal.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    cancelled: list[UUID] = []
-    over = threading.Event()
+    cancelled, over = threading.Event(), threading.Event()
     watch = threading.Thread(target=_watch, args=(name, cancelled, over), name="cancellation", daemon=True)
-    # Prefect passes the signal on to this handler once its own clean-up is done.
-    before = signal.signal(signal.SIGTERM, _leave)
     watch.start()
     try:
-        yield
-    except SystemExit as ended:
-        if not cancelled:
+        with signals_cancel():
+            yield
+    except Stopped as stopped:
+        if not cancelled.is_set():
             raise
         raise RunCancelledError(
             f"run {name!r} was cancelled in the Prefect UI; go on with `spotlight resume {name}`"
-        ) from ended
+        ) from stopped
     finally:
         over.set()
-        signal.signal(signal.SIGTERM, before)
-        _mark_cancelled(cancelled)
+
+
+@contextmanager
+def signals_cancel() -> Iterator[None]:
+    """Flows that are called meanwhile leave the signals to `flows.stopping`, and are Cancelled by them.
+
+    Prefect's own handler of SIGTERM would raise once more in the middle of the end.
+    """
+    with ends_are_cancellations(), _replaced(prefect.flow_engine, "capture_sigterm", nullcontext):
+        yield
+
+
+@contextmanager
+def ends_are_cancellations() -> Iterator[None]:
+    """Flow runs and task runs that a signal ends meanwhile are Cancelled, without a line in Prefect's log.
+
+    Prefect has no setting for that.
+    """
+    of_flow = prefect.flow_engine.exception_to_crashed_state
+    of_task = prefect.task_engine.exception_to_crashed_state_sync
+
+    async def flow_state(error: BaseException, *arguments: Any) -> State[Any]:
+        return _cancelled_by(error) or await of_flow(error, *arguments)
+
+    def task_state(error: BaseException, *arguments: Any) -> State[Any]:
+        return _cancelled_by(error) or of_task(error, *arguments)
+
+    with (
+        _replaced(prefect.flow_engine, "exception_to_crashed_state", flow_state),
+        _replaced(prefect.task_engine, "exception_to_crashed_state_sync", task_state),
+    ):
+        yield
 
 
 @contextmanager
@@ -80,7 +116,8 @@ def gone_soon_when_cancelled() -> Iterator[None]:
     # The last to be called of those that the run registers after it, such as Ray's.
     atexit.register(leave)
     try:
-        yield
+        with ends_are_cancellations():
+            yield
     except TerminationSignal:
         cancelled.append(True)
         raise
@@ -89,11 +126,35 @@ def gone_soon_when_cancelled() -> Iterator[None]:
             atexit.unregister(leave)
 
 
-def _leave(number: int, _: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
-def _watch(name: str, cancelled: list[UUID], over: threading.Event) -> None:
+def _cancelled_by(error: BaseException) -> State[Any] | None:
+    """The state of what this has ended; None where it is no signal."""
+    if isinstance(error, (KeyboardInterrupt, TerminationSignal)):
+        return Cancelled(message=_MESSAGE)
+    return None
+
+
+class _CancelledIsNoError(logging.Filter):
+    """Prefect logs an error for each flow run and task run that does not complete."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return _MESSAGE not in record.getMessage()
+
+
+for _name in ("prefect.flow_runs", "prefect.task_runs"):
+    logging.getLogger(_name).addFilter(_CancelledIsNoError())
+
+
+def _watch(name: str, cancelled: threading.Event, over: threading.Event) -> None:
     wanted = FlowRunFilter(
         name=FlowRunFilterName(any_=[name]),
         state=FlowRunFilterState.model_validate({"type": {"any_": ["CANCELLING"]}}),
@@ -105,15 +166,6 @@ def _watch(name: str, cancelled: list[UUID], over: threading.Event) -> None:
             except httpx.HTTPError:
                 continue  # a server that restarts is asked again
             if found:
-                cancelled += [run.id for run in found]
-                os.kill(os.getpid(), signal.SIGTERM)
+                cancelled.set()
+                stop_this_process("cancelled in the Prefect UI")
                 return
-
-
-def _mark_cancelled(flow_run_ids: list[UUID]) -> None:
-    if not flow_run_ids:
-        return
-    with get_client(sync_client=True) as client:
-        # The engine takes any SIGTERM for a crash; the person who cancelled knows better.
-        for flow_run_id in flow_run_ids:
-            client.set_flow_run_state(flow_run_id, Cancelled(message="cancelled by a person"), force=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flows.progress import reporter
 from storage.config.loading import load_config, load_with_sources
 from storage.config.run_config import RunConfig
+from storage.config.tracking import TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
 
@@ -40,6 +41,8 @@ def given_configuration(
 def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
     """An earlier run's configuration, to go on with on another cluster.
 
+    The environment has a say in where figures are copied to: an MLflow server may be gone for good.
+
     Args:
         config: as the run was started with.
         cluster: what starts the processes; None leaves it, unless an address is given.
@@ -49,7 +52,8 @@ def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) 
         ConfigurationError: the two do not fit, or not to the run.
     """
     changes = _cluster_setting(cluster, ray_address)
-    return load_config(None, changes, {}, config) if changes else config
+    environ = {name: os.environ[name] for name in (TRACKING_VARIABLE,) if name in os.environ}
+    return load_config(None, changes, environ, config) if changes or environ else config
 
 
 def _cluster_setting(cluster: str | None, ray_address: str | None) -> list[str]:
@@ -85,6 +89,27 @@ def look_at_inputs(config: RunConfig) -> None:
     check_inputs(config)
 
 
+def look_at_model(
+    config: RunConfig, here: bool = True, meanwhile: Callable[[], object] = lambda: None
+) -> None:
+    """The second part of `run_preflight`, which takes seconds.
+
+    Args:
+        config: the run's configuration.
+        here: whether this process will be the run's driver.
+        meanwhile: called while another process does the checks, or before them.
+
+    Raises:
+        SpotlightError: the first thing that the run could not work with.
+    """
+    from tasks.early_check import Checks, begin_check
+
+    checked = begin_check(config) if here else lambda: Checks().check(config)
+    meanwhile()
+    for warning in checked():
+        reporter().note(f"warning: {warning}")
+
+
 def run_preflight(config: RunConfig, here: bool = True) -> None:
     """Refuse what can be known to be wrong before anything starts; warnings are reported.
 
@@ -96,14 +121,7 @@ def run_preflight(config: RunConfig, here: bool = True) -> None:
         SpotlightError: the first thing that the run could not work with.
     """
     look_at_inputs(config)
-    if here:
-        from tasks.early_start import start_early
-
-        start_early(config)
-    from tasks.preflight import check  # torch and diffusers: seconds
-
-    for warning in check(config):
-        reporter().note(f"warning: {warning}")
+    look_at_model(config, here)
 
 
 def _absolute(path: str) -> str:

@@ -14,7 +14,13 @@ from typing import Any
 from prefect import flow
 
 from flows import start
-from flows.artifacts import name_flow_run, show_differences, show_result, shown_in_prefect
+from flows.artifacts import (
+    name_flow_run,
+    name_given_in_prefect,
+    show_differences,
+    show_result,
+    shown_in_prefect,
+)
 from flows.cancellation import gone_soon_when_cancelled
 from flows.configuration import run_preflight
 from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
@@ -38,7 +44,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             run_id, config = form.resume, _resumed(home, form)
         else:
             config = start.new_configuration(form.preset, _settings(form))
-            run_id = start.free_run_id(store, config, form.run_id or None)
+            run_id = start.free_run_id(store, config, name_given_in_prefect())
         interrupted = store.reconcile()
         run_preflight(config)
         close_orphaned_flow_runs([*interrupted, run_id])
@@ -95,7 +101,7 @@ def _settings(form: TrainingForm) -> list[str]:
 
 
 def _resumed(home: Home, form: TrainingForm) -> RunConfig:
-    if form.settings or form.iterations or form.run_id:
+    if form.settings or form.iterations:
         raise ConfigurationError(
             f"run {form.resume!r} goes on with its own configuration; leave the other fields empty"
         )

@@ -27,7 +27,7 @@ _RUN_ID = r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$"
 
 
 class TrainingForm(Section):
-    """A new run, or one to go on with."""
+    """A new run, whose identifier is Prefect's Run Name, or one to go on with."""
 
     preset: PresetName = "glyphs"
     """What to train. glyphs, shapes (also -sparse and -stale) and smoke need neither a GPU nor other weights;
@@ -38,9 +38,6 @@ class TrainingForm(Section):
 
     settings: list[Setting] = Field(default=[], max_length=200)
     """Any other settings, one an item, each as section.key=value: sampling.noise_level=0.5, seed=3."""
-
-    run_id: str = Field(default="", pattern=_RUN_ID, title="Identifier of the new run")
-    """Letters, digits, _, . and -; made up where it is empty. Prefect's Run Name becomes the same."""
 
     resume: str = Field(default="", pattern=_RUN_ID, title="Run to resume")
     """Identifier of a run that was killed, cancelled or failed, to go on with. It has a configuration of its

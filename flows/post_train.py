@@ -18,12 +18,15 @@ from contextlib import suppress
 from typing import Any
 
 from prefect import flow
+from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
+from flows.artifacts import link_to_dashboard
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.run_guard import RunGuard
 from flows.run_identity import check_run_id, new_run_id
+from flows.stopping import Stopped
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
@@ -62,9 +65,12 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config)
+    link_to_dashboard(run_id)
     guard = RunGuard(home.path, run_id)
     try:
-        with open_session(home, store, run_id, config) as session:
+        with reporter().stage(_start_of_devices(config)):
+            session = open_session(home, store, run_id, config)
+        with session:
             guard.follow(session.runtime.needed_processes())
             summary = _train(session)
         store.set_summary(run_id, summary)
@@ -72,13 +78,29 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     except BaseException as error:
         # What ended the run matters more than that the database cannot be told.
         with suppress(StorageError):
-            reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            store.set_status(run_id, status_after(type(error)), reason)
+            store.set_status(run_id, status_after(type(error)), _reason(error))
         raise
     finally:
         guard.close()
         back_up(store)
+    reporter().note("copying weights and report to MLflow")
+    session.finish_tracking()
     return summary
+
+
+def _start_of_devices(config: RunConfig) -> str:
+    runtime = config.runtime
+    devices = runtime.reserved_workers + runtime.spot_workers
+    return f"start {devices} devices and {runtime.scorer_workers} scorers"
+
+
+def _reason(error: BaseException) -> str:
+    """Why a run ended, as the database keeps it."""
+    if isinstance(error, Stopped):
+        return str(error)
+    if isinstance(error, TerminationSignal):
+        return "cancelled in the Prefect UI, or by the end of `spotlight up`"
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
@@ -215,7 +237,7 @@ def _evaluate_if_due(session: Session, iteration: int) -> None:
     if not _is_due(session.config, iteration):
         return
     started_at = now()
-    evaluation = evaluate(session)
+    evaluation = evaluate(session, iteration)
     intervals = session.runtime.take_intervals()
     record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
     record_evaluation(session, record)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from storage.database.records import EvaluationRecord, IterationRecord
+
+_PACE_S = 7 * 86_400.0
+"""Of iterations that the time left is told by: rich's own 30 s may hold none."""
 
 
 class Reporter:
@@ -26,6 +31,18 @@ class Reporter:
         """One line for the person who watches."""
         self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 
+    @contextmanager
+    def stage(self, doing: str) -> Iterator[None]:
+        """A part of the start: shown on a terminal while it goes on, then a line with the time it took.
+
+        Args:
+            doing: what is done, as in "start 3 devices".
+        """
+        began = time.monotonic()
+        with self._console.status(f"{doing} ...") if self._console.is_terminal else nullcontext():
+            yield
+        self.note(f"{time.monotonic() - began:6.1f} s  {doing}")
+
     def begin(self, run_id: str, total: int, done: int) -> None:
         """A run starts or goes on after `done` of `total` iterations."""
         self._total = total
@@ -35,13 +52,16 @@ class Reporter:
             return
         self._bar = Progress(
             TextColumn("{task.fields[phase]:8}"),
-            TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("left"),
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self._console,
+            speed_estimate_period=_PACE_S,
         )
         self._task = self._bar.add_task("training", total=total, completed=done, phase="")
+        self._bar.advance(self._task, 0)  # from here on the first iteration's time counts
         self._bar.start()
 
     def phase(self, name: str) -> None:

@@ -8,6 +8,7 @@ from flows.configuration import given_configuration, with_absolute_paths
 from flows.forms import ReproductionForm
 from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
+from storage.config.tracking import TrackingConfig
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.evaluations.references import Reference, read_reference, reference_of
@@ -42,7 +43,8 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
     """The recorded configuration, with what is changed on purpose; this machine's environment has no say."""
     if was is None:
         return with_prices(given_configuration(form.preset, form.settings))
-    config = was.run_config
+    # Its own MLflow server may be that of another place, or gone.
+    config = was.run_config.model_copy(update={"tracking": TrackingConfig()})
     if not form.settings:
         return config  # to the letter: nothing is read or derived anew
     return with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))

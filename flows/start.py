@@ -11,15 +11,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.configuration import given_configuration, look_at_inputs, on_cluster, run_preflight
+from flows.configuration import given_configuration, look_at_inputs, look_at_model, on_cluster
 from flows.progress import reporter
 from flows.recovery import run_to_resume
 from flows.run_identity import check_run_id, new_run_id
+from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
+from flows.stopping import Stopped, stops_in_order
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore, check_resumable
-from storage.errors import CheckpointError, ConfigurationError
+from storage.errors import (
+    CheckpointError,
+    ConfigurationError,
+    RunCancelledError,
+    RunNotFoundError,
+    StorageError,
+)
 from storage.home import Home
 from storage.new_folder import claim_folder
 
@@ -47,13 +55,15 @@ def train(
     Raises:
         SpotlightError: what was refused before the start, or ended the run.
     """
-    if run_id is not None:
-        check_run_id(run_id)
-    config = new_configuration(preset, settings, ray_address, cluster)
-    home = Home.from_environment().ensure()
-    run_id = free_run_id(RunStore(home), config, run_id)
-    run_preflight(config)
-    return post_train_under_server(home, run_id, config)
+    with stops_in_order("Stopped before the run began; nothing is kept."):
+        if run_id is not None:
+            check_run_id(run_id)
+        config = new_configuration(preset, settings, ray_address, cluster)
+        home = Home.from_environment().ensure()
+        run_id = free_run_id(RunStore(home), config, run_id)
+        look_at_inputs(config)
+        reporter().note(f"starting run {run_id}: {_size_of(config)}")
+        return post_train_under_server(home, run_id, config)
 
 
 def resume(
@@ -73,10 +83,12 @@ def resume(
     Raises:
         SpotlightError: what was refused before the start, or ended the run.
     """
-    home = Home.from_environment().ensure()
-    config = resumed_configuration(home, run_id, cluster, ray_address, take_over)
-    run_preflight(config)
-    return post_train_under_server(home, run_id, config)
+    with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
+        home = Home.from_environment().ensure()
+        config = resumed_configuration(home, run_id, cluster, ray_address, take_over)
+        look_at_inputs(config)
+        reporter().note(f"resuming run {run_id}: {_size_of(config)}")
+        return post_train_under_server(home, run_id, config)
 
 
 def evaluate(
@@ -106,21 +118,23 @@ def evaluate(
     Raises:
         SpotlightError: what was refused before the start, or ended the evaluation.
     """
+    from flows.server.prefect_server import prefect_server
     from storage.evaluations.pairs import comparable
 
-    home = Home.from_environment().ensure()
-    config = evaluated_configuration(home, run_id, preset, settings, ray_address, cluster)
-    look_at_inputs(config)
-    earlier = None if compare is None else comparable(home, config, compare)
-    folder = None if images is None else claim_folder(images, "--images")
-    run_preflight(config)
-    # Prefect is imported by the flow, and reads its settings then: the server comes first.
-    from flows.server.prefect_server import prefect_server
+    with stops_in_order("Stopped; nothing of the evaluation is kept."):
+        home = Home.from_environment().ensure()
+        config = evaluated_configuration(home, run_id, preset, settings, ray_address, cluster)
+        look_at_inputs(config)
+        earlier = None if compare is None else comparable(home, config, compare)
+        folder = None if images is None else claim_folder(images, "--images")
+        reporter().note(f"starting an evaluation of {run_id or config.model.path}")
+        # Prefect reads its settings when it is imported: the server comes first.
+        with prefect_server(home, lambda: _check_and_import(config, "flows.evaluate")):
+            from flows.cancellation import signals_cancel
+            from flows.evaluate import evaluate_model
 
-    with prefect_server(home):
-        from flows.evaluate import evaluate_model
-
-        return evaluate_model(config, run_id, folder, earlier)
+            with signals_cancel():
+                return evaluate_model(config, run_id, folder, earlier)
 
 
 def new_configuration(
@@ -222,13 +236,16 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     Raises:
         SpotlightError: what ended the run.
     """
+    from tasks.early_check import start_early
+
+    start_early(config)  # before the libraries that this process imports
     import httpx
 
     from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
 
     store = RunStore(home)
     interrupted = store.reconcile()
-    with prefect_server(home, lambda: importlib.import_module("flows.post_train")) as ui_url:
+    with prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url:
         from flows.cancellation import cancellable
         from flows.post_train import post_train
 
@@ -239,5 +256,49 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
         except httpx.HTTPError as error:
             summary = result_without_server(store, run_id, error)
-    reporter().note("see the run in the dashboard: `spotlight ui`, then http://127.0.0.1:8501")
+        except (Stopped, RunCancelledError) as stopped:
+            _say_where_it_stopped(store, run_id, stopped)
+            raise
+    reporter().note(f"see the run in the dashboard: {way_to_dashboard(home)}")
     return summary
+
+
+def _check_and_import(config: RunConfig, module: str) -> None:
+    """Do the checks that take seconds, and import a flow, with Prefect and torch, beside them."""
+    from tasks.early_check import cluster_class
+
+    def import_libraries() -> None:
+        importlib.import_module(module)
+        cluster_class(config)
+
+    with reporter().stage("check the model and the scorer, load the libraries"):
+        look_at_model(config, meanwhile=import_libraries)
+
+
+def _say_where_it_stopped(store: RunStore, run_id: str, stopped: BaseException) -> None:
+    """One line of how far a stopped run came and how to go on; nothing where it had not begun."""
+    try:
+        row = store.run(run_id)
+    except (RunNotFoundError, StorageError):
+        return
+    if isinstance(stopped, Stopped):
+        stopped.said = True
+    if row.status == "finished":
+        reporter().note(f"Run {run_id} had finished.")
+        return
+    done, total = row.last_iteration or 0, row.config.iterations
+    where = f"after iteration {done} of {total}" if done else "before its first iteration was done"
+    reporter().note(f"Stopped {where}. Continue: spotlight resume {run_id}")
+
+
+def _size_of(config: RunConfig) -> str:
+    """What a run starts, in words."""
+    images = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+    runtime = config.runtime
+    place = {"ray": "with a Ray cluster of its own", "local": "as local processes"}.get(
+        runtime.cluster, f"on the Ray cluster at {runtime.ray_address}"
+    )
+    return (
+        f"{config.iterations} iterations of {images} images, {runtime.reserved_workers} reserved and "
+        f"{runtime.spot_workers} spot devices, {place}"
+    )

@@ -17,6 +17,9 @@ HOME_VARIABLE = "SPOTLIGHT_HOME"
 UP_TOKEN_VARIABLE = "SPOTLIGHT_UP_TOKEN"
 """Environment variable by which the processes of a `spotlight up` know each other."""
 
+DASHBOARD_URL_VARIABLE = "SPOTLIGHT_DASHBOARD_URL"
+"""Environment variable with the dashboard's address, for links to it; `spotlight up` sets it for its runs."""
+
 PRIVATE_UMASK = 0o077
 """New files 0600, new folders 0700."""
 
@@ -134,6 +137,12 @@ class Home:
         except OSError as error:
             raise _refused(self.path, f"it cannot be closed to other users: {error}") from error
         return self
+
+
+def dashboard_page(run_id: str, environ: Mapping[str, str] | None = None) -> str:
+    """Address of a run's page in the dashboard; empty where no dashboard is known to run."""
+    address = (os.environ if environ is None else environ).get(DASHBOARD_URL_VARIABLE, "").rstrip("/")
+    return f"{address}/?run={quote(run_id, safe='')}" if address else ""
 
 
 def is_open_to_others(path: Path) -> bool:

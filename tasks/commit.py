@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -20,14 +24,17 @@ from storage.database.records import (
     StateInterval,
     record_to_json,
 )
+from storage.tracking.names import EVALUATION_USD, TOTAL_USD
 from tasks.seeds import candidate_records, png_base64, sample_images
 from tasks.session import Session
 
 GALLERY = 12
 """Images of an evaluation that are kept for the dashboard: the same prompts and seeds every time."""
 
+_SLUG_CHARACTERS = 40
 
-@task(name="commit", cache_policy=NO_CACHE, persist_result=False)
+
+@task(name="commit", task_run_name="commit {record.iteration}", cache_policy=NO_CACHE, persist_result=False)
 def commit(session: Session, record: IterationRecord) -> None:
     """Make an iteration durable: the checkpoint is the commit, the rest follows from its record.
 
@@ -46,17 +53,45 @@ def _commit(session: Session, record: IterationRecord) -> None:
             record.iteration, session.runtime.blobs(), record_to_json(record), config.model_dump(mode="json")
         )
     session.store.commit_iteration(record)
-    session.tracker.metrics(record.iteration, record.metrics)
+    session.spent_usd += record.metrics["cost_usd"]
+    session.tracker.metrics(record.iteration, record.metrics | {TOTAL_USD: session.spent_usd})
 
 
-@task(name="record-evaluation", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="record-evaluation",
+    task_run_name="record-evaluation {record.iteration}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the database and to MLflow."""
     session.store.commit_evaluation(record)
-    parts = {f"evaluation_part_{name}": value for name, value in record.parts.items()}
-    session.tracker.metrics(
-        record.iteration, {"evaluation_score": record.score, "evaluation_exact": record.exact, **parts}
-    )
+    usd = sum(interval.usd for interval in record.intervals)
+    session.spent_usd += usd
+    figures = {
+        "evaluation_score": record.score,
+        "evaluation_exact": record.exact,
+        **{f"evaluation_part_{name}": value for name, value in record.parts.items()},
+        EVALUATION_USD: usd,
+        TOTAL_USD: session.spent_usd,
+    }
+    session.tracker.metrics(record.iteration, figures)
+    session.tracker.images(record.iteration, _gallery(record))
+
+
+def _gallery(record: EvaluationRecord) -> dict[str, Callable[[], bytes]]:
+    """The pictures of an evaluation by a name that is the same at every evaluation: number and prompt."""
+    return {
+        f"held-out/{image.prompt_id + 1:03d}-{_slug(image.prompt)}-{image.seed_index}": partial(
+            base64.b64decode, image.png_base64
+        )
+        for image in record.images
+        if image.png_base64 is not None
+    }
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", text).strip("-")[:_SLUG_CHARACTERS]
 
 
 def iteration_record(
@@ -106,7 +141,7 @@ def iteration_record(
         samples=_sample_records(rolled, scores, trained),
         intervals=intervals,
         candidates=candidate_records(session, rolled.plan, review),
-        sample_images=sample_images(session, rolled, scores),
+        sample_images=sample_images(rolled, scores),
         next_plan=plan_to_json(review.next_plan) if review.next_plan is not None else None,
         explorer_state=session.runtime.explorer_state(),
         device_events=session.runtime.take_device_events(),

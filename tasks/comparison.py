@@ -18,8 +18,8 @@ _DATA = "digest "
 _CODE = "commit"
 _CONFIDENCE = 0.95
 _SHOWN_PROMPTS = 5
-_IGNORED_SETTINGS = {"runtime.cluster"}
-"""Where a run computes, not what."""
+_IGNORED_SETTINGS = {"runtime.cluster", "tracking.uri"}
+"""Where a run computes and is copied to, not what it computes."""
 
 Difference = dict[str, str]
 """What differs: `kind`, `what`, `was`, `is`."""

@@ -22,7 +22,7 @@ from storage.evaluations.figures import figures_of
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
-from storage.tracking import Tracker
+from storage.tracking.tracker import Tracker
 from tasks.image_folder import write_images
 from tasks.inputs import input_digests
 
@@ -47,7 +47,7 @@ class Evaluated:
     ended_at: float
 
 
-@task(name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
+@task(name="evaluate-weights", task_run_name="evaluate-weights", cache_policy=NO_CACHE, persist_result=False)
 def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evaluated:
     """Load, generate, judge.
 
@@ -70,7 +70,12 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     return Evaluated(run_id, iteration, evaluation, runtime.evaluate_prompts, started_at, now())
 
 
-@task(name="record-separate-evaluation", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="record-separate-evaluation",
+    task_run_name="record-separate-evaluation",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def record_separately(
     home: Home, config: RunConfig, evaluation_id: str, evaluated: Evaluated, folder: Path | None
 ) -> dict[str, Any]:
@@ -136,7 +141,7 @@ def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
 
 
 def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
-    """An evaluation's figures by the names that they have in MLflow; those of a run's own come first."""
+    """An evaluation's figures by name; those that a run's own evaluations have come first."""
     found: dict[str, float] = {}
     groups = {"": figures, ".over_tags": figures.get("over_tags")}
     groups |= {f".{tag}": values for tag, values in figures.get("by_tag", {}).items()}
@@ -156,11 +161,8 @@ def _track(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapp
     tracker.start(
         row.evaluation_id,
         config,
-        {
-            "spotlight.reward": config.reward.scorer,
-            "spotlight.model": config.model.path,
-            "spotlight.evaluates": row.run_id or "untouched model",
-        },
+        row.environment.get("commit", ""),
+        {"spotlight.evaluates": row.run_id or "untouched model"},
     )
     tracker.metrics(row.iteration, tracked_metrics(figures))
     tracker.finish("finished")

@@ -11,7 +11,7 @@ from gpu_runtime.runtime import Evaluation, Rollout, Trained
 from tasks.session import Session
 
 
-@task(name="explore", cache_policy=NO_CACHE, persist_result=False)
+@task(name="explore", task_run_name="explore {iteration}", cache_policy=NO_CACHE, persist_result=False)
 def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -> SeedPlan:
     """Choose the seeds of an iteration.
 
@@ -25,7 +25,7 @@ def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -
         return session.runtime.explore(iteration)
 
 
-@task(name="rollout", cache_policy=NO_CACHE, persist_result=False)
+@task(name="rollout", task_run_name="rollout {plan.iteration}", cache_policy=NO_CACHE, persist_result=False)
 def rollout(session: Session, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
@@ -35,22 +35,26 @@ def rollout(session: Session, plan: SeedPlan, explores_for: int | None = None) -
         return session.runtime.rollout(plan, explores_for)
 
 
-@task(name="reward", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="reward", task_run_name="reward {rolled.plan.iteration}", cache_policy=NO_CACHE, persist_result=False
+)
 def reward(session: Session, rolled: Rollout) -> list[Score]:
     """Wait for the last scores of the rollout's images."""
     with session.timed("reward"):
         return session.runtime.reward(rolled)
 
 
-@task(name="train", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="train", task_run_name="train {rolled.plan.iteration}", cache_policy=NO_CACHE, persist_result=False
+)
 def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
     """Take the training steps on the reserved device and publish the weights."""
     with session.timed("train"):
         return session.runtime.train(rolled, scores)
 
 
-@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(session: Session) -> Evaluation:
-    """Score the held-out prompts with the moving average of the weights."""
+@task(name="evaluate", task_run_name="evaluate {iteration}", cache_policy=NO_CACHE, persist_result=False)
+def evaluate(session: Session, iteration: int) -> Evaluation:
+    """Score the held-out prompts with the moving average of the weights after an iteration."""
     with session.timed("evaluate"):
         return session.runtime.evaluate()

@@ -20,7 +20,6 @@ from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.registry import build_scorer
-from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
@@ -102,6 +101,9 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
     settings = config.sequence_parallel
     if settings.largest == 1:
         return []
+    # Imported here: all families of diffusers, which a run that shares no sequence has no use for.
+    from gpu_runtime.sequence_parallel.ulysses import refuse_attention, shape_of
+
     if config.model.attention != "auto":
         refuse_attention(config.model.attention)
     shape = shape_of(outline.transformer, *outline.sequence_lengths())

@@ -15,7 +15,7 @@ from gpu_runtime.pretraining.flow_matching import pretrain
 from storage.new_folder import claim_folder
 
 
-@task(name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
+@task(name="pretrain-model", task_run_name="pretrain-model", cache_policy=NO_CACHE, persist_result=False)
 def pretrain_model(
     embedded_task: str, out: Path, seed: int, progress: Callable[[int, int, float], None]
 ) -> dict[str, Any]:

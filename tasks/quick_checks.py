@@ -18,6 +18,7 @@ from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
+from storage.tracking.server import refuse_silent_server
 
 _MOST_PROCESSES_A_CORE = 8
 """Of workers, or of scorers, on this machine: with more, they wait for one another until leases end."""
@@ -60,13 +61,16 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     """Check the settings against this machine, and read and check every prompt.
 
     Raises:
-        ConfigurationError, PromptFileError: a value that the run cannot work with.
+        ConfigurationError, PromptFileError: a value that the run cannot work with, or a server that does not
+            answer.
         ModelError: a folder of weights is missing.
     """
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
     warnings = _check_processes(config) if local else []
     _check_notices(config.runtime)
-    family_of(config.model).find(config.model)
+    family = family_of(config.model)
+    family.find(config.model)
+    fits_model = family.prompt_check(config.model)
     scorer = chosen_scorer(config.reward)
     _check_gpu_of_scorers(config, scorer)
     scorer.check_files()
@@ -76,7 +80,10 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
         for prompt in prompts:
             with naming(setting, prompt, f"; choose prompts that fit scorer {config.reward.scorer!r}"):
                 scorer.check_prompt(prompt)
+            with naming(setting, prompt):
+                fits_model(prompt.text)
     refuse_silent_address(config.runtime.ray_address)
+    refuse_silent_server(config.tracking.uri)
     return CheckedInputs(train, evaluate, warnings)
 
 

@@ -18,7 +18,12 @@ from storage.home import Home
 from tasks.inputs import input_digests
 
 
-@task(name="evaluate-again", cache_policy=NO_CACHE, persist_result=False)
+@task(
+    name="evaluate-again",
+    task_run_name="evaluate-again {run_id}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+)
 def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     """Score the newest checkpoint of a run on the held-out prompts, image by image.
 

@@ -16,6 +16,9 @@ from gpu_runtime.runtime import Rollout
 from storage.database.records import CandidateRecord, SampleImage
 from tasks.session import Session
 
+GALLERY_PROMPTS = 2
+"""Prompts of an iteration whose best and worst image are kept for the dashboard."""
+
 _THUMBNAIL_SIDE = 256
 """Pixels."""
 
@@ -75,9 +78,9 @@ def candidate_records(session: Session, plan: SeedPlan, review: SeedReview) -> l
     ]
 
 
-def sample_images(session: Session, rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
+def sample_images(rolled: Rollout, scores: list[Score]) -> list[SampleImage]:
     """Thumbnails of the best and the worst judged image of an iteration's first prompts."""
-    chosen = sorted(rolled.plan.seeds)[: session.config.exploration.gallery_prompts]
+    chosen = sorted(rolled.plan.seeds)[:GALLERY_PROMPTS]
     of_prompt: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
     for place, (delivered, score) in enumerate(zip(rolled.delivered, scores, strict=True)):
         request = delivered.sample.request

@@ -6,6 +6,7 @@ and no task caches its result.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,13 +21,14 @@ from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
 from storage.database.records import IterationRecord, RunStatus, record_from_json
-from storage.database.results import last_recorded_at
+from storage.database.results import last_recorded_at, paid_usd
 from storage.database.run_store import RunStore
 from storage.errors import CheckpointError
-from storage.home import Home
-from storage.tracking import FLUSH_WAIT_S, Tracker
+from storage.home import Home, dashboard_page
+from storage.tracking.tracker import FLUSH_WAIT_S, Tracker
+from tasks.report import report_file
 
-CANCELLED_FLUSH_S = 3.0
+CANCELLED_FLUSH_S = 1.5
 """How long a cancelled run waits for MLflow, which holds a copy."""
 
 
@@ -40,6 +42,7 @@ class Session:
         failed_starts_noted: how many workers that did not start have.
         lost_standbys_noted: how many lost standbys have.
         seconds: how long each phase of the running iteration took.
+        spent_usd: what the run's devices have cost so far, in all its lives.
         on_phase: called with a phase's name when it begins, from the thread that does it.
         on_commit: called with an iteration's record once it is recorded.
     """
@@ -61,12 +64,14 @@ class Session:
         self.checkpoints = checkpoints
         self.tracker = tracker
         self._opened = opened
+        self._cancelled = False
         self.first_iteration = 1
         self.next_plan: SeedPlan | None = None
         self.losses_noted = 0
         self.failed_starts_noted = 0
         self.lost_standbys_noted = 0
         self.seconds: dict[str, float] = {}
+        self.spent_usd = 0.0
         self.on_phase: Callable[[str], None] = lambda phase: None
         self.on_commit: Callable[[IterationRecord], None] = lambda record: None
 
@@ -76,22 +81,37 @@ class Session:
         if announced:
             self.on_phase(phase)
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except Exception as error:
+            if not self._cancelled:
+                raise
+            # A task beside the others failed because its devices were taken away: it ends as the run does.
+            raise TerminationSignal(signal.SIGTERM) from error
         self.seconds[phase] = time.perf_counter() - start
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        status = status_after(kind)
+        self._cancelled = status == "cancelled"
         self._opened.close()
         if kind is None:
-            newest = self.checkpoints.load_latest()
-            if newest is not None:
-                self.tracker.artifact(newest.path / "weights.safetensors")
-                self.tracker.artifact(newest.path / "average.safetensors")
-        status = status_after(kind)
+            return  # `finish_tracking` follows once the run is marked as finished
         # Who cancels waits for the end: MLflow's import alone may take longer than all else.
         self.tracker.finish(status, CANCELLED_FLUSH_S if status == "cancelled" else FLUSH_WAIT_S)
+
+    def finish_tracking(self) -> None:
+        """Copy the weights of a finished run to MLflow, mark its end there, and add its report."""
+        newest = self.checkpoints.load_latest()
+        if newest is not None:
+            self.tracker.artifact(newest.path / "weights.safetensors")
+            self.tracker.artifact(newest.path / "average.safetensors")
+        self.tracker.end("finished")
+        home, run_id = self.store.home, self.run_id
+        self.tracker.made_artifact("report.html", lambda file: report_file(home, run_id, file))
+        self.tracker.close()
 
     def take_seconds(self) -> dict[str, float]:
         """Phase times since the last call, as metrics (`rollout_s`, ...)."""
@@ -123,14 +143,16 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
         session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all())
     try:
-        tracker.start(
-            run_id, config, {"spotlight.reward": config.reward.scorer, "spotlight.model": config.model.path}
-        )
+        commit = store.run(run_id).environment.get("commit", "")
+        page = dashboard_page(run_id)
+        described = {"mlflow.note.content": f"[This run in the dashboard]({page})"} if page else {}
+        tracker.start(run_id, config, commit, described)
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:
             # Killed before its first checkpoint: whatever was recorded is done again.
             store.discard_after(run_id, -1)
+        session.spent_usd = paid_usd(store.database, run_id)
     except BaseException as error:
         session.__exit__(type(error))
         raise

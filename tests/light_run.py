@@ -7,13 +7,15 @@ import sys
 import time
 
 from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
+from flows.stopping import stops_in_order
 from storage.home import Home
 
 
 def main() -> None:
     """Run a flow of that name with so many tasks; print where its books are, and what it came to."""
     name, tasks = sys.argv[1], int(sys.argv[2])
-    with prefect_server(Home.from_environment().ensure()) as ui_url:
+    home = Home.from_environment().ensure()
+    with stops_in_order("Stopped."), prefect_server(home) as ui_url:
         from prefect import flow, task
 
         from flows.cancellation import cancellable

@@ -73,6 +73,10 @@ class PrefectPages:
         self.page.keyboard.press("Escape")
         return offered
 
+    def name_run(self, name: str) -> None:
+        """Write Prefect's own Run Name, which the form begins with."""
+        self.page.get_by_label("Run Name").fill(name)
+
     def write(self, field: str, value: str) -> None:
         """Write into a field."""
         self.page.get_by_label(field).fill(value)

@@ -145,6 +145,22 @@ class Started(BaseException):
     """A process was to be started."""
 
 
+@contextlib.contextmanager
+def _only_checks(_: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
+    """In place of a server that starts beside the checks."""
+    meanwhile()
+    raise Started("a run")
+    yield ""
+
+
+def _check_in_this_process() -> None:
+    server: Any = importlib.import_module("flows.server.prefect_server")
+    early: Any = importlib.import_module("tasks.early_check")
+    server.prefect_server = _only_checks
+    early.start_early = lambda config: None
+    early.begin_check = lambda config: lambda: early.Checks().check(config)
+
+
 def _refuse_to_start(*arguments: object, **_: object) -> None:
     raise Started(str(arguments[:1])[:200])
 
@@ -213,6 +229,8 @@ def main() -> None:
     asked = [json.loads(line) for line in sys.stdin]
     if any(entry.get("loads") for entry in asked):
         importlib.import_module("tasks.preflight")  # some libraries start a process when they are imported
+        importlib.import_module("flows.post_train")
+        _check_in_this_process()
     # Typer builds all commands anew for each call, which takes longer than all else.
     typer.main.get_command = functools.cache(typer.main.get_command)
     subprocess.Popen.__init__ = _refuse_to_start  # type: ignore[assignment,method-assign]

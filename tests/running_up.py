@@ -106,10 +106,20 @@ class RunningUp:
             self.process.send_signal(signal.SIGINT)
         return self.process.wait(PATIENCE_S)
 
-    def start_run(self, deployment: str, form: dict[str, Any], **others: Any) -> httpx.Response:
-        """What the Prefect UI sends when its form is submitted; `others` are parameters beside the form."""
+    def start_run(
+        self, deployment: str, form: dict[str, Any], name: str = "", **others: Any
+    ) -> httpx.Response:
+        """What the Prefect UI sends when its form is submitted.
+
+        Args:
+            deployment: its name.
+            form: what was filled in.
+            name: the Run Name; empty lets Prefect make one up.
+            others: parameters beside the form.
+        """
         found = self.client.get(f"{self.api}/deployments/name/{deployment}/{deployment}").json()
         sent = {"parameters": {"form": form, **others}, "state": {"type": "SCHEDULED"}}
+        sent |= {"name": name} if name else {}
         return self.client.post(f"{self.api}/deployments/{found['id']}/create_flow_run", json=sent)
 
     def cancel(self, flow_run_id: str) -> None:
@@ -136,6 +146,16 @@ class RunningUp:
         wanted = {"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}}
         answer = self.client.post(f"{self.api}/artifacts/filter", json=wanted)
         return {artifact["key"]: artifact["data"] for artifact in answer.json()}
+
+    def task_names(self, flow_run_id: str) -> set[str]:
+        """Names of the runs of its tasks."""
+        wanted = {"flow_runs": {"id": {"any_": [flow_run_id]}}}
+        return {one["name"] for one in self.client.post(f"{self.api}/task_runs/filter", json=wanted).json()}
+
+    def log_lines(self, flow_run_id: str) -> list[str]:
+        """What its log says."""
+        wanted = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}}
+        return [one["message"] for one in self.client.post(f"{self.api}/logs/filter", json=wanted).json()]
 
     def wait_for_end(self, flow_run_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """Its final state."""

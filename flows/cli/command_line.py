@@ -21,7 +21,9 @@ from flows.cli.settings import preset_names, setting_names, settings, version_op
 from flows.configuration import given_configuration, run_preflight
 from flows.progress import reporter
 from flows.run_identity import new_run_id
+from flows.server.dashboards import DEFAULT_PORT
 from flows.server.loss import leave
+from flows.stopping import stops_in_order
 from storage.errors import ConfigurationError, RunCancelledError, SpotlightError, shortened
 from storage.home import Home
 from storage.new_folder import claim_folder
@@ -212,17 +214,20 @@ def pretrain(
     """Make an embedded model from nothing: render images, train by flow matching, save."""
     home = Home.from_environment().ensure()
     folder = str(claim_folder(out, "--out"))
+    reporter().note(f"making the models of task {task.value}")
     from flows.server.prefect_server import prefect_server
 
-    with prefect_server(home):
+    with stops_in_order("Stopped; no model was saved."), prefect_server(home):
+        from flows.cancellation import signals_cancel
         from flows.pretrain import pretrain as pretrain_flow
 
-        _print_json(pretrain_flow(task.value, folder, seed))
+        with signals_cancel():
+            _print_json(pretrain_flow(task.value, folder, seed))
 
 
 @app.command(epilog="Example: spotlight ui --port 8600")
 def ui(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login (docs/dashboard.md).")
     ] = "127.0.0.1",
@@ -272,19 +277,27 @@ def _print_json(value: dict[str, Any]) -> None:
     typer.echo(json.dumps(value))
 
 
+_INTERRUPTED, _TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""Exit codes, as of any process that ends by these signals."""
+
+
 def main() -> None:
     """Entry point: what is refused is one clear message and exit code 2, not a traceback."""
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="spotlight", standalone_mode=False)
     except RunCancelledError:
-        leave(128 + signal.SIGTERM)  # as any process that ends by this signal
+        leave(_TERMINATED, at_once=True)
+    except SystemExit as ended:
+        if ended.code == _TERMINATED:
+            leave(_TERMINATED, at_once=True)
+        raise
     except SpotlightError as error:
         _refuse(str(error))
     except typer.TyperException as error:  # an option or a command that is none
         context = getattr(error, "ctx", None)
         problem = " ".join(getattr(error, "format_message", error.__str__)().split()).rstrip(".")
         _refuse(f"{shortened(problem)}; see `{context.command_path if context else 'spotlight'} --help`")
-    leave(code if isinstance(code, int) else 0)
+    leave(code if isinstance(code, int) else 0, at_once=code == _INTERRUPTED)
 
 
 def _refuse(message: str) -> NoReturn:

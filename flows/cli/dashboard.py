@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flows.server.children import die_with_parent
+from flows.server.dashboards import noted_dashboard
 from flows.server.ports import LOOPBACK, check_host, check_name, is_loopback, refuse_taken_port
 from storage.errors import ConfigurationError
 from storage.home import Home
@@ -52,16 +53,17 @@ def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()
         check_name(name)
     check_login(home, host)
     refuse_taken_port(port, "choose another with `spotlight ui --port`", host)
-    process = subprocess.Popen(
-        dashboard_command(port, host, names),
-        stdin=subprocess.DEVNULL,
-        # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
-        preexec_fn=lambda: die_with_parent(signal.SIGKILL),
-    )
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        # Streamlit got the same Ctrl-C from the terminal; it has nothing to lose.
-        process.kill()
-        process.wait()
-        return 0
+    with noted_dashboard(home, host, port):
+        process = subprocess.Popen(
+            dashboard_command(port, host, names),
+            stdin=subprocess.DEVNULL,
+            # SIGKILL: Streamlit's own shutdown hangs where its output has no reader left, and it only reads.
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+        )
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # Streamlit got the same Ctrl-C from the terminal; it has nothing to lose.
+            process.kill()
+            process.wait()
+            return 0

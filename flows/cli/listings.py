@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
+import textwrap
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +16,13 @@ from storage.config.loading import list_presets
 from storage.database.run_store import RunRow, RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+
+_LEAST_WIDTH = 60
+"""Of a description; on a narrower terminal the terminal breaks the lines."""
+
+_UNLIMITED = 10_000
+
+_HEADINGS = ("run", "status", "iterations", "score before", "after", "cost")
 
 
 def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False) -> None:
@@ -35,21 +45,44 @@ def runs(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a
     if not rows:
         typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
         return
-    table = Table("run", "status", "iterations", "score before", "after", "cost")
-    for row in rows:
-        summary = row.summary
-        table.add_row(
-            row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
-            _figure(summary.get("score_before")), _figure(summary.get("score_after")),
-            _figure(summary.get("cost_usd"), "${:.2f}"),
-        )  # fmt: skip
-    Console().print(table)
+    _print_whole([_cells(row) for row in rows])
 
 
 def presets() -> None:
     """List the presets."""
+    # Another program gets a line for each.
+    width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH) if sys.stdout.isatty() else _UNLIMITED
     for preset in list_presets():
-        typer.echo(f"{preset.name:24} {preset.summary}")
+        lines = textwrap.wrap(
+            preset.summary, width, initial_indent=f"{preset.name:24} ", subsequent_indent=" " * 25
+        )
+        typer.echo("\n".join(lines))
+
+
+def _print_whole(rows: list[tuple[str, ...]]) -> None:
+    """Print runs as a table, or as two lines each where the terminal would cut the identifiers."""
+    table = Table(*_HEADINGS)
+    for row in rows:
+        table.add_row(*row)
+    console = Console()
+    needed = console.measure(table, options=console.options.update(max_width=_UNLIMITED)).maximum
+    if needed <= console.width or not sys.stdout.isatty():
+        Console(width=max(needed, console.width)).print(table)
+        return
+    for run_id, *facts in rows:
+        typer.echo(run_id)
+        typer.echo(
+            "    " + ", ".join(f"{name} {fact}" for name, fact in zip(_HEADINGS[1:], facts, strict=True))
+        )
+
+
+def _cells(row: RunRow) -> tuple[str, ...]:
+    summary = row.summary
+    return (
+        row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
+        _figure(summary.get("score_before")), _figure(summary.get("score_after")),
+        _figure(summary.get("cost_usd"), "${:.2f}"),
+    )  # fmt: skip
 
 
 def _planned(row: RunRow) -> str:

@@ -12,7 +12,10 @@ from pydantic import ValidationError
 
 from flows.configuration import look_at_inputs
 from flows.forms import PresetName, ReproductionForm
+from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
+from flows.server.dashboards import DEFAULT_PORT
+from flows.stopping import stops_in_order
 from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
@@ -20,7 +23,7 @@ from storage.new_folder import writable_file
 
 def up(
     server_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of Prefect's UI and API.")] = 4200,
-    ui_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = 8501,
+    ui_port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard.")] = DEFAULT_PORT,
     host: Annotated[
         str, typer.Option(help="Address to listen on; any but 127.0.0.1 needs a login for the dashboard.")
     ] = "127.0.0.1",
@@ -91,9 +94,13 @@ def reproduce(
     again = run_id or new_run_id(f"again-{Path(reference).stem or preset}"[:100])
     check_run_id(again)
     _look_at_reference(home, form, again)
+    reporter().note(f"starting {again}")
     from flows.server.prefect_server import prefect_server
 
-    with prefect_server(home, lambda: importlib.import_module("flows.reproduce")):
+    with (
+        stops_in_order("Stopped; nothing was compared."),
+        prefect_server(home, lambda: importlib.import_module("flows.reproduce")),
+    ):
         from flows.cancellation import cancellable
         from flows.reproduce import reproduce as flow
         from storage.database.run_store import RunStore

@@ -8,7 +8,9 @@ of retries for each. Here that gets a limit, and what the run did counts.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
+import signal
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,10 +57,19 @@ def _in_a_thread(drain: Callable[[], Any]) -> Any:
         return thread.submit(drain).result()
 
 
-def leave(code: int) -> NoReturn:
-    """End this process; all of the run's own must be closed."""
-    if _leaves_at_once:
-        # Prefect's hook at the interpreter's exit has no limit.
+def leave(code: int, at_once: bool = False) -> NoReturn:
+    """End this process; all of the run's own must be closed.
+
+    Args:
+        code: its exit code.
+        at_once: do not take the interpreter apart, which takes seconds with the libraries of a run, while
+            the person who has stopped it waits. What libraries do at the exit, such as Ray, is still done.
+    """
+    if _leaves_at_once or at_once:
+        for number in (signal.SIGINT, signal.SIGTERM):  # it ends already
+            signal.signal(number, signal.SIG_IGN)
+        if not _leaves_at_once:  # Prefect's hook has no limit
+            atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

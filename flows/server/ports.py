@@ -30,6 +30,15 @@ def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
             raise ServerError(f"port {port} on {host} is in use ({error}); {advice}") from error
 
 
+def is_free(port: int) -> bool:
+    """Whether nobody listens on this port of this machine alone."""
+    try:
+        refuse_taken_port(port, "")
+    except ServerError:
+        return False
+    return True
+
+
 def check_host(host: str) -> None:
     """Refuse what is no IPv4 address.
 

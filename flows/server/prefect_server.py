@@ -10,11 +10,13 @@ from uuid import UUID
 
 import httpx
 
+from flows.progress import reporter
 from flows.server.local_server import LocalServer
 from flows.server.loss import hand_over
 from flows.server.password import password_file
+from flows.server.up_state import living_dashboard
 from storage.errors import ServerError
-from storage.home import Home
+from storage.home import DASHBOARD_URL_VARIABLE, Home
 
 
 def is_healthy(api_url: str) -> bool:
@@ -35,7 +37,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
 
     Args:
         home: where a local server keeps its state.
-        meanwhile: called while the local server starts, such as an import that takes seconds.
+        meanwhile: called while the local server starts, such as checks or imports that take seconds.
 
     Raises:
         ServerError: if the named one does not answer, or the local one does not start.
@@ -47,6 +49,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
                 f"no Prefect server answers at PREFECT_API_URL={configured}; start it, or unset the "
                 "variable to have a local one started"
             )
+        meanwhile()
         try:
             yield configured.removesuffix("/api")
         finally:
@@ -54,7 +57,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         return
     server = LocalServer(home)
     before = dict(os.environ)
-    os.environ.update({**server.client_environment, **_chosen_by_a_person(before)})
+    os.environ.update({**_dashboard_of(home), **server.client_environment, **_chosen_by_a_person(before)})
     imported_before = "prefect" in sys.modules
     try:
         if imported_before:
@@ -62,15 +65,16 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
             hand_over()
             _read_settings_again()
         meanwhile()
-        server.wait_ready()
+        with reporter().stage("start the Prefect server"):
+            server.wait_ready()
         with server.kept_alive():
             try:
                 yield f"{server.ui_url} (log in with the line in {password_file(home)})"
             finally:
                 hand_over()
     finally:
-        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING"):
-            os.environ.pop(name)
+        for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", DASHBOARD_URL_VARIABLE):
+            os.environ.pop(name, None)
             if name in before:
                 os.environ[name] = before[name]
         if imported_before:
@@ -85,8 +89,14 @@ def _read_settings_again() -> None:
     refresh_global_settings_context()
 
 
+def _dashboard_of(home: Home) -> dict[str, str]:
+    """The address that a run's links to the dashboard begin with, where an `up` serves one."""
+    address = living_dashboard(home)
+    return {DASHBOARD_URL_VARIABLE: address} if address else {}
+
+
 def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:
-    names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES")
+    names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", DASHBOARD_URL_VARIABLE)
     return {name: environment[name] for name in names if name in environment}
 
 
@@ -94,7 +104,7 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
 
     Without this they would run for ever, and one that was being cancelled would cancel its
-    successor of the same name.
+    successor of the same name. The flow run that this process does may have the name already.
     """
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import (
@@ -104,6 +114,7 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
         FlowRunFilterName,
         FlowRunFilterState,
     )  # fmt: skip
+    from prefect.runtime import flow_run
     from prefect.states import Crashed
 
     unfinished = FlowRunFilter(
@@ -113,4 +124,6 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
     with get_client(sync_client=True) as client:
         for orphan in client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=deployed):
+            if str(orphan.id) == flow_run.get_id():
+                continue
             client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)

@@ -19,6 +19,7 @@ from flows.cli.dashboard import check_login, dashboard_command
 from flows.progress import reporter
 from flows.schedule import Nightly
 from flows.server.children import Child
+from flows.server.dashboards import DEFAULT_PORT, noted_dashboard
 from flows.server.local_server import LocalServer, end_unused_server
 from flows.server.note import living_server
 from flows.server.password import home_password, password_file
@@ -39,10 +40,13 @@ from flows.server.up_state import (
     write_state,
 )
 from storage.errors import ConfigurationError, ServerError
-from storage.home import UP_TOKEN_VARIABLE, Home
+from storage.home import DASHBOARD_URL_VARIABLE, UP_TOKEN_VARIABLE, Home
 
 _START_LIMIT_S = 180.0
 _LOOK_S = 0.3
+_PAGES = "/v2"
+"""Of Prefect's two UIs the one that its first page leads to; an address without it may open the other."""
+
 _RUNS_END_S = 45.0
 """For the deployments to end their runs, which save what they hold."""
 
@@ -60,7 +64,7 @@ class UpOptions:
     """
 
     server_port: int = 4200
-    dashboard_port: int = 8501
+    dashboard_port: int = DEFAULT_PORT
     host: str = LOOPBACK
     names: tuple[str, ...] = ()
     runs_at_once: int = 1
@@ -95,13 +99,14 @@ def up(home: Home, options: UpOptions) -> int:
         for name, port in ports.items():
             refuse_taken_port(port, f"choose another with `spotlight up {name}`", options.host)
         supervisor = _Supervisor(home, options, asked)
-        try:
-            if not supervisor.start():
-                return 0
-            _say_where(home, options)
-            return supervisor.watch()
-        finally:
-            supervisor.stop()
+        with noted_dashboard(home, options.host, options.dashboard_port):
+            try:
+                if not supervisor.start():
+                    return 0
+                _say_where(home, options)
+                return supervisor.watch()
+            finally:
+                supervisor.stop()
 
 
 def down(home: Home) -> list[str]:
@@ -138,7 +143,9 @@ class _Supervisor:
         self._ready = home.path / "up.ready"
         self._ready.unlink(missing_ok=True)
         me = Member.of("up", os.getpid())
-        self._state = UpState(socket.gethostname(), new_token(), options.api_url, me)
+        self._state = UpState(
+            socket.gethostname(), new_token(), options.api_url, me, dashboard_url=options.dashboard_url
+        )
 
     def start(self) -> bool:
         """Start all and wait until they answer; False where a person ended it meanwhile."""
@@ -187,7 +194,8 @@ class _Supervisor:
         log = self._home.logs / f"{name.lower().replace(' ', '-')}.log"
         # Streamlit's own shutdown hangs where nobody reads its output, and it only reads.
         parting = signal.SIGKILL if name == DASHBOARD else signal.SIGTERM
-        marked = environment | {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
+        marked = {DASHBOARD_URL_VARIABLE: self._options.dashboard_url} | environment
+        marked |= {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
         patience_s = _RUNS_END_S if name == DEPLOYMENTS else 15.0
         # Noted first: whoever comes after a crash in between still finds the child by the token.
         write_state(self._home, self._state)
@@ -273,7 +281,7 @@ def _check(home: Home, options: UpOptions) -> None:
 def _say_where(home: Home, options: UpOptions) -> None:
     server = options.api_url.removesuffix("/api")
     reporter().note(
-        f"Prefect UI: {server}/deployments (start, watch and cancel runs)\n"
+        f"Prefect UI: {server}{_PAGES}/deployments (start, watch and cancel runs)\n"
         f"            log in with the line in {password_file(home)}\n"
         f"dashboard:  {options.dashboard_url} (look at runs)\n"
         f"nightly reproducibility runs: {options.nightly.in_words()}\n"

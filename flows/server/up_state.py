@@ -59,6 +59,7 @@ class UpState:
         api_url: address of the Prefect server's API.
         supervisor: the `spotlight up` itself, which has no token: a person's shell started it.
         members: its children; the Prefect server has no token, as runs of the home may use it too.
+        dashboard_url: address of the dashboard, as this machine sees it.
     """
 
     host: str
@@ -66,6 +67,7 @@ class UpState:
     api_url: str
     supervisor: Member
     members: tuple[Member, ...] = ()
+    dashboard_url: str = ""
 
 
 def new_token() -> str:
@@ -108,6 +110,18 @@ def read_state(home: Home) -> UpState | None:
         raise ServerError(
             f"{file} cannot be read ({error}); look for processes of `spotlight up` yourself, then delete it"
         ) from error
+
+
+def living_dashboard(home: Home) -> str:
+    """Address of the dashboard of a home's `up`; empty where none runs on this machine."""
+    try:
+        state = read_state(home)
+    except ServerError:  # who ends or starts an `up` is told
+        return ""
+    if state is None or state.host != socket.gethostname():
+        return ""
+    lives = process_is_alive(state.supervisor.pid, state.supervisor.started_at)
+    return state.dashboard_url if lives else ""
 
 
 def forget_state(home: Home) -> None:

@@ -7,7 +7,7 @@ there, so that one cluster can serve several runtimes, one after another.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -21,24 +21,31 @@ def build_cluster(config: RunConfig) -> Cluster:
         RuntimeFailure: if it does not start, or none answers at the address.
         ConfigurationError: if it has not what the settings ask for.
     """
+    return cluster_class(config)(config)
+
+
+def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
+    """The kind of cluster of a run, and with it its libraries, which take a second to import."""
     if config.runtime.cluster == "local":
         from gpu_runtime.cluster.local_cluster import LocalCluster
 
-        return LocalCluster(config)
+        return LocalCluster
     from gpu_runtime.cluster.ray.ray_cluster import RayCluster  # only this cluster imports Ray
 
-    return RayCluster(config)
+    return RayCluster
 
 
 def start_early(config: RunConfig) -> None:
-    """Let begin what takes a cluster long, for a `build_cluster` that comes later in this process.
+    """Let the process begin from which the checks before a run, and workers of a local cluster, are forked.
 
     Imports nothing heavy. What it starts ends with this process.
     """
-    if config.runtime.cluster == "local" and sys.platform == "linux":
+    if sys.platform == "linux":
         from gpu_runtime.cluster.fork_client import start_fork_server
+        from gpu_runtime.rewards.registry import chosen_scorer
 
-        start_fork_server()
+        judges = chosen_scorer(config.reward).judges
+        start_fork_server([judge.plugin.module for judge in judges if judge.plugin.module])
 
 
 @contextmanager

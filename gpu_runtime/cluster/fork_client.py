@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
@@ -17,6 +18,7 @@ from storage.errors import RuntimeFailure
 
 _IMPORTED = (
     "gpu_runtime.cluster.local_worker",
+    "gpu_runtime.models.embedded.model",
     "gpu_runtime.worker.worker",
     "gpu_runtime.worker.scoring_worker",
 )
@@ -69,7 +71,7 @@ class ForkedProcess:
 class _ForkServer:
     """The process, from its start; it ends with this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: Sequence[str]) -> None:
         self._lock = threading.Lock()
         self._output = os.memfd_create("spotlight-fork-server")
         self._socket, theirs = socket.socketpair()
@@ -77,7 +79,7 @@ class _ForkServer:
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCHER, str(theirs.fileno()), *_IMPORTED],
+                [sys.executable, "-c", _LAUNCHER, str(theirs.fileno()), *_IMPORTED, *modules],
                 env=environment, pass_fds=[theirs.fileno()], start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
             )  # fmt: skip
@@ -86,6 +88,13 @@ class _ForkServer:
     def alive(self) -> bool:
         """Whether it is there, and this process is the one that has started it."""
         return self._process.poll() is None
+
+    def close(self) -> None:
+        """End it; returns when it has ended."""
+        self._socket.close()
+        self._process.kill()
+        self._process.wait()
+        os.close(self._output)
 
     def fork(self, limit_s: float) -> ForkedProcess:
         ours, theirs = socket.socketpair()
@@ -115,9 +124,22 @@ _lock = threading.Lock()
 _server: _ForkServer | None = None
 
 
-def start_fork_server() -> None:
-    """Let the fork server of this process begin with its imports, if it has not."""
-    _running()
+def start_fork_server(modules: Sequence[str] = ()) -> None:
+    """Let the fork server of this process begin with its imports, if it has not.
+
+    Args:
+        modules: what it imports beside what all workers need.
+    """
+    _running(modules)
+
+
+def end_fork_server() -> None:
+    """End the fork server of this process, and all workers that it has forked; another one can be started."""
+    global _server
+    with _lock:
+        if _server is not None:
+            _server.close()
+        _server = None
 
 
 def fork(limit_s: float) -> ForkedProcess:
@@ -129,11 +151,11 @@ def fork(limit_s: float) -> ForkedProcess:
     return _running().fork(limit_s)
 
 
-def _running() -> _ForkServer:
+def _running(modules: Sequence[str] = ()) -> _ForkServer:
     global _server
     with _lock:
         if _server is None or not _server.alive:
-            _server = _ForkServer()
+            _server = _ForkServer(modules)
         return _server
 
 

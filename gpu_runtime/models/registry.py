@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.models.embedded import folder as embedded_folder
+from gpu_runtime.models.embedded.text_tokens import fitting_tokens
 from gpu_runtime.models.files.hub_folder import find_folder
 from storage.config.model import ModelConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
@@ -37,6 +38,8 @@ class FamilyPlugin:
         pipeline: diffusers' pipeline class in whose format adapters are exported.
         adapter_usage: Python code that loads exported adapters onto the model of a path.
         check: refuses settings that do not fit the family; raises `ConfigurationError`.
+        prompt_check: gives what refuses a prompt that the model cannot encode, where that can be told without
+            torch; the outline checks every prompt again. It raises `ConfigurationError`.
         options: what it reads of `[model.options]`.
     """
 
@@ -47,6 +50,7 @@ class FamilyPlugin:
     pipeline: Callable[[], Any]
     adapter_usage: Callable[[str], str]
     check: Callable[[ModelConfig], None] = lambda settings: None
+    prompt_check: Callable[[ModelConfig], Callable[[str], object]] = lambda settings: lambda prompt: None
     options: type[Section] = NoOptions
 
 
@@ -149,6 +153,12 @@ def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutli
     return EmbeddedOutline(EmbeddedModel.load(settings.path))
 
 
+def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
+    folder = embedded_folder.resolve_folder(settings.path)
+    length = embedded_folder.read_settings(folder / embedded_folder.SETTINGS_FILE).text_length
+    return lambda prompt: fitting_tokens(prompt, length)
+
+
 def _embedded_files(settings: ModelConfig) -> list[Path]:
     folder = embedded_folder.resolve_folder(settings.path)
     return [folder / name for name in embedded_folder.FILES]
@@ -200,6 +210,7 @@ FAMILIES = Registry(
             pipeline=lambda: _qwen_image().PIPELINE,
             adapter_usage=_embedded_adapter_usage,
             check=_refuse_pipeline_settings,
+            prompt_check=_embedded_prompt_check,
         ),
         "qwen-image": pipeline_family(_qwen_image),
         "sd3.5": pipeline_family(_stable_diffusion_3),

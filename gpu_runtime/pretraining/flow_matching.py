@@ -23,8 +23,8 @@ from diffusers import QwenImageTransformer2DModel
 
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
 from gpu_runtime.embedded_tasks.registry import find_task
-from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
-from gpu_runtime.models.embedded.model import EmbeddedModel, EmbeddedSettings
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER, EmbeddedSettings
+from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
 

@@ -39,6 +39,7 @@ class ScorerPlugin:
             `PromptFileError`.
         uses_gpu: it is a large model of its own, quicker on a GPU.
         gives_verdict: some images of it may be exact; False where it grades only.
+        module: what `build` imports, where that takes seconds: workers are forked from a process that has it.
         parts: the scorers that it is made of, by its options, where it combines others; these then have a
             table `parts`, by name.
     """
@@ -48,6 +49,7 @@ class ScorerPlugin:
     check_prompt: Callable[[PromptRecord], object] = lambda prompt: None
     uses_gpu: bool = False
     gives_verdict: bool = True
+    module: str = ""
     parts: Callable[[Any], Sequence[ChosenScorer]] | None = None
 
     def __post_init__(self) -> None:
@@ -198,7 +200,12 @@ SCORERS = Registry(
     ScorerPlugin,
     "spotlight.scorers",
     {
-        "ocr": ScorerPlugin(_ocr, OcrOptions, lambda prompt: target_text(prompt.text)),
+        "ocr": ScorerPlugin(
+            _ocr,
+            OcrOptions,
+            lambda prompt: target_text(prompt.text),
+            module="gpu_runtime.rewards.scorers.ocr",
+        ),
         "shapes": ScorerPlugin(
             _shapes,
             check_prompt=lambda prompt: check_row(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gpu_runtime.models.protocol import DiffusionModel
-from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
-from gpu_runtime.sequence_parallel.ulysses import shape_of
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from storage.errors import GroupBrokenError
+
+if TYPE_CHECKING:  # all families of diffusers: seconds, which the driver and devices that work alone save
+    from gpu_runtime.sequence_parallel.member import SequenceParallelMember
 
 ResultT = TypeVar("ResultT")
 
@@ -31,6 +32,8 @@ class GroupMembership:
 
     def degrees(self, up_to: int) -> tuple[int, ...]:
         """By how many devices, up to a number, the model's sequences can be shared."""
+        from gpu_runtime.sequence_parallel.ulysses import shape_of
+
         return shape_of(self._model.transformer, *self._model.sequence_lengths()).degrees(up_to)
 
     def take(
@@ -52,6 +55,8 @@ class GroupMembership:
         if self._member is None:
             if len(group.members) == 1:
                 return None
+            from gpu_runtime.sequence_parallel.member import SequenceParallelMember
+
             self._member = SequenceParallelMember(self._worker, self._model, address, timeout_s)
             # What is there now stays: no collection need look at it again, which makes leaving slow.
             gc.collect()

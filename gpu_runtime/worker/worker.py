@@ -6,6 +6,7 @@ of the runtime wrap it.
 
 from __future__ import annotations
 
+import importlib
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -67,6 +68,9 @@ class DeviceWorker:
         self._open_history(name, watches, history)
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
+        if config.sequence_parallel.largest > 1:
+            # While it starts: the members of a group wait for each other when they form it.
+            importlib.import_module("gpu_runtime.sequence_parallel.member")
         keeps_reference = trains and config.algorithm.kl_weight > 0
         self._training_group = training_group
         self._policy = build_policy(self._model, config, keeps_reference, training_group)

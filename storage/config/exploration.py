@@ -62,9 +62,6 @@ class ExplorationConfig(Section):
     when_stale: Literal["redraft", "plain"] = "redraft"
     """What follows when they are not: draft anew with the current weights, or take plain seeds."""
 
-    gallery_prompts: int = Field(default=2, ge=0, le=64)
-    """Prompts an iteration whose best and worst image are kept for the dashboard."""
-
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:
         if not self.fidelities or len(set(self.fidelities)) != len(self.fidelities):

@@ -16,6 +16,7 @@ from storage.config.reward import RewardConfig
 from storage.config.runtime import RuntimeConfig
 from storage.config.section import LARGEST_COUNT, OptionValues, Section
 from storage.config.sequence_parallel import SequenceParallelConfig
+from storage.config.tracking import TrackingConfig
 
 
 class PromptsConfig(Section):
@@ -215,6 +216,7 @@ class RunConfig(Section):
     sequence_parallel: SequenceParallelConfig = SequenceParallelConfig()
     price: PriceConfig = PriceConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _scorers_use_their_gpu(self) -> Self:
@@ -254,6 +256,6 @@ class RunConfig(Section):
         return self
 
     def computes_like(self, other: RunConfig) -> bool:
-        """Whether both compute the same: all is equal but the cluster they run on."""
+        """Whether both compute the same: all is equal but their cluster, and where figures are copied to."""
         there = self.runtime.model_copy(update={"cluster": other.runtime.cluster})
-        return self.model_copy(update={"runtime": there}) == other
+        return self.model_copy(update={"runtime": there, "tracking": other.tracking}) == other

@@ -24,6 +24,7 @@ _FIXED: dict[KeyPath, Any] = {
 
 _WITHOUT_EFFECT: tuple[KeyPath, ...] = (
     ("evaluation", "gallery"),
+    ("exploration", "gallery_prompts"),
     ("checkpoint", "keep"),
     ("runtime", "scorer_limit_s"),
     ("runtime", "trainer_limit_s"),

@@ -6,7 +6,8 @@ import sqlite3
 from dataclasses import dataclass, field
 
 from storage.home import Home
-from storage.tracking import RUN_TAG
+from storage.tracking.mlflow_run import RUN_TAG
+from storage.tracking.names import recorded_name
 
 _EVALUATION = "evaluation_"
 
@@ -52,7 +53,10 @@ def read_curves(home: Home, run_id: str) -> MlflowCurves:
         return MlflowCurves()
     curves = MlflowCurves(runs[0][1] / 1000)
     held_out: dict[int, dict[str, float]] = {}
-    for name, value, at_ms, step in rows:
+    for logged, value, at_ms, step in rows:
+        name = recorded_name(logged)
+        if name is None:
+            continue
         if name.startswith(_EVALUATION):
             held_out.setdefault(step, {"at_s": at_ms / 1000})[name] = value
         else:

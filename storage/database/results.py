@@ -38,6 +38,16 @@ def last_recorded_at(database: Database, run_id: str) -> float | None:
     return None if row is None else row[0]
 
 
+def paid_usd(database: Database, run_id: str) -> float:
+    """Dollars that the devices of a run have cost so far, at the prices of its settings."""
+    with database.reading() as connection:
+        row = connection.execute(
+            "SELECT sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ?",
+            [run_id],
+        ).fetchone()
+    return 0.0 if row is None or row[0] is None else float(row[0])
+
+
 def run_result(database: Database, run_id: str) -> dict[str, Any]:
     """Held-out scores of the first and the last evaluation, time and money.
 

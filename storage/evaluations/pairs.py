@@ -21,6 +21,7 @@ _OF_NO_CONCERN = (
     "runtime.",
     "price.",
     "checkpoint.",
+    "tracking.",
     "exploration.",
     "evaluation.every",
 )

@@ -55,7 +55,7 @@ def explored(new_page: NewPage, up: RunningUp) -> Started:
         prefect.choose("Preset", "glyphs-stale")
         prefect.write("Iterations", str(ITERATIONS))
         prefect.add_to_list(SMALL)
-        prefect.write("Identifier of the new run", EXPLORED)
+        prefect.name_run(EXPLORED)
         return Started(EXPLORED, prefect.submit())
 
 
@@ -73,6 +73,16 @@ def test_the_form_explains_every_field(new_page: NewPage, up: RunningUp, album: 
         assert save_picture(page, album / "prefect-form.png") > 100
 
 
+def test_up_prints_the_address_of_this_ui(new_page: NewPage, up: RunningUp):
+    found = re.search(r"Prefect UI: (\S+)", up.log.read_text())
+    assert found is not None
+    with new_page(alone=False) as page:
+        PrefectPages(page, up.api, home_password(up.home))
+        page.goto(found[1])
+        page.get_by_role("main").get_by_role("link", name="post-train", exact=True).first.wait_for()
+        assert page.url.startswith(found[1])
+
+
 def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, up: RunningUp):
     before = up.flow_run_count()
     with new_page(alone=False) as page:
@@ -83,7 +93,7 @@ def test_a_bad_value_is_refused_in_words_and_starts_nothing(new_page: NewPage, u
         said = page.get_by_label("Iterations").evaluate("field => field.validationMessage")
         assert "0" in said, "the browser itself knows the bound"
         prefect.write("Iterations", "2")
-        prefect.write("Identifier of the new run", "../outside")
+        prefect.write("Run to resume", "../outside")
         prefect.submit_button.click()
         expect(page.get_by_text("'../outside' does not match").first).to_be_visible()
         prefect.submit_button.wait_for()
@@ -106,6 +116,7 @@ def test_a_run_is_watched_from_running_to_completed(
         expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
         assert save_picture(page, album / "prefect-run.png") > 100
         prefect.open_artifacts()
+        expect(page.get_by_role("link", name="dashboard")).to_be_visible()
         last = f"{explored.run_id}: iteration {ITERATIONS} of {ITERATIONS}, reward"
         expect(page.get_by_role("link", name="progress")).to_contain_text(last)
         expect(page.get_by_text("What the run came to").first).to_be_visible()
@@ -136,7 +147,7 @@ def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPag
         prefect.open_form("post-train")
         prefect.choose("Preset", "smoke")
         prefect.write("Iterations", "10000")  # it must not end by itself, however quick the machine
-        prefect.write("Identifier of the new run", "cancelled-here")
+        prefect.name_run("cancelled-here")
         prefect.add_to_list(["evaluation.every=0", "runtime.cluster=local"])
         prefect.submit()
         prefect.wait_for_state("Running")

@@ -34,7 +34,7 @@ SETTINGS = (
         ("post-train", {"iterations": -1}, "-1 is less than the minimum of 0"),
         ("post-train", {"settings": ["iterations"]}, "form.settings[0]"),
         ("post-train", {"iteratoins": 3}, "'iteratoins' was unexpected"),
-        ("post-train", {"run_id": "../outside"}, "form.run_id"),
+        ("post-train", {"resume": "../outside"}, "form.resume"),
         ("evaluate", {"preset": 3}, "form.preset"),
         ("pretrain", {"task": "glyphs"}, "'out' is a required property"),
         ("reproduce", {"tolerance": 2}, "2 is greater than the maximum of 1"),
@@ -101,8 +101,8 @@ def test_a_foreign_page_writes_starts_and_reads_nothing(up: RunningUp, tmp_path:
 
 
 def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: RunningUp):
-    form = {"preset": "smoke", "iterations": 1, "run_id": "by-api", "settings": list(SETTINGS)}
-    flow_run = up.start_run("post-train", form).json()
+    form = {"preset": "smoke", "iterations": 1, "settings": list(SETTINGS)}
+    flow_run = up.start_run("post-train", form, name="by-api").json()
     assert flow_run["state"]["name"] == "Scheduled"
     assert up.wait_for_end(flow_run["id"])["type"] == "COMPLETED"
     states = up.states(flow_run["id"])
@@ -111,6 +111,13 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert up.flow_run(flow_run["id"])["name"] == "by-api"
     shown = up.artifacts(flow_run["id"])
     assert float(shown["progress"]) == 100.0
+    assert shown["dashboard"] == f"[Open the run in the dashboard]({up.dashboard}/?run=by-api)"
+    named = {"explore 1", "rollout 1", "reward 1", "train 1", "commit 1", "evaluate 0", "evaluate 1"}
+    evaluations = {"record-evaluation 0", "record-evaluation 1"}
+    wait_until("all tasks are recorded", lambda: up.task_names(flow_run["id"]) == named | evaluations)
+    wait_until("the log is there", lambda: any("Finished" in line for line in up.log_lines(flow_run["id"])))
+    ends = [line for line in up.log_lines(flow_run["id"]) if line.startswith("Finished in state")]
+    assert ends == ["Finished in state Completed()"], "that of the run, and none of its tasks"
     row = RunStore(up.home).run("by-api")
     table = {line["figure"]: line["value"] for line in json.loads(shown["result"])}
     assert table["run_id"] == "by-api"
@@ -128,8 +135,8 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
 
 def test_a_cancelled_run_ends_in_order_and_goes_on_when_resumed(up: RunningUp):
     on_ray = [*SETTINGS, "runtime.cluster=ray"]
-    form = {"preset": "smoke", "iterations": 12, "run_id": "c", "settings": on_ray}
-    flow_run = up.start_run("post-train", form).json()
+    form = {"preset": "smoke", "iterations": 12, "settings": on_ray}
+    flow_run = up.start_run("post-train", form, name="c").json()
     store = RunStore(up.home)
     wait_until(
         "an iteration is recorded",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
-import storage.tracking
 from storage.config.run_config import RunConfig
-from storage.errors import StorageError
+from storage.errors import ServerError, StorageError
 from storage.home import Home
-from storage.tracking import EXPERIMENT, Tracker
+from storage.tracking.mlflow_run import EXPERIMENT, MlflowRun
+from storage.tracking.tracker import Tracker
+from tests.sample_pictures import png
 
 
 def runs_of(home: Home) -> list:
@@ -35,33 +37,40 @@ def test_figures_artifacts_and_a_resumed_run(home: Home, tmp_path: Path):
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "after.txt").write_text("better")
     tracker = Tracker(home, troubles.append)
-    tracker.start("glyphs-1", RunConfig(), {"kind": "test"})
-    figures = {"reward_mean": 0.5, "odd name@%": 1.0, "missing": float("nan")}
+    tracker.start("glyphs-1", RunConfig(name="glyphs"), "cf706f1", {"kind": "test"})
+    figures = {"reward_mean": 0.5, "rollout_s": 2.0, "odd name@%": 1.0, "missing": float("nan")}
     tracker.metrics(1, figures)
     figures["reward_mean"] = 99.0  # the caller's own again: must not show
     tracker.artifact(image)
     tracker.finish("interrupted")
     [run] = runs_of(home)
     assert run.info.status == "KILLED"
-    assert run.data.metrics["reward_mean"] == 0.5
-    assert run.data.metrics["odd name__"] == 1.0
+    assert run.data.metrics["score/reward_mean"] == 0.5
+    assert run.data.metrics["phase_s/rollout"] == 2.0
+    assert run.data.metrics["exploration/odd name__"] == 1.0
     assert run.data.params["sampling.noise_level"] == "0.7"
-    assert run.data.tags["spotlight.run_id"] == "glyphs-1"
+    expected = {
+        "spotlight.run_id": "glyphs-1", "spotlight.preset": "glyphs", "spotlight.commit": "cf706f1",
+        "mlflow.source.git.commit": "cf706f1", "spotlight.reward": "ocr", "kind": "test",
+    }  # fmt: skip
+    assert run.data.tags.items() >= expected.items()
     assert [p.read_text() for p in home.artifacts.rglob("before.txt")] == ["picture"]
 
     again = Tracker(home, troubles.append)
-    again.start("glyphs-1", RunConfig(), {})
+    again.start("glyphs-1", RunConfig(), "")
     again.metrics(2, {"reward_mean": 0.7})
     again.artifact(tmp_path / "gallery")
     again.finish("finished")
     other = Tracker(home, troubles.append)
-    other.start("glyphs-2", RunConfig(), {})
+    other.start("glyphs-2", RunConfig(), "")
     other.finish("failed")
     runs = {run.data.tags["spotlight.run_id"]: run for run in runs_of(home)}
     assert set(runs) == {"glyphs-1", "glyphs-2"}
     assert runs["glyphs-1"].info.run_id == run.info.run_id
     assert (runs["glyphs-1"].info.status, runs["glyphs-2"].info.status) == ("FINISHED", "FAILED")
-    history = MlflowClient(tracking_uri=home.mlflow_uri).get_metric_history(run.info.run_id, "reward_mean")
+    history = MlflowClient(tracking_uri=home.mlflow_uri).get_metric_history(
+        run.info.run_id, "score/reward_mean"
+    )
     assert [(m.step, m.value) for m in history] == [(1, 0.5), (2, 0.7)]
     assert [p.parent.name for p in home.artifacts.rglob("after.txt")] == ["gallery"]
     assert troubles == []
@@ -79,7 +88,7 @@ def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, refusing:
             raise StorageError("locked")
 
     tracker = Tracker(home, note)
-    tracker.start("glyphs-1", RunConfig(), {})
+    tracker.start("glyphs-1", RunConfig(), "")
     for iteration in range(3):
         tracker.metrics(iteration, {"reward_mean": 0.5})
     tracker.finish("finished")
@@ -88,27 +97,71 @@ def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, refusing:
     assert "\n" not in troubles[0]
 
 
+def test_images_and_made_files_are_artifacts(home: Home):
+    troubles: list[str] = []
+    tracker = Tracker(home, troubles.append)
+    tracker.start("glyphs-4", RunConfig(), "")
+    for iteration in (0, 5):
+        tracker.images(iteration, {"held-out/001-K7A-0": lambda: b64decode(png("K7A", 1, 20))})
+    tracker.made_artifact("report.html", lambda file: file.write_text("<p>all of it</p>"))
+    tracker.finish("finished")
+    assert troubles == []
+    client = MlflowClient(tracking_uri=home.mlflow_uri)
+    [run] = [run for run in runs_of(home) if run.data.tags["spotlight.run_id"] == "glyphs-4"]
+    assert "report.html" in {file.path for file in client.list_artifacts(run.info.run_id)}
+    pictures = [file.path for file in client.list_artifacts(run.info.run_id, "images")]
+    steps = {path.partition("step")[2][1] for path in pictures}
+    assert steps == {"0", "5"}, f"one of each iteration, for the slider: {pictures}"
+    assert all("001-K7A-0" in path for path in pictures), pictures
+    assert list(home.logs.iterdir()) == [], "nothing is left of the file that was made"
+
+
+def test_a_file_that_cannot_be_made_is_named(home: Home):
+    def refuse(file: Path) -> None:
+        raise ServerError("no room")
+
+    troubles: list[str] = []
+    tracker = Tracker(home, troubles.append)
+    tracker.start("glyphs-5", RunConfig(), "")
+    tracker.made_artifact("report.html", refuse)
+    tracker.finish("finished")
+    assert troubles == ["MLflow lacks report.html: no room"]
+
+
+def test_the_experiment_is_one_of_training_also_where_an_earlier_version_made_it(tmp_path: Path):
+    """MLflow takes an experiment without the tag for one of prompts and traces (GenAI)."""
+    home = Home(tmp_path).ensure()
+    client = MlflowClient(tracking_uri=home.mlflow_uri)
+    client.create_experiment(EXPERIMENT, home.artifacts.as_uri())
+    tracker = Tracker(home)
+    tracker.start("glyphs-1", RunConfig(), "")
+    tracker.finish("finished")
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
 def test_a_missing_artifact_does_not_cost_the_figures(home: Home, tmp_path: Path):
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("glyphs-3", RunConfig(), {})
+    tracker.start("glyphs-3", RunConfig(), "")
     tracker.artifact(tmp_path / "never written")
     tracker.metrics(1, {"reward_mean": 0.5})
     tracker.finish("finished")
     assert len(troubles) == 1
     [run] = [run for run in runs_of(home) if run.data.tags["spotlight.run_id"] == "glyphs-3"]
-    assert run.data.metrics == {"reward_mean": 0.5}
+    assert run.data.metrics == {"score/reward_mean": 0.5}
 
 
 def test_training_does_not_wait_for_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     released = threading.Event()
-    monkeypatch.setattr(storage.tracking._MlflowRun, "open", lambda run: released.wait(60) and None)
+    monkeypatch.setattr(MlflowRun, "open", lambda run: released.wait(60) and None)
     logged: list[int] = []
-    monkeypatch.setattr(storage.tracking._MlflowRun, "log_metrics", lambda run, i, *rest: logged.append(i))
-    monkeypatch.setattr(storage.tracking._MlflowRun, "end", lambda run, status: None)
+    monkeypatch.setattr(MlflowRun, "log_metrics", lambda run, i, *rest: logged.append(i))
+    monkeypatch.setattr(MlflowRun, "end", lambda run, status: None)
     troubles: list[str] = []
     tracker = Tracker(Home(tmp_path), troubles.append)
-    tracker.start("glyphs-1", RunConfig(), {})
+    tracker.start("glyphs-1", RunConfig(), "")
     for iteration in range(5):
         tracker.metrics(iteration, {"reward_mean": 0.5})
     assert logged == [], "MLflow hangs, and we came here all the same"
@@ -120,14 +173,19 @@ def test_training_does_not_wait_for_mlflow(tmp_path: Path, monkeypatch: pytest.M
 
 def test_finish_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     released = threading.Event()
-    monkeypatch.setattr(storage.tracking._MlflowRun, "open", lambda run: released.wait(60) and None)
-    monkeypatch.setattr(storage.tracking._MlflowRun, "end", lambda run, status: None)
+    monkeypatch.setattr(MlflowRun, "open", lambda run: released.wait(60) and None)
+    monkeypatch.setattr(MlflowRun, "end", lambda run, status: None)
     troubles: list[str] = []
     tracker = Tracker(Home(tmp_path), troubles.append)
-    tracker.start("glyphs-1", RunConfig(), {})
+    tracker.start("glyphs-1", RunConfig(), "")
+    for iteration in (1, 2):
+        tracker.metrics(iteration, {"reward_mean": 0.5})
     tracker.finish("finished", wait_s=0.05)
     released.set()
-    assert troubles == ["MLflow did not take everything within 0.05 s; the rest is in DuckDB only"]
+    assert troubles == [
+        "MLflow did not take everything within 0.05 s and lacks the figures of iterations 1 to 2, the run's "
+        "end; all figures are in the home's database"
+    ]
 
 
 def test_without_a_start_it_does_nothing(tmp_path: Path):

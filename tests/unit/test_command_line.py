@@ -179,7 +179,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
         passed.append((run_id, config))
         return {"run_id": run_id}
 
-    monkeypatch.setattr(start, "run_preflight", lambda config: None)
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
     monkeypatch.setattr(start, "post_train_under_server", begin)
     return passed
 

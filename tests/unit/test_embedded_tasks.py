@@ -8,7 +8,7 @@ import pytest
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.registry import TASKS, find_task
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
-from gpu_runtime.models.embedded.text_encoder import tokenize
+from gpu_runtime.models.embedded.text_tokens import tokenize
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord, load_prompts
 

@@ -56,7 +56,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         def __init__(self, home: Home) -> None:
             pass
 
-        def start(self, run_id: str, config: RunConfig, tags: dict[str, str]) -> None:
+        def start(self, run_id: str, config: RunConfig, commit: str, tags: dict[str, str]) -> None:
             tracked.append((run_id, tags))
 
         def metrics(self, iteration: int, values: dict[str, float]) -> None:

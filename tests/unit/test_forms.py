@@ -36,7 +36,6 @@ def test_every_field_explains_itself_and_has_one_type(form: type[BaseModel]):
         (TrainingForm, {"iterations": 2**31}),
         (TrainingForm, {"settings": ["iterations"]}),
         (TrainingForm, {"settings": ["=1"]}),
-        (TrainingForm, {"run_id": "../up"}),
         (TrainingForm, {"resume": "a/b"}),
         (TrainingForm, {"iteratoins": 3}),
         (EvaluationForm, {"run_id": "a b"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import tasks.commit
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
+from storage.database.records import EvaluationImage, EvaluationRecord, StateInterval
 from tasks.commit import evaluation_record, record_evaluation
 
 SCORES = [
@@ -23,6 +25,7 @@ SCORES = [
 def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tasks.commit, "GALLERY", 0)
     told: dict[str, float] = {}
+    shown: dict[str, Any] = {}
     session: Any = SimpleNamespace(
         config=RunConfig(),
         run_id="r",
@@ -34,15 +37,39 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
             take_standby_time=list,
         ),
         store=SimpleNamespace(commit_evaluation=lambda record: None),
-        tracker=SimpleNamespace(metrics=lambda iteration, figures: told.update(figures)),
+        tracker=SimpleNamespace(
+            metrics=lambda iteration, figures: told.update(figures),
+            images=lambda iteration, pictures: shown.update(pictures),
+        ),
+        spent_usd=2.0,
     )
     request = SimpleNamespace(prompt_id=0, prompt="a sign", seed_index=0)
     evaluation: Any = SimpleNamespace(
         samples=[SimpleNamespace(request=request, image_HWC=None)] * len(scores),
         scores=scores, policy_version=1, score=0.5, exact=0.5,
     )  # fmt: skip
-    record = evaluation_record(session, evaluation, 3, 0.0, 1.0, [])
+    paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
+    record = evaluation_record(session, evaluation, 3, 0.0, 1.0, [paid])
     record_evaluation.fn(session, record)
     # The image that a scorer failed on counts in no mean.
     parts = {"evaluation_part_ocr": 0.5, "evaluation_part_jpeg": 0.5} if scores is SCORES else {}
-    assert told == {"evaluation_score": 0.5, "evaluation_exact": 0.5, **parts}
+    costs = {"cost_evaluation_usd": 1.0, "cost_total_usd": 3.0}
+    assert told == {"evaluation_score": 0.5, "evaluation_exact": 0.5, **parts, **costs}
+    assert shown == {}
+
+
+def test_pictures_have_the_same_names_at_every_evaluation():
+    images = [
+        EvaluationImage(0, 'a sign that says "K7A"', 1, 0.5, False, "", None, b64encode(b"png").decode()),
+        EvaluationImage(1, "not kept", 0, 0.5, False, "", None),
+    ]
+    shown: dict[str, Any] = {}
+    session: Any = SimpleNamespace(
+        store=SimpleNamespace(commit_evaluation=lambda record: None),
+        tracker=SimpleNamespace(
+            metrics=lambda *_: None, images=lambda iteration, pictures: shown.update(pictures)
+        ),
+        spent_usd=0.0,
+    )
+    record_evaluation.fn(session, EvaluationRecord("r", 3, 3, 0.0, 1.0, 0.5, 0.0, images))
+    assert {name: made() for name, made in shown.items()} == {"held-out/001-a-sign-that-says-K7A-1": b"png"}

@@ -56,3 +56,29 @@ def test_a_note_is_printed_as_it_is(message: str):
     screen = io.StringIO()
     Reporter(Console(file=screen, width=80)).note(message)
     assert screen.getvalue() == message + "\n"
+
+
+def test_the_time_left_is_told_where_an_iteration_takes_minutes():
+    """Rich itself forgets what is older than 30 s."""
+    screen, clock = io.StringIO(), [0.0]
+    console = Console(
+        file=screen, force_terminal=True, width=80, color_system=None, get_time=lambda: clock[0]
+    )
+    reporter = Reporter(console)
+    reporter.begin("glyphs-1", 3, 0)
+    clock[0] = 300.0
+    reporter.iteration(iteration_record("glyphs-1", 1, 0.0))
+    reporter.end()
+    assert "1/3 0:10:00 left" in screen.getvalue(), "whole also at 80 columns"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_part_of_the_start_is_told_with_its_time(terminal: bool):
+    screen = io.StringIO()
+    reporter = Reporter(Console(file=screen, force_terminal=terminal, width=80, color_system=None))
+    with reporter.stage("start 3 devices"):
+        assert ("start 3 devices ..." in screen.getvalue()) == terminal
+    assert screen.getvalue().splitlines()[-1].endswith(" s  start 3 devices")
+    with pytest.raises(ValueError), reporter.stage("start nothing"):
+        raise ValueError
+    assert " s  start nothing" not in screen.getvalue()

@@ -36,9 +36,8 @@ PLAN = SeedPlan(
 )  # fmt: skip
 
 
-def session(gallery: int = 2) -> Any:
+def session() -> Any:
     return SimpleNamespace(
-        config=SimpleNamespace(exploration=SimpleNamespace(gallery_prompts=gallery)),
         runtime=SimpleNamespace(train_prompts=[PromptRecord(n, f"prompt {n}") for n in range(10)]),
     )
 
@@ -106,10 +105,8 @@ def test_thumbnails_of_the_best_and_the_worst():
         delivered.append(Delivered(GeneratedSample(request(prompt, seed), image, untold, untold), "spot-0"))
         scores.append(Score(value, False, ""))
     rolled = Rollout(SeedPlan(1, {0: (0, 1, 2), 1: (0, 1, 2)}), 0, delivered)
-    images = sample_images(session(), rolled, scores)
+    images = sample_images(rolled, scores)
     # Of equal ones the first is the best and the last the worst.
     assert [(i.prompt_id, i.seed_index) for i in images] == [(0, 1), (0, 2), (1, 0), (1, 2)]
     picture = Image.open(io.BytesIO(base64.b64decode(images[0].png_base64)))
     assert picture.size == (256, 128) and picture.getpixel((9, 9)) == (1, 1, 1)
-    assert len(sample_images(session(1), rolled, scores)) == 2
-    assert sample_images(session(0), rolled, scores) == []

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
         passed.append((run_id, config))
         return {"run_id": run_id, "score_before": 0.25, "score_after": 0.5, "cost_usd": 1.5}
 
-    monkeypatch.setattr(start, "run_preflight", lambda config: None)
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
     monkeypatch.setattr(start, "post_train_under_server", begin)
     return passed
 
@@ -197,7 +200,7 @@ def test_the_code_in_the_document_runs(
         return {"run_id": run_id, "score_before": 0.25, "score_after": 0.5}
 
     figures = {"evaluation_id": "e", "run_id": "r", "iteration": 4, "score": 0.75, "exact": 0.5}
-    monkeypatch.setattr(start, "run_preflight", lambda config: None)
+    monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
     monkeypatch.setattr(start, "post_train_under_server", record)
     monkeypatch.setattr(start, "evaluate", lambda *_, **__: figures)
     monkeypatch.setattr(tasks.export, "export_run", lambda home, run_id, out: {"out": str(out)})
@@ -213,21 +216,24 @@ def test_no_runs_yet(home: Home):
 
 
 def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(monkeypatch: pytest.MonkeyPatch):
-    from flows import cancellation
+    from flows import cancellation, stopping
 
-    marked: list[list[Any]] = []
-    pressed = threading.Event()
+    def press_cancel(_: str, cancelled: threading.Event, over: threading.Event) -> None:
+        cancelled.set()
+        stopping.stop_this_process("cancelled in the Prefect UI")
 
-    def press_cancel(_: str, cancelled: list[str], over: threading.Event) -> None:
-        cancelled.append("flow-run")
-        pressed.set()
-
-    monkeypatch.setattr(cancellation, "_mark_cancelled", marked.append)
     monkeypatch.setattr(cancellation, "_watch", press_cancel)
-    with pytest.raises(RunCancelledError, match="`spotlight resume r`"), cancellation.cancellable("r"):
-        assert pressed.wait(60)
-        raise SystemExit(143)  # as the handler of SIGTERM does
+    with (
+        pytest.raises(RunCancelledError, match="`spotlight resume r`"),
+        stopping.stops_in_order("not said"),
+        cancellation.cancellable("r"),
+    ):
+        time.sleep(60)
     monkeypatch.setattr(cancellation, "_watch", lambda name, cancelled, over: None)
-    with pytest.raises(SystemExit), cancellation.cancellable("r"):
-        raise SystemExit(143)
-    assert marked == [["flow-run"], []]
+    with (
+        pytest.raises(SystemExit, match="143"),
+        stopping.stops_in_order("Stopped."),
+        cancellation.cancellable("r"),
+    ):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)

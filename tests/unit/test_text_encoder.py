@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_runtime.models.embedded.text_encoder import encode, tokenize
+from gpu_runtime.models.embedded.text_encoder import encode
+from gpu_runtime.models.embedded.text_tokens import tokenize
 from storage.errors import ConfigurationError
 
 PINNED = [0.5761107802391052, -1.3071565628051758, 1.7740646600723267]

@@ -1,10 +1,14 @@
-"""Where an embedded model's files lie; found without torch."""
+"""An embedded model's files and its settings, found and read without torch."""
 
 from __future__ import annotations
 
 import os
+import reprlib
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from gpu_runtime.models.files.pipeline_folder import read_json
 from storage.errors import ModelError, quoted
 
 EMBEDDED_PREFIX = "embedded:"
@@ -17,6 +21,35 @@ TRANSFORMER_CONFIG = f"{TRANSFORMER_FOLDER}/config.json"
 TRANSFORMER_WEIGHTS = f"{TRANSFORMER_FOLDER}/diffusion_pytorch_model.safetensors"
 FILES = (SETTINGS_FILE, CODEC_FILE, TRANSFORMER_CONFIG, TRANSFORMER_WEIGHTS)
 """What a model's folder holds, relative to it."""
+
+PATCH = 8
+"""Side in pixels of the patch that a token stands for."""
+
+_LARGEST = 4096
+"""Of pixels a side, text tokens and their width; the models of the project have less than a hundredth."""
+
+
+@dataclass(frozen=True)
+class EmbeddedSettings:
+    """What `spotlight.json` holds: all that is not in the transformer's own configuration.
+
+    Attributes:
+        task: the embedded task that the weights were made for.
+        height: canvas height in pixels, a multiple of 8.
+        width: canvas width in pixels, a multiple of 8.
+        text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
+        text_width: width E of a token's embedding.
+        seed: of the pre-training.
+        training: figures of the pre-training; nothing reads them back.
+    """
+
+    task: str
+    height: int
+    width: int
+    text_length: int
+    text_width: int
+    seed: int
+    training: dict[str, Any] = field(default_factory=dict)
 
 
 def resolve_folder(path: str | Path) -> Path:
@@ -45,3 +78,26 @@ def resolve_folder(path: str | Path) -> Path:
         f"{quoted(name)}: no {', '.join(missing)} there; there are {', '.join(there) or 'no models'}. Make "
         f"it again with: python -m gpu_runtime.pretraining.flow_matching {task[:40]}"
     )
+
+
+def read_settings(path: Path) -> EmbeddedSettings:
+    """Read and check a model's `spotlight.json`.
+
+    Raises:
+        ModelError: it is damaged, or a size in it is none.
+    """
+    try:
+        settings = EmbeddedSettings(**read_json(path))
+    except TypeError as error:
+        raise ModelError(
+            f"{path}: not the settings of an embedded model ({error}); restore the file"
+        ) from error
+    for name in ("height", "width", "text_length", "text_width"):
+        value = getattr(settings, name)
+        unit = PATCH if name in ("height", "width") else 1
+        if type(value) is not int or not 0 < value <= _LARGEST or value % unit:
+            raise ModelError(
+                f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
+                "restore the file"
+            )
+    return settings

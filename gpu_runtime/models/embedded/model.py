@@ -9,9 +9,8 @@ Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent
 from __future__ import annotations
 
 import json
-import reprlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,45 +22,22 @@ from safetensors import SafetensorError
 from gpu_runtime.models.embedded import text_encoder
 from gpu_runtime.models.embedded.folder import (
     CODEC_FILE,
+    PATCH,
     SETTINGS_FILE,
     TRANSFORMER_CONFIG,
     TRANSFORMER_FOLDER,
     TRANSFORMER_WEIGHTS,
+    EmbeddedSettings,
+    read_settings,
     resolve_folder,
 )
-from gpu_runtime.models.embedded.pca_codec import PATCH, PatchCodec
+from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from gpu_runtime.models.files.finite_numbers import refuse_weights_not_finite
 from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.files.pipeline_folder import read_json
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.run_config import RunConfig
 from storage.errors import ModelError
-
-_LARGEST = 4096
-"""Of pixels a side, text tokens and their width; the models of the project have less than a hundredth."""
-
-
-@dataclass(frozen=True)
-class EmbeddedSettings:
-    """What `spotlight.json` holds: all that is not in the transformer's own configuration.
-
-    Attributes:
-        task: the embedded task that the weights were made for.
-        height: canvas height in pixels, a multiple of 8.
-        width: canvas width in pixels, a multiple of 8.
-        text_length: text tokens L, a multiple of 4 so that 1, 2 and 4 workers can share a sequence.
-        text_width: width E of a token's embedding.
-        seed: of the pre-training.
-        training: figures of the pre-training; nothing reads them back.
-    """
-
-    task: str
-    height: int
-    width: int
-    text_length: int
-    text_width: int
-    seed: int
-    training: dict[str, Any] = field(default_factory=dict)
 
 
 class EmbeddedModel:
@@ -122,7 +98,7 @@ class EmbeddedModel:
                 not finite.
         """
         folder = resolve_folder(path)
-        settings = _read_settings(folder / SETTINGS_FILE)
+        settings = read_settings(folder / SETTINGS_FILE)
         codec = PatchCodec.load(folder / CODEC_FILE)
         moved: Any = _load_transformer(folder, dtype) if transformer is None else transformer
         return cls(settings, codec, moved.to(device))
@@ -226,21 +202,3 @@ def _load_transformer(folder: Path, dtype: torch.dtype) -> QwenImageTransformer2
         raise ModelError(f"{part} cannot be loaded ({error}); restore the files") from error
     refuse_weights_not_finite(loaded, str(file))
     return loaded
-
-
-def _read_settings(path: Path) -> EmbeddedSettings:
-    try:
-        settings = EmbeddedSettings(**read_json(path))
-    except TypeError as error:
-        raise ModelError(
-            f"{path}: not the settings of an embedded model ({error}); restore the file"
-        ) from error
-    for name in ("height", "width", "text_length", "text_width"):
-        value = getattr(settings, name)
-        unit = PATCH if name in ("height", "width") else 1
-        if type(value) is not int or not 0 < value <= _LARGEST or value % unit:
-            raise ModelError(
-                f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
-                "restore the file"
-            )
-    return settings

@@ -17,11 +17,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from gpu_runtime.models.embedded.folder import PATCH
 from gpu_runtime.models.files.finite_numbers import checked_pixels
 from storage.errors import ModelError
-
-PATCH = 8
-"""Side of a patch in pixels."""
 
 _TENSORS = ("mean_D", "basis_CD", "scale_C")
 

@@ -9,31 +9,14 @@ Shape suffixes: B prompts, L text tokens (fixed), E width.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 
+from gpu_runtime.models.embedded.text_tokens import fitting_tokens
 from gpu_runtime.models.protocol import Conditioning
-from storage.errors import ConfigurationError
-
-_PIECE = re.compile(r'"[^"]*"|[^\s",.!?;:]+')
-
-
-def tokenize(prompt: str) -> list[str]:
-    """Split a prompt into lower-case words; quoted text into its characters, case kept.
-
-    A character's token carries its place in the quotation: `"K7"` gives `char:0:K`, `char:1:7`.
-    """
-    tokens: list[str] = []
-    for piece in _PIECE.findall(prompt):
-        if piece.startswith('"'):
-            tokens += [f"char:{place}:{character}" for place, character in enumerate(piece[1:-1])]
-        else:
-            tokens.append(f"word:{piece.lower()}")
-    return tokens
 
 
 @lru_cache(maxsize=65536)
@@ -60,12 +43,7 @@ def encode(prompts: Sequence[str], length: int, width: int) -> Conditioning:
     embeds_BLE = np.zeros((len(prompts), length, width), dtype=np.float32)
     mask_BL = np.zeros((len(prompts), length), dtype=bool)
     for row, prompt in enumerate(prompts):
-        tokens = tokenize(prompt)
-        if not 0 < len(tokens) <= length:
-            raise ConfigurationError(
-                f"prompt {prompt!r} has {len(tokens)} tokens; this model takes 1 to {length} "
-                "(a word is one, and so is each character in quotes); change the prompt"
-            )
+        tokens = fitting_tokens(prompt, length)
         embeds_BLE[row, : len(tokens)] = [_token_vector(token, width) for token in tokens]
         mask_BL[row, : len(tokens)] = True
     return Conditioning(torch.from_numpy(embeds_BLE), torch.from_numpy(mask_BL))

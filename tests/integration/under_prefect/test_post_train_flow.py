@@ -182,9 +182,16 @@ def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.params["optimizer.learning_rate"] == "0.0001"
-    assert run.data.metrics["evaluation_score"] == pytest.approx(finished["score_after"])
-    assert len(client.get_metric_history(run.info.run_id, "reward_mean")) == 3
-    assert {file.path for file in client.list_artifacts(run.info.run_id)} >= {"weights.safetensors"}
+    assert run.data.metrics["score/evaluation_score"] == pytest.approx(finished["score_after"])
+    assert run.data.metrics["cost/total_usd"] == pytest.approx(finished["cost_usd"])
+    assert len(client.get_metric_history(run.info.run_id, "score/reward_mean")) == 3
+    spent = [one.value for one in client.get_metric_history(run.info.run_id, "cost/total_usd")]
+    assert spent == sorted(spent) and spent[0] > 0
+    assert run.data.tags["spotlight.commit"] == RunStore(home).run("run-a").environment["commit"]
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files >= {"weights.safetensors", "report.html", "images"}
+    pictures = [file.path for file in client.list_artifacts(run.info.run_id, "images")]
+    assert len(pictures) >= 2 * 8, "of the held-out prompts, before and after"
 
 
 def test_a_run_cut_off_after_its_checkpoint_resumes_to_the_same_bits(home, config, finished):
@@ -231,5 +238,5 @@ def test_evaluating_the_checkpoint_gives_the_runs_last_score(home, config, finis
     assert experiment is not None
     tag = f"tags.`spotlight.run_id` = '{result['evaluation_id']}'"
     (tracked,) = client.search_runs([experiment.experiment_id], tag)
-    assert tracked.data.metrics["evaluation_score"] == pytest.approx(result["score"])
+    assert tracked.data.metrics["score/evaluation_score"] == pytest.approx(result["score"])
     assert tracked.data.tags["spotlight.evaluates"] == "run-a"

@@ -1,0 +1,116 @@
+"""What a person waits for: the first line, the first iteration, the end after Ctrl-C, a refusal.
+
+Runs the real commands on a terminal of their own, each with a new home. Seconds count from the start of the
+command: until it shows its first line (`first_line_s`), until the first iteration of preset `smoke` is done,
+on a Ray cluster of its own (`first_iteration_s`) and as local processes (`local_first_iteration_s`).
+`interrupt_s` is the longest time from Ctrl-C, pressed in an iteration, to the end of the command, `refused_s`
+the longest time that a refusal takes. The machine should be idle.
+
+    python -m benchmarks.first_minutes [--keep] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import add_keep_option, finish
+from storage.environment import environment
+from storage.errors import RuntimeFailure
+from tests.terminal import CTRL_C, Terminal
+
+_REFUSED = {
+    "preset": ("--preset", "smok"),
+    "setting": ("--preset", "smoke", "--set", "iterations=-1"),
+    "missing_prompts": ("--preset", "smoke", "--set", "prompts.train=none.jsonl"),
+    "damaged_prompts": ("--preset", "smoke", "--set", "prompts.train={folder}/damaged.jsonl"),
+    "no_text": ("--preset", "smoke", "--set", "prompts.train={folder}/no-text.txt"),
+    "too_long": ("--preset", "smoke", "--set", "prompts.train={folder}/too-long.txt"),
+}
+"""What is wrong -> the arguments of `spotlight train`."""
+
+_QUICK = ("setting", "too_long")
+_IN_A_LATER_ITERATION = ("--set", "iterations=1000", "--set", "evaluation.every=0")
+
+
+def first_iteration(cluster: str) -> tuple[float, float]:
+    """Seconds until `smoke` has shown its first line, and until its first iteration is done."""
+    with (
+        tempfile.TemporaryDirectory() as home,
+        _train(home, "--preset", "smoke", "--cluster", cluster) as shell,
+    ):
+        line_s, iteration_s = shell.wait_for(r"\S.*\n"), shell.wait_for(r"\b1/2\b")
+        if shell.wait() != 0:
+            raise RuntimeFailure(f"the run failed: {shell.shown}")
+        print(shell.shown, flush=True)
+    return line_s, iteration_s
+
+
+def interrupted(cluster: str) -> float:
+    """Seconds from Ctrl-C in the second iteration of a run to the end of its command."""
+    arguments = ("--preset", "smoke", "--cluster", cluster, *_IN_A_LATER_ITERATION)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home, _train(home, *arguments) as shell:
+        shell.wait_for(r"\b1/1000\b")
+        began = time.monotonic()
+        shell.press(CTRL_C)
+        shell.wait()
+        took_s = time.monotonic() - began
+        if "Stopped after iteration" not in shell.shown:
+            raise RuntimeFailure(f"the run was not stopped in order: {shell.shown}")
+    return took_s
+
+
+def refused(arguments: tuple[str, ...]) -> float:
+    """Seconds until `spotlight train` refuses these and has ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "damaged.jsonl").write_text("{")
+        (Path(folder) / "no-text.txt").write_text("a sign without a text\n" * 20)
+        (Path(folder) / "too-long.txt").write_text('a sign that says "ABCDEFGHIJKL"\n' * 20)
+        with _train(folder, *(argument.format(folder=folder) for argument in arguments)) as shell:
+            code = shell.wait()
+            took_s = time.monotonic() - shell.began_s
+            if code != 2 or "error: " not in shell.shown:
+                raise RuntimeFailure(f"{arguments} ended with code {code}: {shell.shown}")
+    return took_s
+
+
+def _train(home: str, *arguments: str) -> Terminal:
+    return Terminal(("train", *arguments), {"SPOTLIGHT_HOME": home})
+
+
+def main() -> None:
+    """Print what a first run shows, and one JSON line last."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="without Ray, and two refusals")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    if arguments.quick and arguments.keep:
+        parser.error("--quick leaves figures out that --keep needs")
+    commit, load = environment()["commit"], os.getloadavg()[0]
+    refusals = {
+        name: refused(wrong) for name, wrong in _REFUSED.items() if not arguments.quick or name in _QUICK
+    }
+    clusters = ("local",) if arguments.quick else ("local", "ray")
+    firsts = {cluster: first_iteration(cluster) for cluster in clusters}
+    interrupts = {cluster: interrupted(cluster) for cluster in clusters}
+    figures: dict[str, Any] = {
+        "first_line_s": max(line_s for line_s, _ in firsts.values()),
+        "first_iteration_s": firsts["ray"][1] if "ray" in firsts else None,
+        "local_first_iteration_s": firsts["local"][1],
+        "interrupt_s": max(interrupts.values()),
+        "refused_s": max(refusals.values()),
+        "interrupts_s": interrupts,
+        "refusals_s": refusals,
+        "load_before_and_after": (load, os.getloadavg()[0]),
+    }
+    finish("first_minutes", figures, arguments.keep, began_at=commit)
+
+
+if __name__ == "__main__":
+    main()

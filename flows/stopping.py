@@ -1,0 +1,135 @@
+"""Ctrl-C and SIGTERM: the first one ends the work in order, the next ones do not disturb that.
+
+A terminal sends Ctrl-C as often as it is pressed, and a scheduler may send SIGTERM twice. An exception in the
+middle of the end would leave a run without a state, and so would one in the middle of Prefect's own work:
+there the signal waits. Imports nothing heavy, so that a command that is still starting ends in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from flows.progress import reporter
+
+_PATIENCE_S = 10.0
+"""So long the end may take before another signal ends the process at once; the run's guard then marks it."""
+
+_DEFERRED_S = 3.0
+"""So long a signal waits for the end of what Prefect is doing, such as asking its server."""
+
+_LOOK_S = 0.02
+_OURS = ("flows.", "tasks.", "gpu_runtime.", "storage.")
+_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+"""Those handled; the last one is our own, while a signal waits."""
+
+
+class Stopped(KeyboardInterrupt):
+    """A person or the system wants this process to end; Prefect and the tasks see an interrupt.
+
+    Attributes:
+        number: of the signal.
+        said: whether the person was told what became of the run.
+    """
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+        self.said = False
+
+
+class _Handler:
+    """Of the signals while something runs that can be stopped."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self._first: int | None = None
+        self._first_s = 0.0
+        self._raised = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._first is None:
+            self._first, self._first_s = number, time.monotonic()
+        passed_s = time.monotonic() - self._first_s
+        if self._raised:
+            if passed_s > _PATIENCE_S:
+                os._exit(128 + number)
+        elif passed_s < _DEFERRED_S and _is_within_prefect(frame):
+            signal.setitimer(signal.ITIMER_REAL, _LOOK_S)  # then it is looked at again
+        else:
+            self.end_waiting()
+
+    def end_waiting(self) -> None:
+        """Raise `Stopped` for a signal that has come, unless that was done.
+
+        Raises:
+            Stopped: one has come.
+        """
+        if self._first is None or self._raised:
+            return
+        self._raised = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        named = "Ctrl-C" if self._first == signal.SIGINT else signal.Signals(self._first).name
+        raise Stopped(self._first, self.why or f"stopped by {named}")
+
+
+def _is_within_prefect(frame: FrameType | None) -> bool:
+    """Whether Prefect is doing something of its own, and does not only call us or wait for a task."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith(_OURS) or module == "prefect.futures":
+            return False
+        if module.startswith("prefect."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def stops_in_order(words: str) -> Iterator[None]:
+    """While the context lasts, the first signal raises `Stopped` in the main thread, and later ones wait.
+
+    In another thread, and within such a context, it changes nothing.
+
+    Args:
+        words: for a person, where it was stopped before anything else was said of that.
+
+    Raises:
+        KeyboardInterrupt: it ended by Ctrl-C.
+        SystemExit: it ended by SIGTERM.
+    """
+    if threading.current_thread() is not threading.main_thread() or _own_handler() is not None:
+        yield
+        return
+    handler = _Handler()
+    before = {number: signal.signal(number, handler) for number in _NUMBERS}
+    try:
+        yield
+        handler.end_waiting()
+    except Stopped as stopped:
+        if not stopped.said:
+            reporter().note(words)
+        if stopped.number == signal.SIGINT:
+            raise
+        raise SystemExit(128 + stopped.number) from stopped
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def stop_this_process(why: str) -> None:
+    """Stop the main thread as SIGTERM does, from another thread; `why` is noted with the run."""
+    handler = _own_handler()
+    if handler is not None:
+        handler.why = why
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _own_handler() -> _Handler | None:
+    handler = signal.getsignal(signal.SIGTERM)
+    return handler if isinstance(handler, _Handler) else None

@@ -1,0 +1,43 @@
+"""The setting of where a run's figures are copied to."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import field_validator
+
+from storage.config.section import Section
+from storage.errors import quoted
+
+TRACKING_VARIABLE = "SPOTLIGHT_TRACKING__URI"
+"""Environment variable of `tracking.uri`, which also counts where a run is resumed."""
+
+
+class TrackingConfig(Section):
+    """Where a run's figures, images and report are copied to, beside the database: MLflow."""
+
+    uri: str = ""
+    """Address of an MLflow server of your own, as in http://HOST:5000; empty keeps the copy in the home
+    folder. A login comes from MLflow's own variables, such as MLFLOW_TRACKING_USERNAME (docs/storage.md)."""
+
+    @field_validator("uri")
+    @classmethod
+    def _is_an_address(cls, value: str) -> str:
+        if not value:
+            return value
+        try:
+            parts = urlsplit(value)
+            named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # half an IPv6 address, a port that is no number
+            named, parts = False, None
+        if not named or parts is None or parts.query or parts.fragment:
+            raise ValueError(
+                f"tracking.uri is {quoted(value)}; give the address of an MLflow server, as in "
+                "http://HOST:5000, or leave it empty"
+            )
+        if parts.username is not None or parts.password is not None:
+            raise ValueError(
+                "tracking.uri holds a login, and settings are stored with the run; leave it out, and set "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        return value.rstrip("/")

@@ -1,0 +1,55 @@
+"""Names of figures in MLflow, where what stands before the slash is a section of charts."""
+
+from __future__ import annotations
+
+import re
+
+TOTAL_USD = "cost_total_usd"
+"""Dollars of a run since its beginning, evaluations included."""
+
+EVALUATION_USD = "cost_evaluation_usd"
+"""Dollars of one held-out evaluation."""
+
+_TRAINING = frozenset(
+    {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",
+     "groups_dropped", "groups_failed"}
+)  # fmt: skip
+_SAMPLES = frozenset({"scorer_errors", "samples_returned", "samples_dropped", "commits", "steps_redone"})
+_SCORES = ("reward_", "exact_", "evaluation_")
+_SECONDS = "_s"
+_DOLLARS = "cost_"
+_REFUSED = re.compile(r"[^A-Za-z0-9_./ -]")
+
+
+def mlflow_name(figure: str) -> str:
+    """A figure's name in MLflow: `reward_mean` -> `score/reward_mean`, `rollout_s` -> `phase_s/rollout`."""
+    if figure.endswith(_SECONDS):
+        name = f"phase_s/{figure.removesuffix(_SECONDS)}"
+    elif figure.startswith(_DOLLARS):
+        name = f"cost/{figure.removeprefix(_DOLLARS)}"
+    elif figure.startswith(_SCORES):
+        name = f"score/{figure}"
+    elif figure in _TRAINING:
+        name = f"training/{figure}"
+    elif figure in _SAMPLES:
+        name = f"samples/{figure}"
+    else:
+        name = f"exploration/{figure}"
+    return plain(name)
+
+
+def recorded_name(name: str) -> str | None:
+    """The figure that has this name in MLflow; None for one that the database does not have.
+
+    Earlier versions logged figures under their own names, without a section.
+    """
+    section, slash, rest = name.partition("/")
+    if not slash:
+        return name
+    figure = {"phase_s": f"{rest}{_SECONDS}", "cost": f"{_DOLLARS}{rest}"}.get(section, rest)
+    return None if figure in (TOTAL_USD, EVALUATION_USD) else figure
+
+
+def plain(name: str) -> str:
+    """A name in the characters that every version of MLflow takes."""
+    return _REFUSED.sub("_", name)

@@ -1,0 +1,90 @@
+"""The look at an MLflow server of one's own before a run starts.
+
+MLflow itself, whose import takes seconds, is not needed for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from storage.config.tracking import TRACKING_VARIABLE
+from storage.errors import ConfigurationError, quoted, shortened
+from storage.text import one_line
+
+_ANSWER_LIMIT_S = 5.0
+_SEARCH = "/api/2.0/mlflow/experiments/search"
+_OTHER_LOGINS = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
+"""Ways to log in that MLflow's plug-ins know, and this look does not."""
+
+
+def refuse_silent_server(uri: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse an address where no MLflow server answers, or one that does not let this user in.
+
+    Args:
+        uri: the setting `tracking.uri`; empty needs no server.
+        environ: the environment, for MLflow's variables.
+
+    Raises:
+        ConfigurationError: saying what answered, and what to do.
+    """
+    if not uri:
+        return
+    import httpx
+
+    setting = f"tracking.uri = {quoted(uri)}"
+    try:
+        answer = httpx.get(
+            f"{uri}{_SEARCH}", params={"max_results": 1}, timeout=_ANSWER_LIMIT_S, follow_redirects=True,
+            headers=_token(environ), auth=_login(environ), verify=_certificates(environ),
+        )  # fmt: skip
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # OSError: a file of certificates
+        reason = one_line(str(error)) or type(error).__name__
+        raise ConfigurationError(
+            f"no MLflow server answers at {setting}: {reason}; start it, or leave the setting out to keep "
+            f"the copy in the home folder ({TRACKING_VARIABLE}= in the environment, where a run is resumed)"
+        ) from error
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        if any(environ.get(name) for name in _OTHER_LOGINS):
+            return
+        raise ConfigurationError(
+            f"the MLflow server at {setting} refuses this user ({answer.status_code}: {_said(answer.text)}); "
+            "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+        )
+    if not _is_a_list_of_experiments(answer):
+        raise ConfigurationError(
+            f"what answers at {setting} is no MLflow server ({answer.status_code}: {_said(answer.text)}); "
+            "give the address that its pages have, without what follows the #"
+        )
+
+
+def _is_a_list_of_experiments(answer: Any) -> bool:
+    try:
+        return answer.status_code == 200 and isinstance(answer.json(), dict)
+    except ValueError:
+        return False
+
+
+def _said(text: str) -> str:
+    return shortened(one_line(text)) or "nothing said"
+
+
+def _token(environ: Mapping[str, str]) -> dict[str, str]:
+    token = environ.get("MLFLOW_TRACKING_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def _login(environ: Mapping[str, str]) -> tuple[str, str] | None:
+    name, password = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_PASSWORD")
+    return (name, password) if name and password else None
+
+
+def _certificates(environ: Mapping[str, str]) -> Any:
+    """What the server's certificate is checked by, as MLflow and its library for HTTP would."""
+    import ssl
+
+    if environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1"):
+        return False
+    file = environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or environ.get("REQUESTS_CA_BUNDLE")
+    return ssl.create_default_context(cafile=file) if file else True

@@ -1,0 +1,58 @@
+"""The checks before a run in a process of their own, beside what the driver imports meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from gpu_runtime.cluster.build import cluster_class, start_early
+from storage.config.run_config import RunConfig
+
+__all__ = ["Checks", "begin_check", "cluster_class", "start_early"]
+
+
+class Checks:
+    """The checks as a worker of a local cluster."""
+
+    def check(self, config: RunConfig) -> list[str]:
+        """As `tasks.preflight.check`."""
+        from tasks.preflight import check
+
+        return check(config)
+
+
+def begin_check(config: RunConfig) -> Callable[[], list[str]]:
+    """Let a run's checks begin; imports nothing heavy.
+
+    On Linux a forked process does them, so that this one never imports diffusers and has its time for
+    something else. Workers of a local cluster are forked from the same process. Elsewhere the checks are done
+    when they are waited for.
+
+    Returns:
+        Waits for the checks and returns their warnings; raises what `tasks.preflight.check` does.
+    """
+    if sys.platform != "linux":
+        return lambda: Checks().check(config)
+    start_early(config)
+    warnings: Future[list[str]] = Future()
+    threading.Thread(target=_check_in_fork, args=(config, warnings), name="checks", daemon=True).start()
+    return warnings.result
+
+
+def _check_in_fork(config: RunConfig, warnings: Future[list[str]]) -> None:
+    from gpu_runtime.cluster.fork_client import end_fork_server
+    from gpu_runtime.cluster.local_cluster import LocalCluster
+
+    cluster = LocalCluster(config)
+    try:
+        done = cluster.start("checks", Checks, gpu=False).call(Checks.check, config).result()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
+        warnings.set_exception(error)
+    else:
+        warnings.set_result(done)
+    finally:
+        cluster.shutdown()
+        if config.runtime.cluster != "local":  # its memory is the run's
+            end_fork_server()

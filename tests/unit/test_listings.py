@@ -1,0 +1,61 @@
+"""What `spotlight runs` and `spotlight presets` print on a terminal of 80 columns, and to another program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from storage.config.loading import list_presets
+from storage.database.run_store import RunStore
+from storage.home import Home
+from tests.sample_run import write_sample_run
+from tests.terminal import ROOT, Terminal
+
+LONG = "an-identifier-that-somebody-has-chosen-with-great-care-20261121-101500-a1b2"
+USUAL = "glyphs-20261121-101500-a1b2"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    home = Home(tmp_path_factory.mktemp("home"))
+    for run_id in (USUAL, LONG):
+        write_sample_run(RunStore(home), run_id, iterations=1)
+    return home
+
+
+def on_terminal(home: Home, command: str) -> str:
+    """What a command shows on a terminal of 80 columns."""
+    with Terminal([command], {"SPOTLIGHT_HOME": str(home.path)}, columns=80) as terminal:
+        assert terminal.wait() == 0, terminal.shown
+        return terminal.shown
+
+
+def piped(home: Home, command: str) -> str:
+    """What another program gets of a command."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli.command_line", command],
+        env=environment | {"SPOTLIGHT_HOME": str(home.path)}, cwd=ROOT,
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+
+def test_identifiers_can_be_copied_from_a_terminal_and_a_pipe(home: Home):
+    for shown in (on_terminal(home, "runs"), piped(home, "runs")):
+        words = shown.split()
+        assert LONG in words and USUAL in words
+        assert "finished" in shown and "1/40" in shown
+
+
+def test_descriptions_of_presets_are_whole_and_break_between_words(home: Home):
+    shown = on_terminal(home, "presets")
+    assert all(len(line) <= 80 for line in shown.splitlines())
+    for preset in list_presets():
+        assert f"{preset.name} {preset.summary}" in " ".join(shown.split())
+        assert any(
+            line.split() == [preset.name, *preset.summary.split()]
+            for line in piped(home, "presets").splitlines()
+        )

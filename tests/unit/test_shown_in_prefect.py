@@ -1,0 +1,162 @@
+"""What Prefect's UI shows of a run: names of tasks and of the run, the way to the dashboard, the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from prefect import Task
+
+import flows.artifacts
+import flows.progress as progress
+from flows.artifacts import link_to_dashboard, name_given_in_prefect
+from flows.run_identity import is_made_up
+from flows.server.prefect_server import close_orphaned_flow_runs
+from flows.server.up import UpOptions, _say_where
+from flows.server.up_state import Member, UpState, living_dashboard, write_state
+from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
+
+DOCS = Path(__file__).parents[2] / "docs"
+TASK_FILES = ("phases", "commit", "evaluation", "pretrain", "reproduction")
+
+
+def tasks_of_a_run() -> dict[str, Task[..., Any]]:
+    modules = [import_module(f"tasks.{name}") for name in TASK_FILES]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Task)]
+    return {task.name: task for task in found}
+
+
+def test_each_task_has_a_name_of_our_making():
+    folder = Path(sys.modules["tasks"].__path__[0])
+    with_tasks = {file.stem for file in folder.glob("*.py") if "\n@task" in file.read_text(encoding="utf-8")}
+    assert with_tasks == set(TASK_FILES)
+    assert [name for name, task in tasks_of_a_run().items() if not task.task_run_name] == []
+
+
+def test_tasks_of_an_iteration_carry_its_number():
+    plan = SimpleNamespace(iteration=7)
+    given = {
+        "iteration": 7, "plan": plan, "rolled": SimpleNamespace(plan=plan),
+        "record": SimpleNamespace(iteration=7), "session": object(), "scores": [], "refused": None,
+    }  # fmt: skip
+    tasks = tasks_of_a_run()
+    for name in ("explore", "rollout", "reward", "train", "commit", "evaluate", "record-evaluation"):
+        template = tasks[name].task_run_name
+        assert isinstance(template, str)
+        assert template.format(**given) == f"{name} 7"
+
+
+@pytest.mark.parametrize("name", ["Tasty-Akita", "Awesome-Cat", "Rustic-Saola", "benevolent-lemur"])
+def test_names_that_prefect_makes_up_are_known(name: str):
+    assert is_made_up(name)
+
+
+def test_every_name_of_prefect_s_server_is_known():
+    from prefect.utilities.names import generate_slug
+
+    names = [generate_slug(2) for _ in range(200)]
+    assert [name for name in names if not is_made_up(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["baseline", "my-run", "glyphs-3", "tasty-akita-2", "Small-experiment", "lion"]
+)
+def test_a_person_s_name_is_no_made_up_one(name: str):
+    assert not is_made_up(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "given"), [("mine", 1, "mine"), ("Tasty-Akita", 1, None), ("mine", 2, None)]
+)
+def test_the_run_name_becomes_the_identifier_once(
+    name: str, count: int, given: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    named = SimpleNamespace(get_name=lambda: name, get_run_count=lambda: count)
+    monkeypatch.setattr(flows.artifacts, "flow_run", named)
+    assert name_given_in_prefect() == given
+
+
+def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPatch):
+    own, orphan = uuid4(), uuid4()
+
+    class Client:
+        def read_flow_runs(self, **_: object) -> list[SimpleNamespace]:
+            return [SimpleNamespace(id=own), SimpleNamespace(id=orphan)]
+
+        def set_flow_run_state(self, flow_run_id: UUID, *_: object, **__: object) -> None:
+            closed.append(flow_run_id)
+
+    closed: list[UUID] = []
+    client = "prefect.client.orchestration.get_client"
+    monkeypatch.setattr(client, lambda sync_client: nullcontext(Client()))
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(own))  # as its process has it
+    close_orphaned_flow_runs(["mine"])
+    assert closed == [orphan]
+
+
+def test_a_run_links_to_its_page_of_the_dashboard(monkeypatch: pytest.MonkeyPatch):
+    made: list[tuple[str, ...]] = []
+    monkeypatch.setattr(flows.artifacts, "create_link_artifact", lambda *values: made.append(values))
+    monkeypatch.delenv(DASHBOARD_URL_VARIABLE, raising=False)
+    link_to_dashboard("mine")
+    assert made == [], "no dashboard is known"
+    monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "http://127.0.0.1:8600/")
+    link_to_dashboard("mine")
+    page = "http://127.0.0.1:8600/?run=mine"
+    assert made == [(page, "Open the run in the dashboard", "dashboard", f"[mine]({page})")]
+    assert dashboard_page("a b") == "http://127.0.0.1:8600/?run=a%20b"
+
+
+def test_the_dashboard_of_a_living_up_is_known(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    assert living_dashboard(home) == ""
+    state = UpState(
+        socket.gethostname(), "t", "http://127.0.0.1:1/api", Member.of("up", os.getpid()),
+        dashboard_url="http://127.0.0.1:8600",
+    )  # fmt: skip
+    write_state(home, state)
+    assert living_dashboard(home) == "http://127.0.0.1:8600"
+    for other in (
+        replace(state, host="elsewhere"),
+        replace(state, supervisor=Member("up", os.getpid(), 0.0)),
+    ):
+        write_state(home, other)
+        assert living_dashboard(home) == ""
+    (tmp_path / "up.json").write_text("{")
+    assert living_dashboard(home) == "", "who ends or starts an `up` is told"
+
+
+def test_no_line_says_that_a_task_went_well():
+    def is_shown(logger: str, level: int, message: str) -> bool:
+        record = logging.LogRecord(logger, level, __file__, 1, message, None, None)
+        return bool(logging.getLogger(logger).filter(record))
+
+    well = "Finished in state Completed()"
+    assert not is_shown("prefect.task_runs", logging.INFO, well)
+    assert is_shown("prefect.task_runs", logging.INFO, "said by the task itself")
+    assert is_shown("prefect.task_runs", logging.ERROR, "Finished in state Failed('why')")
+    assert is_shown("prefect.flow_runs", logging.INFO, well), "once a run"
+
+
+def test_up_prints_the_address_of_the_ui_that_the_documents_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Prefect has two UIs; pictures and words are of the one under /v2."""
+    said: list[str] = []
+    monkeypatch.setattr(progress.reporter(), "note", said.append)
+    _say_where(Home(tmp_path), UpOptions())
+    printed = set(re.findall(r"http://127\.0\.0\.1:4200\S*", said[0]))
+    assert printed == {"http://127.0.0.1:4200/v2/deployments"}
+    shown = set(re.findall(r"<(http://127\.0\.0\.1:4200[^>]*)>", (DOCS / "operating.md").read_text()))
+    assert shown == printed

@@ -1,0 +1,138 @@
+"""The setting `tracking.uri`, the look at the server that it names, and what MLflow is given to write."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from pydantic import ValidationError
+
+from flows.configuration import on_cluster
+from storage.config.run_config import RunConfig
+from storage.config.tracking import TRACKING_VARIABLE
+from storage.errors import ConfigurationError
+from storage.tracking.mlflow_run import flat_settings
+from storage.tracking.names import EVALUATION_USD, TOTAL_USD, mlflow_name, recorded_name
+from storage.tracking.server import refuse_silent_server
+from tests.running_up import free_ports
+
+
+@contextmanager
+def answering(status: int, body: str, login: str = "") -> Iterator[str]:
+    """A server that says one thing, to who has the login; its address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            welcome = not login or self.headers.get("Authorization") == login
+            self.send_response(status if welcome else 401)
+            self.end_headers()
+            self.wfile.write(body.encode() if welcome else b"You are not authenticated.\nLog in")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "uri", ["localhost:5000", "ftp://a", "http://", "http://[::1", "http://a:b", "http://a/#/experiments/1"]
+)
+def test_what_is_no_address_is_refused(uri: str):
+    with pytest.raises(ValidationError, match="give the address of an MLflow server, as in http://HOST:5000"):
+        RunConfig.model_validate({"tracking": {"uri": uri}})
+
+
+def test_a_login_is_not_taken_into_the_settings():
+    with pytest.raises(ValidationError, match="set MLFLOW_TRACKING_USERNAME") as refusal:
+        RunConfig.model_validate({"tracking": {"uri": "https://ada:secret@mlflow.example.org"}})
+    assert "secret" not in str(refusal.value.errors()[0]["msg"])
+
+
+def test_an_address_is_kept_without_its_last_slash():
+    config = RunConfig.model_validate({"tracking": {"uri": "https://mlflow.example.org/team/"}})
+    assert config.tracking.uri == "https://mlflow.example.org/team"
+
+
+def test_a_silent_server_is_refused_with_what_to_do():
+    uri = f"http://127.0.0.1:{free_ports()[0]}"
+    with pytest.raises(
+        ConfigurationError, match=rf"no MLflow server answers at tracking\.uri = '{uri}': "
+    ) as no:
+        refuse_silent_server(uri, {})
+    assert "Connection refused" in str(no.value)
+    assert f"{TRACKING_VARIABLE}= in the environment" in str(no.value)
+
+
+def test_another_program_is_no_mlflow_server():
+    said = r"is no MLflow server \(200: <html>hello\\n\)"
+    with answering(200, "<html>hello\n") as uri, pytest.raises(ConfigurationError, match=said):
+        refuse_silent_server(uri, {})
+
+
+def test_a_server_that_asks_for_a_login_gets_mlflow_s():
+    basic = f"Basic {base64.b64encode(b'ada:secret').decode()}"
+    named = {"MLFLOW_TRACKING_USERNAME": "ada", "MLFLOW_TRACKING_PASSWORD": "secret"}
+    with answering(200, "{}", basic) as uri:
+        refuse_silent_server(uri, named)
+        refuse_silent_server(uri, {"MLFLOW_TRACKING_AUTH": "a-plugin-s"})  # not ours to judge
+        with pytest.raises(ConfigurationError, match=r"refuses this user \(401: You are not.*; set MLFLOW_"):
+            refuse_silent_server(uri, named | {"MLFLOW_TRACKING_PASSWORD": "other"})
+    with answering(200, "{}", "Bearer t") as uri:
+        refuse_silent_server(uri, {"MLFLOW_TRACKING_TOKEN": "t"})
+
+
+def test_where_figures_are_copied_changes_nothing_that_a_run_computes(monkeypatch: pytest.MonkeyPatch):
+    there = RunConfig.model_validate({"tracking": {"uri": "http://gone.example.org"}})
+    assert there.computes_like(RunConfig())
+    assert not there.computes_like(RunConfig(seed=1))
+    monkeypatch.delenv(TRACKING_VARIABLE, raising=False)
+    assert on_cluster(there, None, None) == there
+    monkeypatch.setenv(TRACKING_VARIABLE, "")  # a run whose server is gone is resumed without it
+    assert on_cluster(there, None, None) == RunConfig()
+
+
+def test_figures_stand_in_sections_and_are_found_again():
+    sections = {
+        "reward_mean": "score/reward_mean",
+        "exact_share": "score/exact_share",
+        "evaluation_score": "score/evaluation_score",
+        "rollout_s": "phase_s/rollout",
+        "explore_wait_s": "phase_s/explore_wait",
+        "cost_usd": "cost/usd",
+        "clip_share": "training/clip_share",
+        "commits": "samples/commits",
+        "spearman": "exploration/spearman",
+        "reward_part_a:b": "score/reward_part_a_b",
+    }
+    assert {name: mlflow_name(name) for name in sections} == sections
+    names = [name for name in sections if ":" not in name]
+    assert [recorded_name(mlflow_name(name)) for name in names] == names
+    assert recorded_name("reward_mean") == "reward_mean", "as earlier versions wrote it"
+    assert mlflow_name(TOTAL_USD) == "cost/total_usd"
+    assert recorded_name("cost/total_usd") is None, "no figure of the database"
+    assert recorded_name(mlflow_name(EVALUATION_USD)) is None
+
+
+def test_settings_become_flat_parameters():
+    config = RunConfig.model_validate(
+        {"reward": {"scorer": "sum", "options": {"parts": {"jpeg": 0.5, "ocr": {"weight": 1.0}}}}}
+    )
+    flat = flat_settings(config)
+    assert flat["reward.options.parts.jpeg"] == "0.5"
+    assert flat["reward.options.parts.ocr.weight"] == "1.0"
+    assert flat["optimizer.learning_rate"] == "0.0001"
+    assert flat["exploration.fidelities"] == '["full"]'
+    assert flat["exploration.stop_with_training"] == "true"
+    assert flat["price.book"] == '""', "MLflow takes no empty text"
+    assert all(isinstance(value, str) and value for value in flat.values())

@@ -1,7 +1,7 @@
 """The training window: from the end of a rollout to the end of the training steps that follow it.
 
-It opens when the first device finds nothing more to roll out. Two threads meet here: the one that trains
-closes the window, the one that explores is told.
+It opens when the first device finds nothing more to roll out. Two threads use it: the one that trains closes
+the window, the one that explores is called back.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TrainingWindow:
             return now_s - self._opened_s
 
     def close(self, now_s: float) -> None:
-        """The training steps are done; those who listen are told."""
+        """The training steps are done; the listeners are called."""
         self.length_s = self.open(now_s)
         self._tell(self._closed)
 

@@ -238,7 +238,7 @@ def test_the_window_opens_when_the_first_device_can_draft():
 
 
 @given(st.integers(0, 2**32 - 1))
-def test_whatever_happens_rollouts_have_their_bits_and_each_draft_its_score_once(tmp_path_factory, seed):
+def test_faults_change_no_bit_of_a_rollout_and_each_draft_is_judged_once(tmp_path_factory, seed):
     source = random.Random(seed)
     script = Script(source.choice)
     folder = tmp_path_factory.mktemp("history")

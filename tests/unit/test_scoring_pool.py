@@ -194,7 +194,7 @@ def test_threads_share_a_pool():
     assert all(actor.killed.is_set() for actor in cluster.started)
 
 
-def test_whoever_waits_is_told_when_the_pool_is_closed():
+def test_closing_the_pool_raises_where_scores_are_awaited():
     pool, _ = live_pool(lambda call, *_: None)  # never answers
     waiting = pool.judge(images(5), PROMPTS)
     pool.close()
@@ -203,7 +203,7 @@ def test_whoever_waits_is_told_when_the_pool_is_closed():
             score.result(timeout=10)
 
 
-def test_a_scorer_that_cannot_be_replaced_ends_the_wait():
+def test_a_scorer_that_cannot_be_replaced_raises_where_scores_are_awaited():
     def die(call: Future[Any], *_: Any) -> None:
         cluster.start = refuse  # type: ignore[method-assign]
         call.set_exception(WorkerLostError("gone"))

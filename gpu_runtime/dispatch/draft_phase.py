@@ -19,6 +19,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate
+from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
@@ -141,7 +142,7 @@ class DraftPhase:
         self._began_s = clock()
         self._tasks: dict[SampleRequest, DraftTask] = {}
         self._images: list[DraftTask] = []
-        self._tried: set[str] = set()
+        self._gate = DraftGate(limits.fits)
 
     @property
     def over(self) -> bool:
@@ -173,16 +174,10 @@ class DraftPhase:
         return self._items(self._source.more())
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Whether its batch can end in the window.
-
-        A device's first batch is always tried: what it takes is how forecasts come true again.
-        """
+        """Whether its batch can end in the window."""
         fidelity = self._tasks[following.request].fidelity
         elapsed_s = self._clock() - self._began_s
-        if device.name in self._tried and not self._limits.fits(elapsed_s, self._cost_of_batch(fidelity)):
-            return False
-        self._tried.add(device.name)
-        return True
+        return self._gate.may_begin(device.name, elapsed_s, self._cost_of_batch(fidelity))
 
     def deliver(self, delivery: Delivery) -> None:
         """A batch is finished: its images go to the scorers."""

@@ -24,6 +24,7 @@ from gpu_runtime.exploration.fidelity import FULL, evaluations_of, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.exploration.window import HEADROOM
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from storage.config.run_config import RunConfig
@@ -31,9 +32,6 @@ from storage.prompts.files import PromptRecord
 
 _IMAGES_A_CALL = 8
 """Half a rollout's: near the window's end an early answer is worth more than a cheap one."""
-
-_HEADROOM = 1.5
-"""Drafts planned for a window, over those that it is predicted to hold."""
 
 Scored = Mapping[tuple[int, int], Score]
 """A rollout's scores by (prompt_id, seed index)."""
@@ -191,7 +189,7 @@ class SeedSearch:
             for draft in self._to_rescore(window)
         ]
         # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
-        planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
+        planner = self._explorer.begin(iteration, self._budget(len(devices), HEADROOM, rescores))
         limits = self._limits(window, self._settings.stop_with_training)
         with self._fleet.beside_training():
             made = self._draft(window.version, limits, iteration, planner, rescores)

@@ -26,15 +26,11 @@ class Event:
         act: what is done then; None once it is cancelled.
     """
 
-    __slots__ = ("act", "at", "serial")
+    __slots__ = ("act", "at")
 
-    def __init__(self, at: int, serial: int, act: Callable[[], None]) -> None:
+    def __init__(self, at: int, act: Callable[[], None]) -> None:
         self.at = at
-        self.serial = serial
         self.act: Callable[[], None] | None = act
-
-    def __lt__(self, other: Event) -> bool:
-        return (self.at, self.serial) < (other.at, other.serial)
 
     def cancel(self) -> None:
         """It will not happen; its place on the clock stays empty."""
@@ -52,7 +48,7 @@ class EventLoop:
     def __init__(self) -> None:
         self.now = 0
         self.done = 0
-        self._events: list[Event] = []
+        self._events: list[tuple[int, int, Event]] = []  # (when, serial, event): a heap
         self._announced = 0
 
     def at(self, at: int, act: Callable[[], None]) -> Event:
@@ -64,16 +60,16 @@ class EventLoop:
         if at < self.now:
             raise ValueError(f"an event at tick {at}, but it is {self.now} already")
         self._announced += 1
-        event = Event(at, self._announced, act)
-        heapq.heappush(self._events, event)
+        event = Event(at, act)
+        heapq.heappush(self._events, (at, self._announced, event))
         return event
 
     @property
     def next_at(self) -> int | None:
         """When the next event is; None without any."""
-        while self._events and self._events[0].act is None:
+        while self._events and self._events[0][2].act is None:
             heapq.heappop(self._events)
-        return self._events[0].at if self._events else None
+        return self._events[0][0] if self._events else None
 
     def run_until(self, over: Callable[[], bool], deadline: int | None = None) -> bool:
         """Let events happen until something is over, or until a deadline.
@@ -93,7 +89,7 @@ class EventLoop:
                 if deadline is not None:
                     self.now = deadline
                 return False
-            event = heapq.heappop(self._events)
+            event = heapq.heappop(self._events)[2]
             self.now, act = event.at, event.act
             self.done += 1
             assert act is not None, "next_at drops what is cancelled"

@@ -36,8 +36,9 @@ def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     devices = offer.reserved + offer.spot
-    # Devices that stay can all train.
-    return SimulatedPlan(replace(offer, reserved=devices, trainers=devices, spot=0), DraftTiming.NEVER)
+    # Where all that stay train, all do here: they all stay.
+    trainers = devices if offer.trainers == offer.reserved else offer.trainers
+    return SimulatedPlan(replace(offer, reserved=devices, trainers=trainers, spot=0), DraftTiming.NEVER)
 
 
 def _spot_rollout(offer: FleetPlan, drafts: float) -> SimulatedPlan:
@@ -55,7 +56,7 @@ def _critical_path(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 POLICIES = (
     Policy("reserved", "the reserved devices alone", _reserved_only),
-    Policy("on-demand", "as many devices, all on demand; all of them train", _all_on_demand),
+    Policy("on-demand", "as many devices, all on demand; all train if all reserved ones do", _all_on_demand),
     Policy("spot", "spot devices roll out, and idle during training", _spot_rollout),
     Policy(SPOTLIGHT, "spot devices roll out, and explore during training", _spotlight, explores=True),
     Policy("critical-path", "as many drafts, made before the rollout", _critical_path, explores=True),

@@ -209,7 +209,9 @@ def recorded_profile(home: Home, run_id: str) -> Profile:
             f"run {run_id} has {len(work)} recorded iterations; a profile needs {_LEAST_ITERATIONS}"
         )
     if config.sequence_parallel.largest > 1:
-        raise ConfigurationError(f"devices of run {run_id} shared samples; take a run whose devices work alone")
+        raise ConfigurationError(
+            f"devices of run {run_id} shared samples; take a run whose devices work alone"
+        )
     work = work[1:] if len(work) > _LEAST_ITERATIONS else work
     size, steps = config.sampling.batch_size, config.sampling.rollout_steps
     batches = -(-work["samples"] // size)

@@ -30,7 +30,15 @@ def small_config(iterations: int = 3, prompts: int = 4, every: int = 0, **more: 
 
 def times_of(**seconds: float) -> WorkloadTimes:
     """Times in seconds; those that are not named are a round number."""
-    known = {"step": 1, "decode": 1, "score": 0.25, "train_sample": 1, "weights": 2, "start": 10, "regroup": 1}
+    known = {
+        "step": 1,
+        "decode": 1,
+        "score": 0.25,
+        "train_sample": 1,
+        "weights": 2,
+        "start": 10,
+        "regroup": 1,
+    }
     values = known | seconds
     return WorkloadTimes(**{name: ticks(value) for name, value in values.items()}, step_s=values["step"])
 
@@ -43,7 +51,8 @@ def small_profile(uncertainty: float = 0.0) -> Profile:
 
     return Profile(
         name="small", steps=(StepTime(batch=4, seconds=1.0),), step=about(1), decode_s=about(0.25),
-        score_s=about(0.5), train_sample_s=about(1), weights_s=about(2), start_s=about(10), regroup_s=about(1),
+        score_s=about(0.5), train_sample_s=about(1), weights_s=about(2),
+        start_s=about(10), regroup_s=about(1),
     )  # fmt: skip
 
 

@@ -259,7 +259,9 @@ app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
 app.command(epilog="Example: spotlight settings sampling")(settings)
 app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
-app.command(epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8")(what_if)
+app.command(epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8")(
+    what_if
+)
 
 
 @app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --set model.path=/models/FLUX.1-dev")

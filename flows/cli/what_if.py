@@ -47,11 +47,15 @@ def what_if(
     ] = None,
     loss_rate: Annotated[
         float | None,
-        typer.Option(min=0, max=3600, help="Without a trace: losses of a spot device an hour; 0.67 by default."),
+        typer.Option(
+            min=0, max=3600, help="Without a trace: losses of a spot device an hour; 0.67 by default."
+        ),
     ] = None,
     joint: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Without a trace: share of losses that take several; 0.77 by default."),
+        typer.Option(
+            min=0, max=1, help="Without a trace: share of losses that take several; 0.77 by default."
+        ),
     ] = None,
     notice: Annotated[float, typer.Option(min=0, max=3600, help="Seconds of notice before a loss.")] = 0.0,
     price: Annotated[

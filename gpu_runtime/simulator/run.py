@@ -85,7 +85,9 @@ class SimulatedRun:
     @property
     def usd(self) -> float:
         """The bill."""
-        return sum(self.usd_per_hour[market] * paid for market, paid in self.paid.items()) / 3600 / TICKS_PER_S
+        return (
+            sum(self.usd_per_hour[market] * paid for market, paid in self.paid.items()) / 3600 / TICKS_PER_S
+        )
 
     def share(self, state: DeviceState, market: Market | None = None) -> float:
         """Share of the paid time that devices of a market, or all, were in a state; 0 without any."""

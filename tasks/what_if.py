@@ -1,4 +1,4 @@
-"""What a run would cost on devices that are not rented yet: profiles found, spot markets read, policies compared."""
+"""What a run would cost on devices that are not rented yet: its profile, its spot market, its policies."""
 
 from __future__ import annotations
 
@@ -136,13 +136,13 @@ def refuse_unfit(config: RunConfig) -> None:
     """
     if config.iterations > MOST_ITERATIONS:
         raise ConfigurationError(
-            f"iterations is {config.iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and dollars "
-            "grow in proportion"
+            f"iterations is {config.iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
+            "dollars grow in proportion"
         )
     if config.sequence_parallel.largest > 1:
         raise ConfigurationError(
-            f"sequence_parallel lets {config.sequence_parallel.largest} devices share a sample, but simulated "
-            "devices work alone; set all its degrees to 1"
+            f"sequence_parallel lets {config.sequence_parallel.largest} devices share a sample, but "
+            "simulated devices work alone; set all its degrees to 1"
         )
 
 
@@ -209,13 +209,12 @@ def recorded_profile(home: Home, run_id: str) -> Profile:
             f"run {run_id} has {len(work)} recorded iterations; a profile needs {_LEAST_ITERATIONS}"
         )
     if config.sequence_parallel.largest > 1:
-        raise ConfigurationError(
-            f"devices of run {run_id} shared samples; take a run whose devices work alone"
-        )
+        raise ConfigurationError(f"devices of run {run_id} shared samples; take one whose devices work alone")
     work = work[1:] if len(work) > _LEAST_ITERATIONS else work
     size, steps = config.sampling.batch_size, config.sampling.rollout_steps
     batches = -(-work["samples"] // size)
-    scoring = (work["reward_s"] * config.runtime.scorer_workers / work["samples"]).dropna()
+    scored = work.dropna(subset=["reward_s"])
+    scoring = scored["reward_s"] * config.runtime.scorer_workers / scored["samples"]
 
     def measured(values: Sequence[float]) -> Quantity:
         known = [float(value) for value in values]

@@ -47,15 +47,11 @@ def what_if(
     ] = None,
     loss_rate: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=3600, help="Without a trace: losses of a spot device an hour; 0.67 by default."
-        ),
+        typer.Option(min=0, max=3600, help="Without a trace: losses of a device an hour; 0.67 by default."),
     ] = None,
     joint: Annotated[
         float | None,
-        typer.Option(
-            min=0, max=1, help="Without a trace: share of losses that take several; 0.77 by default."
-        ),
+        typer.Option(min=0, max=1, help="Without a trace: share of them that take several; 0.77 by default."),
     ] = None,
     notice: Annotated[float, typer.Option(min=0, max=3600, help="Seconds of notice before a loss.")] = 0.0,
     price: Annotated[
@@ -126,7 +122,7 @@ def show(result: WhatIf) -> None:
         f"spot: {result.market}",
         f"profile {result.profile.name}: {result.profile.summary}",
         *(f"  {evidence}: {', '.join(names)}" for evidence, names in result.profile.evidence.items()),
-        "Iterations are the same for all policies: what exploration is worth to learning is not in these figures.",
+        "All policies do the same iterations: what exploration is worth to learning is not in these figures.",
     ]
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The devices of a simulated run: reserved ones that stay, spot ones that come and go as a trace says. Pure."""
+"""Devices of a simulated run: reserved ones that stay, spot ones that come and go as a trace says. Pure."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FleetPlan:
     def __post_init__(self) -> None:
         if not 1 <= self.trainers <= self.reserved:
             raise ConfigurationError(
-                f"{self.trainers} devices are to train, of {self.reserved} reserved; give 1 to {self.reserved}"
+                f"{self.trainers} of {self.reserved} reserved devices are to train; give 1 to {self.reserved}"
             )
         if self.spot < 0:
             raise ConfigurationError(f"{self.spot} spot devices; give 0 or more")
@@ -77,7 +77,7 @@ class SimulatedDevice:
         holds: version of its weights.
         coming: when it will hold the phase's weights.
         noticed: it is under a preemption notice.
-        free_at: until then it is busy with a call that nobody waits for any more.
+        free_at: until then it is busy with a call whose result is not used.
         flight: what it works on.
     """
 
@@ -196,7 +196,7 @@ class SimulatedFleet:
         self._await_trace()
 
     def _take(self, step: ReplayStep) -> None:
-        """What happens to an instance; one that was not rented is none of ours."""
+        """Do what the trace says of an instance; one that was not rented is ignored."""
         device = self._devices.get(step.instance)
         if step.kind == "add":
             # An instance that is there, even under notice, fills a place.

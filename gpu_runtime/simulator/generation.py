@@ -1,4 +1,4 @@
-"""One phase of generating under the virtual clock: the pull scheduler of live runs, devices that are times. Pure.
+"""A phase of generating under the virtual clock: the scheduler of live runs, devices that are times. Pure.
 
 A request of the scheduler is a whole batch here: samples of a batch are leased, committed and delivered
 together in a live run too. Between the beginning and the end of a lease nothing is on the clock: a chunk of
@@ -68,7 +68,7 @@ class PhaseOutcome:
 
 
 class GenerationPhase:
-    """Devices take the phase's weights, pull batches, deliver; newcomers join, and what is lost goes on elsewhere.
+    """Devices take the phase's weights, pull batches, deliver; newcomers join; lost batches go on elsewhere.
 
     Args:
         loop: the clock.
@@ -230,7 +230,7 @@ class GenerationPhase:
         self._pull(device)
 
     def _judge(self, now: int) -> None:
-        """Scorers take a batch of drafts in turn; what they have not judged at the deadline does not count."""
+        """Scorers take drafts in turn; what they have not judged at the deadline does not count."""
         self._scorers_free = max(now, self._scorers_free) + self._work.images * self._times.score
         if self._work.deadline is None or self._scorers_free <= self._work.deadline:
             self.outcome.judged += self._work.images

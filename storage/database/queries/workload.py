@@ -39,7 +39,8 @@ def changes_of_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.D
     """
     return connection.execute(
         "SELECT state, ended_at - started_at AS lasted_s FROM worker_states WHERE run_id = ? "
-        "AND phase = 'iteration' AND iteration > 1 AND state IN ('load', 'regroup') ORDER BY started_at, worker",
+        "AND phase = 'iteration' AND iteration > 1 AND state IN ('load', 'regroup') "
+        "ORDER BY started_at, worker",
         [run_id],
     ).df()
 

@@ -218,8 +218,10 @@ def recorded_profile(home: Home, run_id: str) -> Profile:
 
     def measured(values: Sequence[float]) -> Quantity:
         known = [float(value) for value in values]
+        if not known:
+            return Quantity(value=0.0, source=f"not recorded by run {run_id}")
         return Quantity(
-            value=statistics.median(known) if known else 0.0,
+            value=statistics.median(known),
             evidence="measured",
             source=f"run {run_id}",
             uncertainty=_spread(known),

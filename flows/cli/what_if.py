@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -95,6 +96,7 @@ def show(result: WhatIf) -> None:
     """Print a table of policies, and what it rests on."""
     console = Console()
     table = Table(
+        box=SIMPLE,
         title=f"Modelled: {result.iterations} iterations, {result.offer.reserved} reserved and "
         f"{result.offer.spot} spot devices",
         caption=f"medians; below them the lowest and highest of {result.futures} futures\n"
@@ -160,11 +162,12 @@ def _settings(
 def _time_unit(seconds: float) -> tuple[str, float]:
     """How a time is written, and the seconds of its unit."""
     if seconds < 7200:
-        return "{:.1f} min", 60.0
+        return ("{:.1f} s", 1.0) if seconds < 120 else ("{:.1f} min", 60.0)
     return ("{:.1f} h", 3600.0) if seconds < _DAY_H * 3600 else ("{:.1f} d", 86400.0)
 
 
 def _spread(spread: object, form: str, unit: float = 1.0) -> str:
     """A figure, and below it its interval; alone where there is none."""
     low, median, high = (form.format(getattr(spread, name) / unit) for name in ("low", "median", "high"))
-    return median if low == high else f"{median}\n{low.split()[0]} to {high.split()[0]}"
+    bare = str.maketrans("", "", "$% minhds")
+    return median if low == high else f"{median}\n{low.translate(bare)}–{high.translate(bare)}"

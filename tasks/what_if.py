@@ -19,7 +19,6 @@ from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.summary import summarise
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
-from storage.database.queries.workload import changes_of_state, first_start_s, iteration_work
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
@@ -200,6 +199,8 @@ def recorded_profile(home: Home, run_id: str) -> Profile:
     """
     store = RunStore(home)
     config = store.run(run_id).config
+    from storage.database.queries.workload import changes_of_state, first_start_s, iteration_work  # pandas
+
     with store.database.reading() as connection:
         work = iteration_work(connection, run_id)
         changes = changes_of_state(connection, run_id)

@@ -214,8 +214,9 @@ def recorded_profile(home: Home, run_id: str) -> Profile:
     work = work[1:] if len(work) > _LEAST_ITERATIONS else work
     size, steps = config.sampling.batch_size, config.sampling.rollout_steps
     batches = -(-work["samples"] // size)
-    scored = work.dropna(subset=["reward_s"])
-    scoring = scored["reward_s"] * config.runtime.scorer_workers / scored["samples"]
+    scorers = config.runtime.scorer_workers
+    phases = zip(work["reward_s"], work["samples"], strict=True)
+    scoring = [reward_s * scorers / count for reward_s, count in phases if not math.isnan(reward_s)]
 
     def measured(values: Sequence[float]) -> Quantity:
         known = [float(value) for value in values]
@@ -241,7 +242,7 @@ def recorded_profile(home: Home, run_id: str) -> Profile:
         steps=(StepTime(batch=size, seconds=step.value),),
         step=step.model_copy(update={"value": 1.0}),
         decode_s=Quantity(value=0.0, evidence="measured", source="in the step"),
-        score_s=measured(list(scoring)),
+        score_s=measured(scoring),
         train_sample_s=measured(list(work["train_device_s"] / work["samples"])),
         weights_s=measured(lasted.get("load", ())),
         start_s=_ASSUMED_START if start_s is None else measured([start_s]),

@@ -248,8 +248,10 @@ class GenerationPhase:
         self._wake()
 
     def _wake(self) -> None:
-        """Something waits again: idle devices pull."""
+        """Something waits again: idle devices pull, as long as it does."""
         for device in list(self._idle.values()):
+            if not self._scheduler.waiting(self._work.kind):
+                return
             del self._idle[device.name]
             self._pull(device)
 

@@ -18,6 +18,7 @@ from flows.cli.operating import down, reproduce, up
 from flows.cli.prompts import prompts
 from flows.cli.rebuild import rebuild
 from flows.cli.settings import preset_names, setting_names, settings, version_option
+from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
 from flows.progress import reporter
 from flows.run_identity import new_run_id
@@ -263,6 +264,9 @@ app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
 app.command(epilog="Example: spotlight settings sampling")(settings)
 app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
+app.command(epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8")(
+    what_if
+)
 
 
 @app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --set model.path=/models/FLUX.1-dev")

@@ -8,7 +8,6 @@ thing at a time: the next call that ends, or the moment when a lease expires.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, Phase
 from gpu_runtime.dispatch.work_left import UnderWay, WorkLeft
+from gpu_runtime.scheduling.commit_interval import steps_to_commit
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scheduler_counters import Counters
@@ -31,16 +31,6 @@ from storage.errors import RuntimeFailure, WorkerLostError
 
 _CALLS_AHEAD = 2
 """Calls that a device has at once: while one's commit travels and is booked, it works on the next."""
-
-_COMMIT_STEPS = 4
-"""Denoising steps between two commits, or a multiple of them, where the settings do not say how many."""
-
-_WORTH_A_COMMIT_S = 1.0
-"""Seconds of work that a commit must be worth, where the settings do not say how many steps."""
-
-DRAFT_CHUNK_STEPS = 2
-"""Denoising steps of a draft's calls, of which a device has one at a time: what the rollout may have to wait
-for when a training window closes."""
 
 
 class Dispatcher:
@@ -248,24 +238,11 @@ class Dispatcher:
 
     def _chunk(self, flight: Flight) -> int:
         """Denoising steps of a lease's next call, which are counted as begun."""
-        most = self._steps_to_commit(flight.device)
-        if flight.lease.kind is RequestKind.EXPLORE:
-            most = min(most, DRAFT_CHUNK_STEPS)
+        drafts = flight.lease.kind is RequestKind.EXPLORE
+        most = steps_to_commit(self._commit_steps, flight.device.step_s, drafts)
         steps = min(most, flight.lease.steps - flight.step)
         flight.step += steps
         return steps
-
-    def _steps_to_commit(self, device: Device) -> int:
-        """Denoising steps of a device's next chunk.
-
-        A commit costs some milliseconds, whatever the model: unless the settings say how often, it must save
-        more than that.
-        """
-        if self._commit_steps:
-            return self._commit_steps
-        if not device.step_s:
-            return _COMMIT_STEPS
-        return _COMMIT_STEPS * max(1, math.ceil(_WORTH_A_COMMIT_S / (_COMMIT_STEPS * device.step_s)))
 
     def _await(self) -> list[Future[Any]]:
         """Wait for a call to end, a lease to expire or a phase's word; all calls that have ended."""

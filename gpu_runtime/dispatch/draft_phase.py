@@ -17,6 +17,7 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Judge
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate
+from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.work_items import WorkItem
@@ -115,7 +116,7 @@ class DraftPhase:
         self._clock = clock
         self._tasks: dict[SampleRequest, DraftTask] = {}
         self._judging: dict[Future[Score], DraftTask] = {}
-        self._tried: set[str] = set()
+        self._gate = DraftGate(limits.fits)
 
     @property
     def over(self) -> bool:
@@ -150,17 +151,11 @@ class DraftPhase:
         return self._limits.drafts_on(device)
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
-        """Whether its batch can end in the window, which opens when the first device asks.
-
-        A device's first batch is always tried: what it takes is how forecasts come true again.
-        """
+        """Whether its batch can end in the window, which opens when the first device asks."""
         window = self._limits.window
         elapsed_s = 0.0 if window is None else window.open(self._clock())
         fidelity = self._tasks[following.request].fidelity
-        if device.name in self._tried and not self._limits.fits(elapsed_s, self._cost_of_batch(fidelity)):
-            return False
-        self._tried.add(device.name)
-        return True
+        return self._gate.may_begin(device.name, elapsed_s, self._cost_of_batch(fidelity))
 
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
         """A batch is finished: its images go to the scorers."""

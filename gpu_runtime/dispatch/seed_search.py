@@ -28,13 +28,11 @@ from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, ow
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.exploration.seed_figures import seed_figures
+from gpu_runtime.exploration.window import HEADROOM
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from storage.config.run_config import RunConfig
 from storage.prompts.files import PromptRecord
-
-_HEADROOM = 1.5
-"""Drafts planned for a window, over those that it is predicted to hold."""
 
 Scored = Mapping[tuple[int, int], Score]
 """A rollout's scores by (prompt_id, seed index)."""
@@ -212,7 +210,7 @@ class SeedSearch:
             for draft in self._to_rescore(window)
         ]
         # Beyond the window's predicted end drafts are planned too: it cuts them off, and may be longer.
-        planner = self._explorer.begin(iteration, self._budget(len(devices), _HEADROOM, rescores))
+        planner = self._explorer.begin(iteration, self._budget(len(devices), HEADROOM, rescores))
         limits = self._limits(window, self._settings.stop_with_training)
         phase = self._phase(window.version, limits, iteration, planner, rescores)
         self._begun = _Search(iteration, planner, phase)

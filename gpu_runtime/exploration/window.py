@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _MEMORY = 5
 """Iterations that an estimate rests on."""
+
+HEADROOM = 1.5
+"""Drafts planned for a window, over those that it is predicted to hold."""
 
 
 class WindowForecast:
@@ -55,3 +58,30 @@ class WindowForecast:
     def restore(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`."""
         self._train_s, self._draft_s = list(state["train_s"]), list(state["draft_s"])
+
+
+class DraftGate:
+    """Which devices may begin a batch of drafts in a window: those whose batch can end in it.
+
+    A device's first batch is always tried: what it takes is how forecasts come true again.
+
+    Args:
+        fits: whether so many full drafts may be begun after so many seconds (`WindowForecast.fits`).
+    """
+
+    def __init__(self, fits: Callable[[float, float], bool]) -> None:
+        self._fits = fits
+        self._tried: set[str] = set()
+
+    def may_begin(self, device: str, elapsed_s: float, full_drafts: float) -> bool:
+        """Whether a device may begin a batch.
+
+        Args:
+            device: its name.
+            elapsed_s: time since the window opened.
+            full_drafts: what the batch costs, in full drafts.
+        """
+        if device in self._tried and not self._fits(elapsed_s, full_drafts):
+            return False
+        self._tried.add(device)
+        return True

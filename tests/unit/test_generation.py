@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
-from gpu_runtime.dispatch import dispatcher
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
+from gpu_runtime.scheduling import commit_interval
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.spot.notices.notice import Notice
 from storage.errors import RuntimeFailure
@@ -102,8 +102,8 @@ def test_a_device_has_its_next_chunk_before_the_last_one_is_committed():
 
 
 def test_where_steps_are_quick_more_of_them_are_done_before_a_commit(monkeypatch):
-    monkeypatch.setattr(dispatcher, "_COMMIT_STEPS", 1)
-    monkeypatch.setattr(dispatcher, "_WORTH_A_COMMIT_S", 2.0)
+    monkeypatch.setattr(commit_interval, "_COMMIT_STEPS", 1)
+    monkeypatch.setattr(commit_interval, "_WORTH_A_COMMIT_S", 2.0)
     script = Script()
     stage = Stage(script, names=[TRAINER], commit_steps=0)
     for wait in range(4 * STEPS):

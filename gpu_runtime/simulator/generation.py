@@ -1,0 +1,307 @@
+"""A phase of generating under the virtual clock: the scheduler of live runs, devices that are times. Pure.
+
+A request of the scheduler is a whole batch here: samples of a batch are leased, committed and delivered
+together in a live run too. Between the beginning and the end of a lease nothing is on the clock: a chunk of
+denoising steps is like the one before, so what a loss or a notice finds committed follows from the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from gpu_runtime.exploration.window import DraftGate
+from gpu_runtime.scheduling.commit_interval import steps_to_commit
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.simulator.fleet import Flight, SimulatedDevice, SimulatedFleet
+from gpu_runtime.simulator.profile import WorkloadTimes
+from gpu_runtime.simulator.virtual_time import EventLoop
+from storage.database.records import DeviceState
+from storage.errors import SchedulingError
+
+
+@dataclass(frozen=True)
+class PhaseWork:
+    """What is to be generated.
+
+    Attributes:
+        kind: of all batches.
+        version: of the weights of all.
+        batches: how many.
+        steps: denoising steps of each.
+        images: of a batch.
+        commit_steps: `runtime.commit_steps`.
+        beside_training: whether the trainers are busy otherwise.
+        deadline: when the phase is over in any case, in ticks; None for when all is delivered.
+    """
+
+    kind: RequestKind
+    version: WeightsVersion
+    batches: int
+    steps: int
+    images: int
+    commit_steps: int = 0
+    beside_training: bool = False
+    deadline: int | None = None
+
+
+@dataclass
+class PhaseOutcome:
+    """What a phase came to.
+
+    Attributes:
+        delivered: batches.
+        lease: ticks that devices had the delivered batches.
+        share: what was done of them under these leases, in batches.
+        judged: images of drafts that were judged within the phase.
+        redone: denoising steps of batches that losses took with them.
+    """
+
+    delivered: int = 0
+    lease: int = 0
+    share: float = 0.0
+    judged: int = 0
+    redone: int = 0
+
+
+class GenerationPhase:
+    """Devices take the phase's weights, pull batches, deliver; newcomers join; lost batches go on elsewhere.
+
+    Args:
+        loop: the clock.
+        fleet: the devices.
+        scheduler: which device gets what; its requests are batches.
+        times: of the workload.
+        work: what is to be generated.
+        first: number of the first batch, which no other of the run has.
+        gate: says whether a batch of drafts may still be begun; None where there is no window.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        fleet: SimulatedFleet,
+        scheduler: PullScheduler[int],
+        times: WorkloadTimes,
+        work: PhaseWork,
+        first: int,
+        gate: DraftGate | None = None,
+    ) -> None:
+        self.outcome = PhaseOutcome()
+        self.entered: list[tuple[SimulatedDevice, DeviceState, int]] = []
+        """What devices began to do, and when in ticks."""
+        self._loop = loop
+        self._fleet = fleet
+        self._scheduler = scheduler
+        self._times = times
+        self._work = work
+        self._next = first
+        self._last = first + work.batches
+        self._gate = gate
+        self._began = loop.now
+        self._drafts = work.kind is RequestKind.EXPLORE
+        self._state: DeviceState = "explore" if self._drafts else "rollout"
+        self._chunk = steps_to_commit(work.commit_steps, times.step_s, self._drafts)
+        self._idle: dict[str, SimulatedDevice] = {}
+        self._busy = 0
+        self._scorers_free = loop.now
+
+    def run(self) -> PhaseOutcome:
+        """Let it happen.
+
+        Raises:
+            SchedulingError: if no device is left, nor will come, while batches are.
+        """
+        self._fleet.phase = self
+        for device in list(self._fleet):
+            self._take_in(device)
+        finished = self._loop.run_until(self._is_over, self._work.deadline)
+        if not finished and self._work.deadline is None:
+            raise SchedulingError(
+                f"{self._work.batches - self.outcome.delivered} batches are left, but no device; let one stay"
+            )
+        self._end()
+        return self.outcome
+
+    def on_joined(self, device: SimulatedDevice) -> None:
+        """A device has loaded its model: it takes the phase's weights, and pulls."""
+        self._take_in(device)
+
+    def on_notice(self, device: SimulatedDevice) -> None:
+        """A device stops at the end of the denoising step that it does."""
+        self._idle.pop(device.name, None)
+        flight = device.flight
+        if flight is None:
+            return
+        done = -(-(self._loop.now - flight.since) // self._times.step)
+        reached = flight.lease.step + done
+        if reached < flight.lease.steps:  # what is being decoded is delivered
+            flight.end.cancel()
+            at = flight.since + done * self._times.step
+            flight.end = self._loop.at(at, partial(self._hand_back, device, flight, reached))
+
+    def on_lost(self, device: SimulatedDevice) -> None:
+        """A device is gone: its batch goes on elsewhere from the last commit."""
+        self._idle.pop(device.name, None)
+        if device.coming is not None:
+            self._busy -= 1
+        flight = device.flight
+        if flight is None:
+            return
+        flight.end.cancel()
+        device.flight = None
+        self._busy -= 1
+        lease, now = flight.lease, self._loop.now
+        done = (now - flight.since) // self._times.step
+        # The last chunk ends with the images: it is delivered, not committed.
+        chunks = min(done // self._chunk, (lease.steps - lease.step - 1) // self._chunk)
+        committed = lease.step + chunks * self._chunk
+        if committed > lease.step:
+            self._scheduler.commit(lease, dict.fromkeys(lease.requests, (committed, None)), now)
+        begun = min(lease.steps, committed + self._chunk)
+        self._scheduler.on_worker_lost(device.name, dict.fromkeys(lease.requests, begun))
+        self.outcome.redone += begun - committed
+        # What was done since the commit is lost with it.
+        since_commit = flight.since + (committed - lease.step) * self._times.step
+        self._fleet.timeline.enter(device.name, "lost", since_commit)
+        self._wake()
+
+    def _take_in(self, device: SimulatedDevice) -> None:
+        if device.loading is not None or device.noticed or (device.trains and self._work.beside_training):
+            return
+        now, behind = self._loop.now, device.holds != self._work.version
+        if not behind and device.free_at <= now:
+            self._pull(device)
+            return
+        self._enter(device, "load" if behind else "idle")
+        ready = max(now, device.free_at) + (self._times.weights if behind else 0)
+        self._busy += 1
+        device.coming = self._loop.at(ready, partial(self._ready, device))
+
+    def _ready(self, device: SimulatedDevice) -> None:
+        self._busy -= 1
+        device.coming = None
+        device.holds = self._work.version
+        self._pull(device)
+
+    def _pull(self, device: SimulatedDevice) -> None:
+        now, lease = self._loop.now, None
+        if self._may_pull(device):
+            lease = self._scheduler.pull(device.name, now, self._work.version, 1, (self._work.kind,))
+        if lease is None:
+            self._enter(device, "idle")
+            if not device.noticed:
+                self._idle[device.name] = device
+            return
+        self._busy += 1
+        self._enter(device, self._state)
+        at = now + (lease.steps - lease.step) * self._times.step + self._times.decode
+        event = self._loop.at(at, partial(self._deliver, device))
+        device.flight = Flight(lease, now, event)
+
+    def _may_pull(self, device: SimulatedDevice) -> bool:
+        if device.noticed:
+            return False
+        kind = self._work.kind
+        if not self._scheduler.waiting(kind):
+            if self._next == self._last:
+                return False
+            # Batches are asked for as devices can take them.
+            self._scheduler.add((WorkItem(self._next, kind, self._work.steps, 0, self._work.version),))
+            self._next += 1
+        elapsed = self._loop.now - self._began
+        return self._gate is None or self._gate.may_begin(device.name, elapsed, float(self._work.images))
+
+    def _deliver(self, device: SimulatedDevice) -> None:
+        flight, now = device.flight, self._loop.now
+        assert flight is not None
+        device.flight = None
+        self._busy -= 1
+        lease = flight.lease
+        accepted = self._scheduler.deliver(lease, lease.requests, now)
+        self.outcome.delivered += len(accepted)
+        self.outcome.lease += now - flight.since
+        self.outcome.share += (lease.steps - lease.step) / lease.steps
+        if self._drafts:
+            self._judge(now)
+        self._pull(device)
+
+    def _judge(self, now: int) -> None:
+        """Scorers take drafts in turn; what they have not judged at the deadline does not count."""
+        self._scorers_free = max(now, self._scorers_free) + self._work.images * self._times.score
+        if self._work.deadline is None or self._scorers_free <= self._work.deadline:
+            self.outcome.judged += self._work.images
+
+    def _hand_back(self, device: SimulatedDevice, flight: Flight, reached: int) -> None:
+        """A device under notice gives its batch back, committed at the step that it has reached."""
+        device.flight = None
+        self._busy -= 1
+        lease = flight.lease
+        if reached > lease.step:
+            commits = dict.fromkeys(lease.requests, (reached, None))
+            self._scheduler.commit(lease, commits, self._loop.now)
+        self._scheduler.hand_back(lease)
+        self._enter(device, "idle")
+        self._wake()
+
+    def _wake(self) -> None:
+        """Something waits again: idle devices pull, as long as it does."""
+        for device in list(self._idle.values()):
+            if not self._scheduler.waiting(self._work.kind):
+                return
+            del self._idle[device.name]
+            self._pull(device)
+
+    def _is_over(self) -> bool:
+        """All is delivered; drafts also end where no device can begin another, nor is one loading."""
+        if self.outcome.delivered == self._work.batches:
+            return True
+        return self._drafts and not self._busy and all(device.loading is None for device in self._fleet)
+
+    def _end(self) -> None:
+        """What devices still do is not wanted any more; they are busy to the end of their chunk."""
+        self._fleet.phase = None
+        now = self._loop.now
+        for device in self._fleet:
+            if device.coming is not None:
+                device.coming.cancel()
+                device.free_at, device.coming = device.coming.at, None
+            flight = device.flight
+            if flight is not None:
+                flight.end.cancel()
+                chunk = self._chunk * self._times.step
+                begun = max(1, -(-(now - flight.since) // chunk))
+                device.free_at = min(flight.end.at, flight.since + begun * chunk)
+                device.flight = None
+                self._scheduler.drop(flight.lease.requests)
+            if device.loading is None and not (device.trains and self._work.beside_training):
+                self._enter(device, "idle")
+        self._scheduler.drop_waiting(self._work.kind)
+
+    def _enter(self, device: SimulatedDevice, state: DeviceState) -> None:
+        self._fleet.enter(device, state)
+        self.entered.append((device, state, self._loop.now))
+
+
+def devices_alike(
+    devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
+) -> tuple[tuple[int, bool, bool, bool], ...]:
+    """All that a phase depends on of its devices: when each is free, and whether it has the weights.
+
+    Args:
+        devices: of the fleet.
+        work: of the phase.
+        now: ticks.
+    """
+    return tuple(
+        (
+            max(0, device.free_at - now),
+            device.holds == work.version,
+            device.noticed or device.loading is not None,
+            device.trains,
+        )
+        for device in devices
+    )

@@ -1,0 +1,101 @@
+"""Traces as long as a run: windows of a recorded one from a random moment on, or drawn ones. Pure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.replay import thinned
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.errors import TraceError
+
+_MOST_LAPS = 1000
+"""How often a recorded trace may be gone through to fill one run."""
+
+
+@dataclass(frozen=True)
+class SpotMarket:
+    """When spot instances come and go.
+
+    Attributes:
+        recorded: a trace, of which windows are taken; None to draw traces.
+        shape: what drawn ones are like; capacity and length are set for each run.
+        losses: whether any drawn instance is lost.
+        notice_s: seconds before its removal at which an instance is warned.
+    """
+
+    recorded: Trace | None
+    shape: TraceShape
+    losses: bool = True
+    notice_s: float = 0.0
+
+    def window(self, spot: int, length_s: float, chance: random.Random) -> Trace:
+        """A trace of at most `spot` instances at once for a run of so many seconds.
+
+        Args:
+            spot: places for spot instances, at least 1.
+            length_s: what the run takes at most; where it takes longer, what is there then stays.
+            chance: says which window.
+
+        Raises:
+            TraceError: the recorded trace is too short, or nothing happens in it.
+        """
+        if self.recorded is not None:
+            part = thinned(self.recorded, spot)
+            if not part.events or part.length_s <= 0:
+                raise TraceError("no instance comes in the trace, or it has no length; name another one")
+            return repeated(part, chance.uniform(0.0, part.length_s), length_s)
+        if not self.losses:
+            events = tuple(TraceEvent(0.0, "add", f"spot-{number}") for number in range(spot))
+            return Trace(events, length_s)
+        shape = replace(self.shape, capacity=spot, length_s=length_s)
+        return generate_trace(shape, chance.randrange(2**32))
+
+
+def repeated(trace: Trace, begins_s: float, length_s: float) -> Trace:
+    """A trace from a moment on; at its end it begins anew, as often as a run needs.
+
+    Instances that are there at the end go on as those that are there at the beginning; those that are too
+    many go, those that lack come.
+
+    Args:
+        trace: as it was recorded, longer than no time.
+        begins_s: the moment, in seconds from its beginning.
+        length_s: how long the result is.
+
+    Raises:
+        TraceError: it would have to be gone through too often.
+    """
+    if length_s > _MOST_LAPS * trace.length_s:
+        raise TraceError(
+            f"the trace is {trace.length_s:g} s long and the run may take {length_s:,.0f} s; give one of at "
+            f"least {length_s / _MOST_LAPS:,.0f} s"
+        )
+    events: list[TraceEvent] = []
+    lives: dict[str, str] = {}  # name in the trace -> name in the result, of those that are there
+    came = 0
+    shift_s, first_s = -begins_s, begins_s
+    while True:
+        part = trace.clipped(first_s, trace.length_s) if 0 < first_s < trace.length_s else trace
+        waiting, lives = list(lives.values()), {}
+        for event in part.events:
+            at_s = max(0.0, shift_s + first_s) + event.at_s
+            if at_s > length_s:
+                break
+            if event.kind == "add" and event.at_s == 0 and waiting:
+                lives[event.instance] = waiting.pop(0)
+                continue
+            if waiting and event.at_s > 0:
+                events += (TraceEvent(shift_s + first_s, "remove", name) for name in waiting)
+                waiting = []
+            if event.kind == "add":
+                came += 1
+                lives[event.instance] = f"{event.instance}.{came}"
+                events.append(TraceEvent(at_s, "add", lives[event.instance]))
+            else:
+                events.append(TraceEvent(at_s, "remove", lives.pop(event.instance)))
+        events += (TraceEvent(shift_s + first_s, "remove", name) for name in waiting)
+        shift_s, first_s = shift_s + trace.length_s, 0.0
+        if shift_s >= length_s:
+            return Trace(tuple(events), length_s)

@@ -1,0 +1,108 @@
+"""A virtual clock and the events on it. Pure and exact: time is counted in whole nanoseconds.
+
+Whole numbers add up without rounding. So a device's states sum to its paid time exactly, and what happens
+does not depend on when it happens: a phase is the same, shifted, at any time of a run.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+TICKS_PER_S = 1_000_000_000
+"""Ticks of the clock in a second."""
+
+
+def ticks(seconds: float) -> int:
+    """Seconds as ticks, rounded to the nearest."""
+    return round(seconds * TICKS_PER_S)
+
+
+class Event:
+    """Something that will happen.
+
+    Attributes:
+        at: when, in ticks.
+        act: what is done then; None once it is cancelled.
+    """
+
+    __slots__ = ("act", "at")
+
+    def __init__(self, at: int, act: Callable[[], None]) -> None:
+        self.at = at
+        self.act: Callable[[], None] | None = act
+
+    def cancel(self) -> None:
+        """It will not happen; its place on the clock stays empty."""
+        self.act = None
+
+
+class EventLoop:
+    """Events in the order of time; those of one moment in the order in which they were announced.
+
+    Attributes:
+        now: ticks since the beginning.
+        done: events that have happened.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.done = 0
+        self._events: list[tuple[int, int, Event]] = []  # (when, serial, event): a heap
+        self._announced = 0
+
+    def at(self, at: int, act: Callable[[], None]) -> Event:
+        """Do something at a time.
+
+        Raises:
+            ValueError: that time is past.
+        """
+        if at < self.now:
+            raise ValueError(f"an event at tick {at}, but it is {self.now} already")
+        self._announced += 1
+        event = Event(at, act)
+        heapq.heappush(self._events, (at, self._announced, event))
+        return event
+
+    @property
+    def next_at(self) -> int | None:
+        """When the next event is; None without any."""
+        while self._events and self._events[0][2].act is None:
+            heapq.heappop(self._events)
+        return self._events[0][0] if self._events else None
+
+    def run_until(self, over: Callable[[], bool], deadline: int | None = None) -> bool:
+        """Let events happen until something is over, or until a deadline.
+
+        What is due at the deadline itself still happens.
+
+        Args:
+            over: asked after each event.
+            deadline: ticks; None for as long as there are events.
+
+        Returns:
+            Whether it is over; if not, it is the deadline, or no event is left.
+        """
+        while not over():
+            next_at = self.next_at
+            if next_at is None or (deadline is not None and next_at > deadline):
+                if deadline is not None:
+                    self.now = deadline
+                return False
+            event = heapq.heappop(self._events)[2]
+            self.now, act = event.at, event.act
+            self.done += 1
+            assert act is not None, "next_at drops what is cancelled"
+            act()
+        return True
+
+    def skip_to(self, at: int) -> None:
+        """Go on to a time before which nothing happens.
+
+        Raises:
+            ValueError: an event is due by then, or that time is past.
+        """
+        next_at = self.next_at
+        if at < self.now or (next_at is not None and next_at <= at):
+            raise ValueError(f"cannot skip from tick {self.now} to {at}: the next event is at {next_at}")
+        self.now = at

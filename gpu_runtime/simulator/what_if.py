@@ -1,0 +1,175 @@
+"""Policies compared over several futures: one window of a trace and one draw of the profile each. Pure.
+
+All policies live through the same futures. So they differ by what they do, not by their luck.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.policies import POLICIES, SPOTLIGHT, Policy
+from gpu_runtime.simulator.profile import Profile, WorkloadTimes
+from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from gpu_runtime.spot.traces.replay import Replay
+from storage.config.run_config import RunConfig
+
+_MARGIN = 1.5
+"""Length of a trace, over what the run would take the reserved devices alone."""
+
+_ALIKE = 0.01
+"""Shares of dollars within which policies cost the same."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over the futures: its median, its least and its largest."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """Of at least one value."""
+        return Spread(statistics.median(values), min(values), max(values))
+
+    def to_json(self) -> dict[str, float]:
+        """JSON values."""
+        return {"low": self.low, "median": self.median, "high": self.high}
+
+
+@dataclass(frozen=True)
+class PolicyAnswer:
+    """What a policy comes to.
+
+    Attributes:
+        policy: which.
+        figures: by name; the names are those of `answer_of`.
+        best: whether it is the one to take.
+    """
+
+    policy: Policy
+    figures: dict[str, Spread]
+    best: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        figures = {name: spread.to_json() for name, spread in self.figures.items()}
+        return {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best, **figures}
+
+
+def compare_policies(
+    config: RunConfig,
+    offer: FleetPlan,
+    profile: Profile,
+    market: SpotMarket,
+    futures: int,
+    seed: int = 0,
+    on_run: Callable[[], None] = lambda: None,
+) -> list[PolicyAnswer]:
+    """Simulate every policy in every future.
+
+    Args:
+        config: the workload, and how many iterations.
+        offer: devices that can be rented, and their prices.
+        profile: what the workload takes.
+        market: when spot instances come and go.
+        futures: how many, at least 1.
+        seed: of the futures; the same figures for the same seed.
+        on_run: told of every simulated run.
+    """
+    runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in POLICIES}
+    for future in range(futures):
+        drafts = 0.0
+        for policy in POLICIES:
+            plan = policy.plan(offer, drafts)
+            run = _simulate(config, plan, profile, market, (seed, future))
+            if policy.name == SPOTLIGHT:
+                drafts = run.drafts / config.iterations
+            runs[policy.name].append(run)
+            on_run()
+    answers = [PolicyAnswer(policy, figures_of(runs[policy.name])) for policy in POLICIES]
+    best = best_of(answers)
+    return [PolicyAnswer(a.policy, a.figures, a.policy.name == best) for a in answers]
+
+
+def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
+    """The figures of a policy's runs, one in each future."""
+    shares = {
+        "idle_share": [run.share("idle") for run in runs],
+        "spot_idle_share": [run.share("idle", "spot") for run in runs],
+        "lost_share": [run.share("lost") for run in runs],
+    }
+    values = {
+        "wall_s": [run.wall_s for run in runs],
+        "usd": [run.usd for run in runs],
+        "iteration_s": [statistics.fmean(run.iterations) / TICKS_PER_S for run in runs],
+        "losses": [float(run.losses) for run in runs],
+        "drafts_per_iteration": [run.drafts / len(run.iterations) for run in runs],
+        **shares,
+    }
+    return {name: Spread.of(column) for name, column in values.items()}
+
+
+def best_of(answers: Sequence[PolicyAnswer]) -> str:
+    """The policy of the least dollars; of those that cost the same, to a hundredth, the most drafts.
+
+    What drafts are worth is a matter of learning: none of these figures has it.
+    """
+    least = min(answer.figures["usd"].median for answer in answers)
+    cheap = [a for a in answers if a.figures["usd"].median <= (1 + _ALIKE) * least]
+    ranked = sorted(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
+    return ranked[0].policy.name
+
+
+def _simulate(
+    config: RunConfig, plan: SimulatedPlan, profile: Profile, market: SpotMarket, future: tuple[int, int]
+) -> SimulatedRun:
+    fleet = plan.fleet
+    times = profile.times(
+        config.sampling.batch_size,
+        config.runtime.scorer_workers,
+        fleet.trainers,
+        random.Random(f"profile {future}"),
+    )
+    replay = None
+    if fleet.spot:
+        # Its own chance: the window is the same whatever the profile draws.
+        length_s = _MARGIN * undisturbed(config, times, fleet.reserved) / TICKS_PER_S
+        trace = market.window(fleet.spot, length_s, random.Random(f"trace {future}"))
+        replay = Replay(trace, market.notice_s)
+    return Simulation(config, plan, times, replay).run()
+
+
+def undisturbed(config: RunConfig, times: WorkloadTimes, devices: int) -> int:
+    """Ticks of a run on devices that are alike and stay, without drafts: by formula, not by simulation.
+
+    Args:
+        config: the workload.
+        times: of its parts.
+        devices: that generate; `times` has how many train.
+    """
+    sampling, algorithm, evaluation = config.sampling, config.algorithm, config.evaluation
+
+    def generate(images: int, steps: int) -> int:
+        batches = -(-images // sampling.batch_size)
+        turns = -(-batches // devices)
+        return times.weights + turns * (steps * times.step + times.decode) + images * times.score
+
+    samples = algorithm.prompts_per_iteration * algorithm.group_size
+    iteration = generate(samples, sampling.rollout_steps) + samples * times.train_sample
+    every = evaluation.every
+    evaluations = 1 + (config.iterations // every + bool(config.iterations % every) if every else 1)
+    # An evaluation of the weights that the next rollout has: they are taken once.
+    shared = 1 if config.optimizer.ema_decay > 0 else evaluations - 1
+    whole = times.start + config.iterations * iteration - shared * times.weights
+    return whole + evaluations * generate(
+        evaluation.prompts * evaluation.images_per_prompt, sampling.evaluate_steps
+    )

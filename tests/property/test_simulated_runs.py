@@ -1,0 +1,112 @@
+"""What holds of every simulated run, whatever is rented and whatever is lost."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.what_if import undisturbed
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from tests.simulated import simulated, small_config, times_of
+
+TIMINGS = st.sampled_from(list(DraftTiming))
+SECONDS = st.floats(0.001, 3.0)
+DRAWN = settings(max_examples=15, deadline=None)
+
+
+def rough_trace(spot: int, seed: int) -> Trace:
+    """Instances that live as long as an iteration or two."""
+    shape = TraceShape(
+        spot, 2000.0, mean_lifetime_s=60.0, zones=1, mean_reacquire_s=30.0, min_reacquire_s=1.0
+    )
+    return generate_trace(shape, seed)
+
+
+@DRAWN
+@given(
+    reserved=st.integers(1, 3),
+    spot=st.integers(1, 5),
+    seed=st.integers(0, 10_000),
+    timing=TIMINGS,
+    notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
+    step=SECONDS,
+)
+def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_bytes(
+    reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float
+):
+    config, trace = small_config(), rough_trace(spot, seed)
+    runs = [
+        simulated(
+            config, reserved, spot, trace, timing, notice_s, times_of(step=step),
+            repeats=repeats, keeps_intervals=True,
+        )
+        for repeats in (True, False)
+    ]  # fmt: skip
+    run = runs[0]
+    for market in ("reserved", "spot"):
+        assert sum(time for (of, _), time in run.spent.items() if of == market) == run.paid[market]
+    assert run.paid["reserved"] == reserved * run.wall
+    ends: dict[str, float] = {}
+    for interval in sorted(run.intervals, key=lambda i: (i.worker, i.started_at)):
+        assert interval.started_at < interval.ended_at
+        assert ends.get(interval.worker, interval.started_at) == interval.started_at
+        ends[interval.worker] = interval.ended_at
+    # Undisturbed phases that are repeated are those that would have been worked out.
+    assert json.dumps(runs[0].to_json()) == json.dumps(runs[1].to_json())
+    assert run.intervals == runs[1].intervals
+
+
+@DRAWN
+@given(
+    devices=st.integers(1, 6),
+    prompts=st.integers(1, 9),
+    every=st.integers(0, 3),
+    iterations=st.integers(1, 4),
+    ema=st.sampled_from([0.0, 0.9]),
+    seconds=st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS),
+)
+def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
+    devices: int,
+    prompts: int,
+    every: int,
+    iterations: int,
+    ema: float,
+    seconds: tuple[float, float, float, float, float],
+):
+    step, decode, score, train, weights = seconds
+    times = times_of(step=step, decode=decode, score=score, train_sample=train, weights=weights)
+    config = small_config(iterations, prompts, every, optimizer={"ema_decay": ema})
+    run = simulated(config, devices, times=times)
+    assert run.wall == undisturbed(config, times, devices)
+
+
+@DRAWN
+@given(devices=st.integers(1, 6), more=st.integers(1, 6), step=SECONDS)
+def test_more_devices_are_never_slower(devices: int, more: int, step: float):
+    config, times = small_config(prompts=12), times_of(step=step)
+    assert simulated(config, devices + more, times=times).wall <= simulated(config, devices, times=times).wall
+
+
+@DRAWN
+@given(
+    spot=st.integers(1, 4),
+    which=st.integers(0, 3),
+    at_s=st.floats(0.001, 45.0),
+    notice_s=st.sampled_from([0.0, 2.0]),
+    prompts=st.integers(1, 9),
+)
+def test_a_loss_never_speeds_up(spot: int, which: int, at_s: float, notice_s: float, prompts: int):
+    config = small_config(prompts=prompts)
+    there = Trace(tuple(TraceEvent(0.0, "add", f"spot-{n}") for n in range(spot)), 1000.0)
+    gone = TraceEvent(round(at_s, 3), "remove", f"spot-{which % spot}")
+    lost = replace(there, events=(*there.events, gone))
+    calm = simulated(config, 1, spot, there)
+    disturbed = simulated(config, 1, spot, lost, notice_s=notice_s)
+    assert disturbed.wall >= calm.wall
+    assert disturbed.losses == 1 and calm.losses == 0
+    assert disturbed.batches == calm.batches

@@ -1,0 +1,73 @@
+"""Small workloads for the simulator: times of whole seconds, and fleets of a few devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, WorkloadTimes
+from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.virtual_time import ticks
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace
+from storage.config.run_config import RunConfig
+
+
+def small_config(iterations: int = 3, prompts: int = 4, every: int = 0, **more: Any) -> RunConfig:
+    """Prompts of four samples, batches of four, five steps; an evaluation of four images."""
+    return RunConfig.model_validate(
+        {
+            "iterations": iterations,
+            "sampling": {"batch_size": 4, "rollout_steps": 5, "evaluate_steps": 7, "window_stop": 5},
+            "algorithm": {"prompts_per_iteration": prompts, "group_size": 4},
+            "evaluation": {"every": every, "prompts": 4},
+            "runtime": {"commit_steps": 2},
+            **more,
+        }
+    )
+
+
+def times_of(**seconds: float) -> WorkloadTimes:
+    """Times in seconds; those that are not named are a round number."""
+    known = {
+        "step": 1,
+        "decode": 1,
+        "score": 0.25,
+        "train_sample": 1,
+        "weights": 2,
+        "start": 10,
+        "regroup": 1,
+    }
+    values = known | seconds
+    return WorkloadTimes(**{name: ticks(value) for name, value in values.items()}, step_s=values["step"])
+
+
+def small_profile(uncertainty: float = 0.0) -> Profile:
+    """The same times as a profile."""
+
+    def about(value: float) -> Quantity:
+        return Quantity(value=value, uncertainty=uncertainty)
+
+    return Profile(
+        name="small", steps=(StepTime(batch=4, seconds=1.0),), step=about(1), decode_s=about(0.25),
+        score_s=about(0.5), train_sample_s=about(1), weights_s=about(2),
+        start_s=about(10), regroup_s=about(1),
+    )  # fmt: skip
+
+
+def simulated(
+    config: RunConfig,
+    reserved: int,
+    spot: int = 0,
+    trace: Trace | None = None,
+    timing: DraftTiming = DraftTiming.NEVER,
+    notice_s: float = 0.0,
+    times: WorkloadTimes | None = None,
+    **more: Any,
+) -> SimulatedRun:
+    """A run on so many devices."""
+    fleet = FleetPlan(reserved, spot, 1, 10.0, 2.5)
+    replay = None if trace is None else Replay(trace, notice_s)
+    plan = SimulatedPlan(fleet, timing)
+    return Simulation(config, plan, times or times_of(), replay, **more).run()

@@ -1,0 +1,107 @@
+"""Simulated runs whose times are worked by hand.
+
+Four prompts of four samples in batches of four: four batches of five steps, a second each, and one to
+decode. Judging takes a quarter of a second an image, training one a sample, weights two, a start ten.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.errors import ConfigurationError
+from tests.simulated import simulated, small_config
+
+ONE = small_config(iterations=1)
+STAYS = Trace((TraceEvent(0.0, "add", "s"),), 1000.0)
+
+
+def goes(at_s: float) -> Trace:
+    """A spot instance from the beginning, until it is lost."""
+    return Trace((TraceEvent(0.0, "add", "s"), TraceEvent(at_s, "remove", "s")), 1000.0)
+
+
+def test_one_device_does_all_in_turn():
+    run = simulated(ONE, 1)
+    # Start 10; evaluation 2 + 8 + 1; rollout 24 with the same weights; reward 4; training 16; evaluation 11.
+    assert run.wall_s == 10 + 11 + 24 + 4 + 16 + 11
+    assert run.usd == pytest.approx(76 * 10.0 / 3600)
+    assert {state: time / TICKS_PER_S for (_, state), time in run.spent.items()} == {
+        "load": 10 + 2 + 2, "rollout": 8 + 24 + 8, "train": 16, "idle": 1 + 4 + 1,
+    }  # fmt: skip
+
+
+def test_two_devices_halve_the_rollout_and_the_spot_one_is_cheaper():
+    run = simulated(ONE, 1, 1, STAYS)
+    assert run.wall_s == 10 + 11 + 12 + 4 + 16 + 11
+    assert run.usd == pytest.approx(64 * 10.0 / 3600 + 64 * 2.5 / 3600)
+    assert (run.joined, run.losses) == (1, 0)
+    assert run.share("rollout", "spot") == pytest.approx(12 / 64)
+
+
+def test_a_lost_device_s_batch_goes_on_from_its_commit():
+    # The rollout begins at 21. At 24.5 the spot device has done three steps; two are committed at 23.
+    run = simulated(ONE, 1, 1, goes(24.5))
+    assert run.spent["spot", "lost"] == 1.5 * TICKS_PER_S
+    # The reserved device ends its batch at 27, the three steps that are left at 31, the two others at 43.
+    assert run.wall_s == 43 + 4 + 16 + 11
+    assert (run.losses, run.returned, run.redone) == (1, 1, 2)
+    assert run.paid["spot"] == 24.5 * TICKS_PER_S
+
+
+def test_under_notice_a_device_stops_at_the_next_step_and_loses_nothing():
+    run = simulated(ONE, 1, 1, goes(24.5), notice_s=2.2)  # at 22.3: the second step ends at 23
+    assert run.wall_s == 43 + 4 + 16 + 11
+    assert (run.notices, run.losses, run.returned, run.redone) == (1, 1, 1, 0)
+    assert ("spot", "lost") not in run.spent
+
+
+def test_a_newcomer_loads_takes_the_weights_and_pulls_in_the_midst_of_a_rollout():
+    run = simulated(ONE, 1, 1, Trace((TraceEvent(13.0, "add", "s"),), 1000.0))
+    # Loaded at 23, it holds the weights at 25; both do two batches, it ends the last at 37.
+    assert run.wall_s == 37 + 4 + 16 + 11
+    assert run.paid["spot"] == (run.wall - 13 * TICKS_PER_S)
+
+
+def test_a_place_is_filled_once():
+    two = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(0.0, "add", "t")), 1000.0)
+    assert simulated(ONE, 1, 1, two).wall_s == simulated(ONE, 1, 1, STAYS).wall_s
+
+
+def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():
+    config = small_config(iterations=2)
+    plain = simulated(config, 1, 1, STAYS)
+    stale = simulated(config, 1, 1, STAYS, DraftTiming.TRAINING_WINDOW)
+    # 16 s hold two batches of drafts and the first steps of a third, which are dropped; there is one window.
+    assert stale.drafts == 8
+    assert stale.wall == plain.wall
+    assert stale.spent["spot", "explore"] == 16 * TICKS_PER_S
+    assert plain.drafts == 0 and ("spot", "explore") not in plain.spent
+
+
+def test_drafts_on_the_critical_path_lengthen_it():
+    config = small_config(iterations=1, exploration={"candidates": 2})
+    run = simulated(config, 1, 1, STAYS, DraftTiming.BEFORE_ROLLOUT)
+    # Eight drafts in two batches: 6 s on two devices; the scorers take 2 s, beside them.
+    assert run.drafts == 8
+    assert run.wall_s == 64 + 6
+
+
+def test_a_fleet_that_cannot_train_is_refused():
+    with pytest.raises(ConfigurationError, match="3 of 2 reserved devices are to train; give 1 to 2"):
+        FleetPlan(2, 0, 3, 10.0, 2.5)
+
+
+def test_events_of_a_moment_happen_in_the_order_of_their_announcement():
+    loop, seen = EventLoop(), []
+    for name in "abc":
+        loop.at(5, lambda name=name: seen.append(name))
+    late = loop.at(7, lambda: seen.append("never"))
+    late.cancel()
+    assert not loop.run_until(lambda: False, 9)
+    assert (seen, loop.now, loop.next_at) == (["a", "b", "c"], 9, None)
+    with pytest.raises(ValueError, match="an event at tick 3"):
+        loop.at(3, lambda: None)

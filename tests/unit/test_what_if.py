@@ -1,0 +1,178 @@
+"""`spotlight what-if`: the table of policies, its profiles, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.profile import Profile, StepTime, read_profile
+from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.simulator.virtual_time import ticks
+from gpu_runtime.simulator.what_if import compare_policies
+from gpu_runtime.spot.traces.generator import TraceShape
+from storage.config.loading import load_config
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
+from storage.home import Home
+from tasks.what_if import PROFILES, find_profile, model_key, recorded_profile
+from tests.sample_run import write_sample_run
+from tests.simulated import small_config, small_profile
+
+SMALL = ("--preset", "smoke", "--windows", "2", "--spot", "3")
+MARKET = SpotMarket(None, TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=120.0))
+
+
+def asked(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False, env={"COLUMNS": "120"})
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def refusal(*arguments: str) -> str:
+    with pytest.raises(ConfigurationError) as refused:
+        CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False)
+    return str(refused.value)
+
+
+def test_the_table_names_every_policy_and_says_that_all_is_modelled():
+    table = asked(*SMALL)
+    assert "Modelled: 2 iterations, 1 reserved and 3 spot devices" in table
+    for policy in ("reserved", "on-demand", "spot", "spotlight", "critical-path"):
+        assert f"\n  {policy} " in table
+    assert sum(" * " in line for line in table.splitlines() if not line.lstrip().startswith("*")) == 1
+    assert "measured: step, decode_s, score_s, train_sample_s" in table
+    assert "drawn traces: 0.67 losses of an instance an hour, 77% of them together" in table
+
+
+def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
+    options = (*SMALL, "--price", "8,2", "--loss-rate", "20", "--joint", "0.5", "--notice", "30", "--json")
+    answer = json.loads(asked(*options))
+    assert answer == json.loads(asked(*options))
+    assert answer["modelled"] is True
+    assert (answer["reserved_usd_per_hour"], answer["spot_usd_per_hour"]) == (8.0, 2.0)
+    assert "20.00 losses of an instance an hour, 50% of them together" in answer["market"]
+    by_name = {row["policy"]: row for row in answer["policies"]}
+    assert sum(row["best"] for row in answer["policies"]) == 1
+    reserved = by_name["reserved"]
+    # One device at 8 dollars an hour: its time is its bill.
+    assert reserved["usd"]["median"] == pytest.approx(reserved["wall_s"]["median"] * 8 / 3600)
+    assert reserved["losses"]["high"] == 0 and reserved["drafts_per_iteration"]["high"] == 0
+    for figure in by_name["spotlight"].values():
+        assert not isinstance(figure, dict) or figure["low"] <= figure["median"] <= figure["high"]
+    assert json.loads(asked(*options, "--seed", "1")) != answer
+
+
+def test_a_trace_is_read_and_thinned(tmp_path: Path):
+    trace = tmp_path / "zone.csv"
+    trace.write_text("0,add,a\n0,add,b\n0,add,c\n20000,remove,a\n60000,remove,b\n90000,add,d\n")
+    answer = json.loads(asked(*SMALL, "--spot", "2", "--trace", str(trace), "--json"))
+    assert answer["market"].startswith("windows of zone.csv: 0.0 h, 2 losses, ")
+
+
+def test_policies_differ_as_they_should():
+    config = small_config(iterations=12, prompts=8, exploration={"candidates": 8})
+    offer = FleetPlan(1, 4, 1, 10.0, 2.0)
+    figures = {
+        answer.policy.name: answer.figures
+        for answer in compare_policies(config, offer, small_profile(), MARKET, 3)
+    }
+    time = {name: row["wall_s"].median for name, row in figures.items()}
+    assert time["on-demand"] <= time["spot"] <= time["reserved"]
+    # Hidden drafts take no time, or a step's; the same drafts before the rollout do.
+    assert time["spot"] <= time["spotlight"] <= 1.05 * time["spot"] < time["critical-path"]
+    assert figures["spotlight"]["spot_idle_share"].median < figures["spot"]["spot_idle_share"].median
+    drafts = figures["spotlight"]["drafts_per_iteration"].median
+    assert drafts > 0
+    assert figures["critical-path"]["drafts_per_iteration"].median == pytest.approx(drafts, abs=4)
+
+
+def test_what_is_not_known_widens_the_answer():
+    config, offer = small_config(), FleetPlan(1, 1, 1, 10.0, 2.0)
+    sure, unsure = (
+        compare_policies(config, offer, small_profile(uncertainty), MARKET, 4)[0].figures["wall_s"]
+        for uncertainty in (0.0, 0.5)
+    )
+    assert sure.low == sure.high
+    assert unsure.low < sure.median < unsure.high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--price", "3"), "--price is '3'; give the dollars an hour of a reserved and of a spot device"),
+        (("--price", "2,3"), "price.spot_usd_per_hour is 3.0, above reserved_usd_per_hour=2.0"),
+        (("--spot", "2000"), "runtime.spot_workers"),
+        (("--trainers", "9"), "runtime.trainer_workers is 9, above runtime.reserved_workers=1"),
+        (("--iterations", "200000"), "iterations is 200,000, above 100,000"),
+        (("--set", "sequence_parallel.rollout=2"), "simulated devices work alone"),
+        (("--profile", "nothing"), "--profile 'nothing' is no profile (glyphs-cpu, "),
+        (("--preset", "flux-ocr-512"), "no profile of flux 512x512; name one by --profile"),
+        (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: tuple[str, ...], message: str):
+    assert message in refusal(*SMALL, *arguments)
+
+
+def test_every_carried_profile_is_read_and_named_after_its_file():
+    for path in PROFILES.glob("*.json"):
+        profile = read_profile(path)
+        assert profile.name == path.stem and profile.models
+        for name in profile.evidence.get("measured", ()):
+            assert getattr(profile, name).source
+
+
+def test_a_preset_s_profile_is_that_of_its_model_and_size(tmp_path: Path):
+    config = load_config("qwen-image-ocr-1280", [], {})
+    assert model_key(config) == "qwen-image 1280x1280"
+    assert find_profile(Home(tmp_path), config, None).name == "qwen-image-1280-h100"
+
+
+def test_a_profile_from_a_recorded_run(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    write_sample_run(RunStore(home), "recorded", iterations=4)
+    profile = recorded_profile(home, "recorded")
+    # 27 device-seconds of rollout for 16 batches of 10 steps, 7 of training for 256 samples, loads of 1 s.
+    assert profile.step_s(16) == pytest.approx(27 / 160)
+    assert profile.train_sample_s.value == pytest.approx(7 / 256)
+    assert profile.weights_s.value == pytest.approx(1.0, abs=1e-6)
+    assert profile.step.evidence == "measured" and profile.step.source == "run recorded"
+    assert profile.score_s.evidence == "modelled" and profile.score_s.source == "not recorded by run recorded"
+    copy = tmp_path / "copy.json"
+    copy.write_text(profile.model_dump_json())
+    assert read_profile(copy) == profile
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1", "is not JSON"),
+        ("{}", "steps: Field required"),
+        ('{"name": "x", "steps": [{"batch": 0, "seconds": 1}]}', "steps.0.batch"),
+    ],
+)
+def test_a_damaged_profile_is_refused(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_profile(path)
+
+
+def test_steps_between_two_batches_lie_on_a_line_and_beyond_them_in_proportion():
+    data = small_profile().model_dump() | {
+        "steps": (StepTime(batch=4, seconds=1.0), StepTime(batch=8, seconds=1.6))
+    }
+    profile = Profile.model_validate(data)
+    assert [profile.step_s(batch) for batch in (2, 4, 6, 8, 16)] == pytest.approx([0.5, 1.0, 1.3, 1.6, 3.2])
+    with pytest.raises(ConfigurationError, match="no time of a step that 2 devices share; it has degrees 1"):
+        profile.step_s(4, degree=2)
+    times = profile.times(batch=4, scorers=2, trainers=2)
+    assert (times.score, times.train_sample, times.decode) == (ticks(0.25), ticks(0.5), ticks(1.0))
+    drawn = small_profile(0.3).times(4, 1, 1, random.Random(1))
+    assert drawn != small_profile(0.3).times(4, 1, 1, random.Random(2))

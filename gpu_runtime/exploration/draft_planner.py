@@ -3,9 +3,14 @@
 Paper: Spotlight (arXiv 2606.19004) plans the training window with a bandit; its arms and pay-off are
 not public. Here an arm is a (prompt, fidelity) pair, and its pay-off the expected gain in the variance
 of the group that will be kept, times the fidelity's reliability, over the draft's cost. The gain is
-computed, not learned: scores to come are drawn from what the prompt's drafts have shown so far and from
-its past, and the exact selection is run on them. A prompt whose group cannot get better, because it has
+computed, not learned: scores to come are drawn from a model of all prompts' scores (`score_model`), and the
+exact selection is run on them (`expected_gain`). A prompt whose group cannot get better, because it has
 as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
+
+A round is the first part of the plan that spends the whole rest of the budget best if no score came any
+more; with the scores that do come, the next round is planned anew (open-loop feedback control; Bertsekas,
+Dynamic Programming and Optimal Control, section 6.2: never worse in expectation than the plan without
+feedback). It so sees that drafts pay only together: G drafts of a prompt leave nothing to select.
 
 Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
 never wait for a judge, and from complete rounds alone, so the plan does not depend on who was faster.
@@ -74,7 +79,7 @@ class PlannerSettings:
         prompts_kept: prompts to keep, P; more may be explored.
         candidates: most drafts of a prompt, N.
         budget: cost of all drafts together, in full drafts.
-        first_drafts: most drafts of every prompt in the first round.
+        first_drafts: most drafts of every prompt before scores aim further ones.
         rounds: how many rounds the budget is divided into, roughly.
         allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
         criterion: what makes a group good; see `selection`.
@@ -204,10 +209,11 @@ class DraftPlanner:
         spread: dict[int, float] = {}
         random: dict[int, float] = {}
         pool: dict[int, tuple[float, float]] = {}
-        self._absorb(len(self._rounds))
-        expected = self._curves().now() if self._order else np.zeros(0)
+        known = self._judged(len(self._rounds))
+        short = any(len(scores) < group for scores in known)
+        expected = self._curves(known, len(self._rounds))[0].now() if short else np.zeros(0)
         for place, prompt in enumerate(self._order):
-            judged = sorted(self._known[place])
+            judged = sorted(known[place])
             values = np.array([value for _, value in judged])
             if len(judged) >= max(group, _LEAST_POOL):
                 pool[prompt] = (float(values.mean()), float(values.std()))
@@ -241,56 +247,48 @@ class DraftPlanner:
     def _first_look(self) -> list[Draft]:
         """First drafts of as many prompts as a part of the budget reaches, in two rounds.
 
-        The second round is planned before the first is judged, so it has nothing to aim by either.
+        The second round is planned before the first is judged: unless there is a past, it cannot aim either.
         """
         prompts = len(self._order)
         paid = self._affordable(self.settings.budget * _LOOK_SHARE)
         each = max(min(self.settings.first_drafts, paid // max(1, prompts)), _LEAST_LOOK)
-        each = min(each, self.settings.candidates)
         reached = min(prompts, max(1, paid // each))
         if not self._rounds:
             each = (each + 1) // 2
+        each = min(each, self.settings.candidates)
         wanted = np.where(np.arange(prompts) < reached, np.maximum(each - self._issued, 0), 0)
         return self._issue(_share(wanted, self._affordable(self._room)))
 
-    def _absorb(self, rounds: int) -> None:
-        """Take up the judgements of the first `rounds` rounds."""
+    def _judged(self, rounds: int) -> list[list[tuple[int, float]]]:
+        """(seed, expected full score) of each prompt's judged drafts in the first `rounds` rounds."""
+        known = [list(scores) for scores in self._known]
         for issued in self._rounds[self._absorbed : rounds]:
             for draft, score in issued.results.items():
                 if score is not None:
                     value = self.expected(draft.fidelity, score)
-                    self._known[self._place[draft.prompt_id]].append((draft.seed_index, value))
-        self._absorbed = max(self._absorbed, rounds)
+                    known[self._place[draft.prompt_id]].append((draft.seed_index, value))
+        return known
 
     def _evenly(self, count: int) -> list[Draft]:
         """So many drafts, each of a prompt with the fewest; of equal ones the first."""
         wanted = np.zeros_like(self._issued)
-        open_room = self.settings.candidates - self._issued
-        count = min(count, int(open_room.sum()))
-        low, high = 0, self.settings.candidates
-        while low < high:  # the highest level to which all can be filled up
-            level = (low + high + 1) // 2
-            filled = np.maximum(level - self._issued, 0).sum() <= count
-            low, high = (level, high) if filled else (low, level - 1)
-        wanted = np.maximum(low - self._issued, 0)
-        rest = np.flatnonzero((self._issued + wanted == low) & (low < self.settings.candidates))
-        wanted[rest[: count - int(wanted.sum())]] += 1
+        for level in range(1, self.settings.candidates + 1):
+            below = np.flatnonzero(self._issued + wanted < level)
+            wanted[below[: count - int(wanted.sum())]] += 1
         return self._issue(wanted)
 
     def _by_gain(self, count: int) -> list[Draft]:
-        """The first part of the plan that spends what is left of the budget best, so many drafts.
-
-        Open-loop feedback control: the plan assumes no further scores, and is made anew with every round.
-        """
-        self._absorb(len(self._rounds) - 1)
-        curves = self._curves()
+        """The first `count` drafts of the plan that spends what is left of the budget best."""
+        complete = len(self._rounds) - 1
+        self._known, self._absorbed = self._judged(complete), complete
+        curves, variance = self._curves(self._known, complete)
         segments = curves.segments(self._issued, self._bars(curves.now()))
-        worth = segments.rate >= _MINIMUM_GAIN * self._variance
+        worth = segments.rate >= _MINIMUM_GAIN * variance
         length = np.where(worth, segments.drafts, 0)
-        left = self._affordable(self._room) - np.cumsum(length) + length
+        left = self._affordable(self._room) - (np.cumsum(length) - length)
         taken = np.clip(left, 0, length)
         planned = np.bincount(segments.prompt, taken, len(self._order)).astype(int)
-        return self._issue(_share(planned, count))
+        return self._issue(_share(np.minimum(planned, self.settings.candidates - self._issued), count))
 
     def _issue(self, wanted: np.ndarray) -> list[Draft]:
         """The next drafts of each prompt, `wanted` of them, seed by seed."""
@@ -303,22 +301,17 @@ class DraftPlanner:
         self.spent += len(drafts) * self._arm.cost
         return drafts
 
-    def _curves(self) -> ValueCurves:
-        """What is known of the prompts, from the judgements that were taken up."""
+    def _curves(self, known: list[list[tuple[int, float]]], rounds: int) -> tuple[ValueCurves, float]:
+        """What the prompts may gain by further drafts, and the variance of all scores."""
         # Sorted: the order of arrival must not matter.
-        judged = [np.array([score for _, score in sorted(known)]) for known in self._known]
+        judged = [np.array([score for _, score in sorted(scores)], dtype=float) for scores in known]
         nothing: tuple[tuple[float, ...], float] = ((), 0.0)
         own = [self._past.own.get(prompt, nothing) for prompt in self._order]
         model = ScoreModel(judged, own, self._past.others)
-        self._variance = model.variance
-        return ValueCurves(
-            model,
-            judged,
-            self.settings.group_size,
-            max(self.settings.candidates, self.settings.group_size),
-            self.settings.criterion,
-            (*self._key, self._absorbed),
-        )
+        group, candidates = self.settings.group_size, self.settings.candidates
+        criterion = self.settings.criterion
+        curves = ValueCurves(model, judged, group, candidates, criterion, (*self._key, rounds))
+        return curves, model.variance
 
     def _bars(self, now: np.ndarray) -> np.ndarray:
         """The spread that each prompt has to exceed to count: another prompt's that it would replace."""

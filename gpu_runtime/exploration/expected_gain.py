@@ -1,9 +1,9 @@
 """What further drafts of each prompt are expected to gain: the exact selection on random outcomes.
 
-The value of a prompt with m drafts is the expected spread of its best group, over random outcomes of the drafts
-that are not judged yet. One draft may gain nothing where ten gain much (the ones before a group is complete, or
-where successes are rare), so values are computed up to the last candidate, and what counts is the smallest concave
-curve above them.
+The value of a prompt with m drafts is the expected spread of its best group, over random outcomes of the
+drafts that are not judged yet. One draft may gain nothing where ten gain much (before a group is complete, or
+where successes are rare), so values are computed up to the last candidate, and what counts is the smallest
+concave curve above them.
 
 Shapes: P prompts, R random outcomes, M totals of drafts, N candidates.
 """
@@ -18,10 +18,10 @@ import numpy as np
 from gpu_runtime.exploration.score_model import ScoreModel
 from gpu_runtime.exploration.selection import Criterion
 
-_OUTCOMES = 4096
+_OUTCOMES = 16384
 """Random outcomes of all prompts together."""
 
-_FEWEST, _MOST = 16, 128
+_FEWEST, _MOST = 16, 64
 """Limits of a prompt's random outcomes."""
 
 _AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
@@ -50,9 +50,10 @@ class ValueCurves:
         model: of the scores to come.
         judged: each prompt's scores so far.
         group_size: seeds to keep, G.
-        candidates: most drafts of a prompt, N, at least G.
+        candidates: most drafts of a prompt, N.
         criterion: what makes a group good.
-        key: numbers that make the random outcomes; all prompts share them, so that none is preferred by chance.
+        key: numbers that make the random outcomes; all prompts share them, so that none is preferred by
+            chance.
     """
 
     def __init__(
@@ -77,8 +78,11 @@ class ValueCurves:
             found[alike, :, :count] = scores[:, None]
             if count >= group_size:
                 self._now[alike] = best_spread(scores, group_size, criterion)
-        # Totals that a prompt has passed are not used.
-        self._found = [best_spread(found[:, :, :total], group_size, criterion) for total in self._totals]
+        self._found = [np.zeros(found.shape[:2]) for _ in self._totals]
+        for spread, total in zip(self._found, self._totals, strict=True):
+            # Totals that a prompt has passed are not used.
+            ahead = np.flatnonzero(self._known < total)
+            spread[ahead] = best_spread(found[ahead, :, :total], group_size, criterion)
 
     def now(self) -> np.ndarray:
         """The spread to expect of each prompt without further drafts, (P,).
@@ -114,30 +118,35 @@ def best_spread(scores: np.ndarray, size: int, criterion: Criterion) -> np.ndarr
     """The largest spread of `size` scores along the last axis, which has at least as many."""
     # The best group is a prefix and a suffix of the sorted scores: see `selection`.
     ordered = np.sort(scores, axis=-1)
-    centre = ordered.mean(axis=-1, keepdims=True)
-    ordered -= centre
-    low = np.moveaxis(ordered[..., :size], -1, 0)
-    high = np.moveaxis(ordered[..., ::-1][..., :size], -1, 0)
-    sums = np.zeros((2, size + 1, *scores.shape[:-1]))
-    squares = np.zeros((2, size + 1, *scores.shape[:-1]))
-    for side, part in enumerate((low, high)):
-        np.cumsum(part, axis=0, out=sums[side, 1:])
-        np.cumsum(part**2, axis=0, out=squares[side, 1:])
-    spread = (squares[0] + squares[1, ::-1]) / size
-    if criterion == "variance":
-        spread -= ((sums[0] + sums[1, ::-1]) / size) ** 2
-    return np.maximum(spread.max(axis=0), 0.0)
+    ordered -= ordered.mean(axis=-1, keepdims=True)
+    low = np.ascontiguousarray(np.moveaxis(ordered[..., :size], -1, 0))
+    high = np.ascontiguousarray(np.moveaxis(ordered[..., -size:], -1, 0))
+    # From the G highest to the G lowest, one taken for one given.
+    total, squares = high.sum(axis=0), (high**2).sum(axis=0)
+    best = _spread(total, squares, size, criterion)
+    for taken, given in zip(low, high, strict=True):
+        total += taken - given
+        squares += taken**2 - given**2
+        np.maximum(best, _spread(total, squares, size, criterion), out=best)
+    return best
+
+
+def _spread(total: np.ndarray, squares: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
+    """Mean squared distance from the group's own mean, or from that of all, which is 0."""
+    mean_square = squares / size
+    return mean_square - (total / size) ** 2 if criterion == "variance" else mean_square
 
 
 def _totals(group: int, candidates: int) -> np.ndarray:
-    return np.unique(np.round([group + part * (candidates - group) for part in _AHEAD]).astype(int))
+    ahead = max(0, candidates - group)
+    return np.unique(np.round([group + part * ahead for part in _AHEAD]).astype(int))
 
 
 def _random_outcomes(key: tuple[int, ...], outcomes: int, drafts: int) -> tuple[np.ndarray, np.ndarray]:
     """Uniform numbers that choose locations and scales, ascending, and logistic ones for the drafts.
 
-    Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube): how often it
-    succeeds is then hardly left to chance.
+    Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube): how often
+    it succeeds is then hardly left to chance.
     """
     generator = np.random.Generator(np.random.Philox(list(key)))
     strata = np.tile(np.arange(outcomes), (drafts, 1))

@@ -1,15 +1,15 @@
 """What a prompt's next draft may score: a posterior predictive distribution for every prompt at once.
 
-The model is an ordinal regression with a location and a scale of each prompt (McCullagh, Regression models for
-ordinal data, 1980). A score is a monotone function g of a latent number z, which is logistic with the prompt's
-location m and scale s. g is read off the scores of all prompts together: it maps the standard logistic
-distribution to theirs. A value that occurs more than once is an atom, so that 0 and 1 stay 0 and 1; between
-single values g is linear, and beyond the extreme ones it goes on with their slope, so that a further draft may be
-better than any before. The model needs no unit, and outliers do not move it.
+The model is an ordinal regression with a location and a scale of each prompt (McCullagh, Regression models
+for ordinal data, 1980). A score is a monotone function g of a latent number z, which is logistic with the
+prompt's location m and scale s. g is read off the scores of all prompts together: it maps the standard
+logistic distribution to theirs. A value that occurs more than once is an atom, so that 0 and 1 stay 0 and 1;
+between single values g is linear, and beyond the extreme ones it goes on with their slope, so that a further
+draft may be better than any before. The model needs no unit, and outliers do not move it.
 
 The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
-maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts as a
-few prompts. So the data say how alike prompts are, in success rate and in noise.
+maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts
+as a few prompts. So the data say how alike prompts are, in success rate and in noise.
 
 Shapes: P prompts, K grid points, B bins of equal latent intervals, R random outcomes, N drafts.
 """
@@ -29,6 +29,9 @@ _LOCATIONS = np.linspace(-6.0, 6.0, 25)
 
 _PRIOR_PROMPTS = 2.0
 """The smooth start of the prior counts as so many prompts."""
+
+_MOST_FOR_PRIOR = 256
+"""The prior is estimated from at most so many prompts, which is plenty."""
 
 _EM_ITERATIONS = 40
 """Few: the prior stays smooth where the scores say little."""
@@ -152,7 +155,9 @@ def _table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndar
     lower = np.concatenate([[0.0], upper[:-1]])
     atom = counts != 1
     # An atom is level over its interval; a value seen once is passed in the middle of its own.
-    ends = np.stack([np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1)
+    ends = np.stack(
+        [np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1
+    )
     knots = np.clip(_logit(np.clip(ends, 0.0, 1.0).ravel()), -_EDGE, _EDGE)
     heights = np.repeat(values, 2)
     tail = max(1, len(values) // 10)
@@ -183,11 +188,12 @@ def _binned(upper: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _posterior(logs_PK: np.ndarray) -> np.ndarray:
     """Each prompt's probabilities of the grid points, with a prior estimated from all prompts."""
     likelihood = np.exp(logs_PK - logs_PK.max(axis=1, keepdims=True))
+    sample = likelihood[:: -(-len(likelihood) // _MOST_FOR_PRIOR)]
     prior = _START
     # einsum adds in an order of its own, never in one that depends on the number of threads.
     for _ in range(_EM_ITERATIONS):
-        evidence = np.einsum("pk,k->p", likelihood, prior)
-        told = prior * np.einsum("pk,p->k", likelihood, 1 / evidence)
-        prior = (told + _PRIOR_PROMPTS * _START) / (len(likelihood) + _PRIOR_PROMPTS)
+        evidence = np.einsum("pk,k->p", sample, prior)
+        told = prior * np.einsum("pk,p->k", sample, 1 / evidence)
+        prior = (told + _PRIOR_PROMPTS * _START) / (len(sample) + _PRIOR_PROMPTS)
     posterior = likelihood * prior
     return posterior / posterior.sum(axis=1, keepdims=True)

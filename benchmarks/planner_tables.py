@@ -28,12 +28,13 @@ from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.score_model import PastScores
 from gpu_runtime.exploration.selection import max_variance_subset
+from storage.environment import environment
 
 GROUP, CANDIDATES, PROMPTS, ROUNDS = 8, 24, 32, 8
 BUDGETS = (0.125, 0.25, 0.5, 0.75)
 """Drafts as shares of all candidates."""
 
-SEEDS = 6
+SEEDS = 5
 _RESAMPLES = 2000
 
 Random = np.random.Generator
@@ -203,6 +204,7 @@ def main() -> None:
     add_keep_option(parser)
     parser.add_argument("--quick", action="store_true", help="four tables, two budgets, three seeds")
     arguments = parser.parse_args()
+    began_at = environment()["commit"]
     names = list(TABLES)[1::6] if arguments.quick else list(TABLES)
     budgets = (0.25, 0.75) if arguments.quick else BUDGETS
     seeds = 3 if arguments.quick else SEEDS
@@ -225,7 +227,7 @@ def main() -> None:
         **times,
         "captured": shares,
     }
-    finish("planner_tables", figures, arguments.keep)
+    finish("planner_tables", figures, arguments.keep, began_at=began_at)
 
 
 def summary(comparisons: list[Comparison]) -> dict[str, Any]:

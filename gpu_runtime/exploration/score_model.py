@@ -161,10 +161,10 @@ def _table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndar
     knots = np.clip(_logit(np.clip(ends, 0.0, 1.0).ravel()), -_EDGE, _EDGE)
     heights = np.repeat(values, 2)
     tail = max(1, len(values) // 10)
-    if len(values) > 2 and not atom[0]:
+    if not atom[0]:
         slope = (heights[2 * tail] - heights[0]) / max(knots[2 * tail] - knots[0], 1e-9)
         knots, heights = np.r_[-_EDGE, knots], np.r_[heights[0] - slope * (knots[0] + _EDGE), heights]
-    if len(values) > 2 and not atom[-1]:
+    if not atom[-1]:
         slope = (heights[-1] - heights[-1 - 2 * tail]) / max(knots[-1] - knots[-1 - 2 * tail], 1e-9)
         knots, heights = np.r_[knots, _EDGE], np.r_[heights, heights[-1] + slope * (_EDGE - knots[-1])]
     latent = np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS

@@ -10,7 +10,8 @@ as many successes and failures as it needs, or because nothing ever differs, gai
 A round is the first part of the plan that spends the whole rest of the budget best if no score came any
 more; with the scores that do come, the next round is planned anew (open-loop feedback control; Bertsekas,
 Dynamic Programming and Optimal Control, section 6.2: never worse in expectation than the plan without
-feedback). It so sees that drafts pay only together: G drafts of a prompt leave nothing to select.
+feedback). The plan reaches to the last draft because drafts pay together: G of a prompt leave nothing to
+select.
 
 Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
 never wait for a judge, and from complete rounds alone, so the plan does not depend on who was faster.
@@ -166,7 +167,7 @@ class DraftPlanner:
         return not self._finished and all(issued.complete for issued in self._rounds[:-1])
 
     def next_round(self) -> list[Draft]:
-        """The next drafts, by falling gain; empty when the budget is spent or nothing is worth it.
+        """The next drafts; empty when the budget is spent or nothing is worth it.
 
         Raises:
             RuntimeError: if `can_plan` is False.

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-_SCALES = (0.125, 0.25, 0.5, 0.75, 1.0, 1.4, 2.0)
-"""Scales of the grid, relative to that of all scores."""
+_SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
+"""Scales of the grid, relative to that of all scores: variances 2 apart, so that noise is told finely."""
 
-_LOCATIONS = np.linspace(-6.0, 6.0, 25)
+_LOCATIONS = np.linspace(-6.0, 6.0, 31)
 """Locations of the grid; those of all scores have mean 0 and deviation 1.8."""
 
 _PRIOR_PROMPTS = 2.0

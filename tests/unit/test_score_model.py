@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
@@ -62,11 +64,11 @@ def test_where_all_are_equal_another_value_stays_possible():
 
 def test_of_likelihoods_a_posterior_by_hand():
     """Two grid points alone explain the scores: the others have no probability."""
-    logs = np.full((1, 175), -100.0)
-    logs[0, 87], logs[0, 88] = np.log(0.75), np.log(0.25)
+    logs = np.full((1, 279), -100.0)
+    logs[0, 139], logs[0, 140] = np.log(0.75), np.log(0.25)
     posterior = _posterior(logs)
-    start_ratio = _posterior(np.zeros((1, 175)))[0]
-    assert posterior[0, 87] / posterior[0, 88] > 3 * start_ratio[87] / start_ratio[88] * 0.99
+    start_ratio = _posterior(np.zeros((1, 279)))[0]
+    assert posterior[0, 139] / posterior[0, 140] > 3 * start_ratio[139] / start_ratio[140] * 0.99
     assert posterior.sum() == pytest.approx(1.0)
 
 
@@ -75,6 +77,16 @@ def test_the_bins_probabilities_add_up_to_one():
     bins, logs = _binned(np.cumsum(counts) / counts.sum(), counts)
     assert bins.max() + 1 == len(logs) <= 64
     assert np.exp(logs).sum(axis=0) == pytest.approx(np.ones(logs.shape[1]), abs=1e-4)
+
+
+def test_likelihoods_are_exact_sums_whatever_the_order():
+    """So a library that adds on several threads finds the same bits."""
+    counts = _distinct(np.random.default_rng(6).normal(size=200))[2]
+    _bins, logs = _binned(np.cumsum(counts) / counts.sum(), counts)
+    counted = np.random.default_rng(7).integers(0, 32 * 64, len(logs)) / 64
+    found = counted @ logs
+    assert found.tolist() == (counted[::-1] @ logs[::-1]).tolist()
+    assert found.tolist() == [math.fsum(counted * column) for column in logs.T]
 
 
 def test_success_rates_are_learned_and_shrunk():

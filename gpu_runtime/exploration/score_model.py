@@ -3,8 +3,8 @@
 The model is an ordinal regression with a location and a scale of each prompt (McCullagh, Regression models
 for ordinal data, 1980). A score is a monotone function g of a latent number z, which is logistic with the
 prompt's location m and scale s. g is read off the scores of all prompts together: it maps the standard
-logistic distribution to theirs. A value that occurs more than once is an atom, so that 0 and 1 stay 0 and 1;
-between single values g is linear, and beyond the extreme ones it goes on with their slope, so that a further
+logistic distribution to theirs. A value that occurs again and again is an atom, so that 0 and 1 stay 0 and 1;
+between other values g is linear, and beyond the extreme ones it goes on with their slope, so that a further
 draft may be better than any before. The model needs no unit, and outliers do not move it.
 
 The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
@@ -39,8 +39,15 @@ _EM_ITERATIONS = 40
 _MOST_BINS = 64
 """The likelihood tells apart so many values; more are put together by rank."""
 
+_FEW_VALUES = 5
+"""So many different values are a discrete scale."""
+
+_RARE_TIES = 4.0
+"""More values are one too where each occurs more often than this; else only a value so much more frequent
+than the others stands by itself, such as the 0 of what fails among graded scores."""
+
 _UNSEEN = 0.5
-"""Weight, in drafts, of another value where all scores were equal so far."""
+"""Weight, in drafts, of failure and of success where few values and not these were seen so far."""
 
 _EDGE = 10.0
 """Latent numbers beyond it are cut off: one draft in 20,000."""
@@ -132,16 +139,20 @@ class ScoreModel:
 
 
 def _distinct(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Distinct values, each score's place among them, and how often each occurs; at least two values."""
-    if not len(scores):
-        return np.array([0.0, 1.0]), np.zeros(0, dtype=np.intp), np.array([_UNSEEN, _UNSEEN])
-    values, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    if len(values) > 1:
-        return values, places, counts.astype(float)
-    only, often = float(values[0]), float(counts[0])
-    if only < 0.5:
-        return np.array([only, only + 1.0]), places, np.array([often, _UNSEEN])
-    return np.array([only - 1.0, only]), places + 1, np.array([_UNSEEN, often])
+    """Distinct values, each score's place among them, and how often each occurs; at least two values.
+
+    Where few different values were seen, another stays possible: failure and success, 0 and 1, if all scores
+    lie between them.
+    """
+    unseen = np.zeros(0)
+    seen = np.unique(scores)
+    if len(seen) <= _FEW_VALUES and ((seen >= 0) & (seen <= 1)).all():
+        unseen = np.setdiff1d([0.0, 1.0], seen)
+    elif len(seen) == 1:
+        unseen = seen + 1.0
+    values, places = np.unique(np.concatenate([scores, unseen]), return_inverse=True)
+    counts = np.bincount(places[: len(scores)], minlength=len(values)).astype(float)
+    return values, places[: len(scores)], np.where(counts == 0, _UNSEEN, counts)
 
 
 def _logit(shares: np.ndarray) -> np.ndarray:
@@ -153,7 +164,10 @@ def _table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndar
     """g at latent numbers from -_EDGE to _EDGE."""
     share = counts / counts.sum()
     lower = np.concatenate([[0.0], upper[:-1]])
-    atom = counts != 1
+    often = counts.sum() / len(values)
+    few = len(values) <= _FEW_VALUES or often > _RARE_TIES
+    # Of many values a tie now and then is chance or rounding.
+    atom = (counts != 1) if few else counts > _RARE_TIES * often
     # An atom is level over its interval; a value seen once is passed in the middle of its own.
     ends = np.stack(
         [np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1

@@ -49,6 +49,16 @@ def test_discrete_scores_stay_discrete():
     assert set(np.unique(found)) == {0.0, 0.5, 1.0}
 
 
+def test_ties_of_many_values_are_no_atoms_but_a_frequent_one_is():
+    twice = [np.arange(12) / 12] * 2
+    assert predicted(twice).max() > 11 / 12
+    graded = [np.r_[np.zeros(8), np.arange(4, 12) / 12 + place / 100] for place in range(4)]
+    found = predicted(graded)
+    assert found.min() == 0
+    assert np.mean(found == 0) > 0.4
+    assert found.max() > max(scores.max() for scores in graded)
+
+
 def test_continuous_scores_may_exceed_all_seen():
     scores = np.random.default_rng(1).normal(size=(8, 12))
     assert predicted(scores).max() > scores.max()

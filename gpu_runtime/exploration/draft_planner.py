@@ -311,7 +311,7 @@ class DraftPlanner:
         model = ScoreModel(judged, own, self._past.others)
         group, candidates = self.settings.group_size, self.settings.candidates
         criterion = self.settings.criterion
-        curves = ValueCurves(model, judged, group, candidates, criterion, (*self._key, rounds))
+        curves = ValueCurves(model.draws, judged, group, candidates, criterion, (*self._key, rounds))
         return curves, model.variance
 
     def _bars(self, now: np.ndarray) -> np.ndarray:

@@ -10,12 +10,11 @@ Shapes: P prompts, R random outcomes, M totals of drafts, N candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.exploration.score_model import ScoreModel
 from gpu_runtime.exploration.selection import Criterion
 
 _OUTCOMES = 16384
@@ -47,7 +46,7 @@ class ValueCurves:
     """Expected spread of each prompt's best group, by how many drafts it has.
 
     Args:
-        model: of the scores to come.
+        draws: scores of drafts to come, as `ScoreModel.draws`.
         judged: each prompt's scores so far.
         group_size: seeds to keep, G.
         candidates: most drafts of a prompt, N.
@@ -58,7 +57,7 @@ class ValueCurves:
 
     def __init__(
         self,
-        model: ScoreModel,
+        draws: Callable[[np.ndarray, np.ndarray], np.ndarray],
         judged: Sequence[np.ndarray],
         group_size: int,
         candidates: int,
@@ -71,10 +70,10 @@ class ValueCurves:
         self._now = np.full(len(judged), np.nan)
         outcomes = int(np.clip(_OUTCOMES // max(1, len(judged)), _FEWEST, _MOST))
         chosen, logits = _random_outcomes(key, outcomes, int(self._totals[-1]))
-        found = model.draws(chosen, logits)
+        found = draws(chosen, logits)
         for count in np.unique(self._known):
             alike = np.flatnonzero(self._known == count)
-            scores = np.stack([judged[place] for place in alike])
+            scores = np.stack([judged[int(place)] for place in alike])
             found[alike, :, :count] = scores[:, None]
             if count >= group_size:
                 self._now[alike] = best_spread(scores, group_size, criterion)

@@ -14,7 +14,7 @@ from gpu_runtime.exploration.expected_gain import (
     _random_outcomes,
     best_spread,
 )
-from gpu_runtime.exploration.selection import select
+from gpu_runtime.exploration.selection import Criterion, select
 
 
 class Coin:
@@ -28,10 +28,10 @@ class Coin:
         return (uniforms[None] >= 1 - self.rates[:, None, None]).astype(float)
 
 
-def curves(rates, judged=None, group=4, candidates=12, criterion="variance"):
+def curves(rates, judged=None, group=4, candidates=12, criterion: Criterion = "variance"):
     judged = judged or [()] * len(rates)
     known = [np.array(scores, dtype=float) for scores in judged]
-    return ValueCurves(Coin(*rates), known, group, candidates, criterion, (0, 1))
+    return ValueCurves(Coin(*rates).draws, known, group, candidates, criterion, (0, 1))
 
 
 def enumerated(judged, rate, further, group, criterion):

@@ -3,9 +3,15 @@
 Paper: Spotlight (arXiv 2606.19004) plans the training window with a bandit; its arms and pay-off are
 not public. Here an arm is a (prompt, fidelity) pair, and its pay-off the expected gain in the variance
 of the group that will be kept, times the fidelity's reliability, over the draft's cost. The gain is
-computed, not learned: scores to come are drawn from what the prompt's drafts have shown so far and from
-its past, and the exact selection is run on them. A prompt whose group cannot get better, because it has
+computed, not learned: scores to come are drawn from a model of all prompts' scores (`score_model`), and the
+exact selection is run on them (`expected_gain`). A prompt whose group cannot get better, because it has
 as many successes and failures as it needs, or because nothing ever differs, gains nothing more.
+
+A round is the first part of the plan that spends the whole rest of the budget best if no score came any
+more; with the scores that do come, the next round is planned anew (open-loop feedback control; Bertsekas,
+Dynamic Programming and Optimal Control, section 6.2: never worse in expectation than the plan without
+feedback). The plan reaches to the last draft because drafts pay together: G of a prompt leave nothing to
+select.
 
 Drafts are planned in rounds. A round is planned when the one before the last is judged, so devices
 never wait for a judge, and from complete rounds alone, so the plan does not depend on the devices' speed.
@@ -19,15 +25,18 @@ from typing import Literal
 
 import numpy as np
 
-from gpu_runtime.exploration.expected_gain import FARTHEST, OutcomeSamples
-from gpu_runtime.exploration.score_history import Prediction
+from gpu_runtime.exploration.expected_gain import ValueCurves
+from gpu_runtime.exploration.score_model import PastScores, ScoreModel
 from gpu_runtime.exploration.selection import Criterion, random_spread, select
 
-_MINIMUM_BATCH = 2
-"""Drafts of a prompt that a round asks for at first, beyond those that make a group."""
+_MINIMUM_GAIN = 1e-4
+"""Gain in spread a draft, over the variance of all scores, below which a prompt is left alone."""
 
-_MINIMUM_GAIN = 2e-4
-"""Gain in variance a draft (0.25 is the most that there is) below which a prompt is left alone."""
+_LOOK_SHARE = 1 / 3
+"""Part of the budget for first drafts, so that what is left can still be aimed."""
+
+_LEAST_LOOK = 2
+"""First drafts of a prompt: one alone says nothing about how much its scores differ."""
 
 _LEAST_POOL = 4
 """Judged drafts from which a prompt's mean score is taken for the policy's."""
@@ -71,7 +80,7 @@ class PlannerSettings:
         prompts_kept: prompts to keep, P; more may be explored.
         candidates: most drafts of a prompt, N.
         budget: cost of all drafts together, in full drafts.
-        first_drafts: most drafts of every prompt in the first round.
+        first_drafts: most drafts of every prompt before scores aim further ones.
         rounds: how many rounds the budget is divided into, roughly.
         allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
         criterion: what makes a group good; see `selection`.
@@ -122,8 +131,8 @@ class DraftPlanner:
         prompts: what may be explored, in a fixed order.
         settings: see there.
         arms: at least one fidelity.
-        predict: what a prompt's next score may be, from earlier iterations.
-        key: numbers that make the random futures this plan's own, such as run seed and iteration.
+        past: what earlier iterations say of the prompts.
+        key: numbers that make the random outcomes this plan's own, such as run seed and iteration.
     """
 
     def __init__(
@@ -131,7 +140,7 @@ class DraftPlanner:
         prompts: Sequence[int],
         settings: PlannerSettings,
         arms: Sequence[Arm],
-        predict: Callable[[int], Prediction],
+        past: PastScores,
         key: tuple[int, ...],
     ) -> None:
         self.prompts = tuple(prompts)
@@ -140,10 +149,15 @@ class DraftPlanner:
         self._arms = {arm.fidelity: arm for arm in arms}
         # The gain of one more good score is the prompt's; what a fidelity makes of it is the same for all.
         self._arm = max(arms, key=lambda arm: arm.reliability / arm.cost)
-        self._predictions = {prompt: predict(prompt) for prompt in self.prompts}
+        self._past = past
         self._key = key
         self._rounds: list[_Round] = []
-        self._issued = dict.fromkeys(self.prompts, 0)
+        # In the order of their numbers: the order in which prompts are given changes nothing.
+        self._order = sorted(self.prompts)
+        self._place = {prompt: place for place, prompt in enumerate(self._order)}
+        self._issued = np.zeros(len(self._order), dtype=int)
+        self._known: list[list[tuple[int, float]]] = [[] for _ in self._order]
+        self._absorbed = 0
         self._round_of: dict[Draft, int] = {}
         self._finished = False
 
@@ -153,19 +167,19 @@ class DraftPlanner:
         return not self._finished and all(issued.complete for issued in self._rounds[:-1])
 
     def next_round(self) -> list[Draft]:
-        """The next drafts, by falling gain; empty when the budget is spent or nothing is worth it.
+        """The next drafts; empty when the budget is spent or nothing is worth it.
 
         Raises:
             RuntimeError: if `can_plan` is False.
         """
         if not self.can_plan:
             raise RuntimeError("the round before the last is not judged, or the plan is finished")
-        if not self._rounds:
-            drafts = self._evenly(min(self._room, self._first_round))
-        elif self.settings.allocation == "uniform":
-            drafts = self._evenly(min(self._room, self._round_size))
+        if self.settings.allocation == "uniform":
+            drafts = self._evenly(self._affordable(self._round_size))
+        elif len(self._rounds) < (1 if self._past.own else 2):
+            drafts = self._first_look()
         else:
-            drafts = self._by_gain(min(self._room, self._round_size))
+            drafts = self._by_gain(self._affordable(self._round_size))
         if drafts:
             self._round_of |= dict.fromkeys(drafts, len(self._rounds))
             self._rounds.append(_Round(drafts))
@@ -196,8 +210,11 @@ class DraftPlanner:
         spread: dict[int, float] = {}
         random: dict[int, float] = {}
         pool: dict[int, tuple[float, float]] = {}
-        for prompt in self.prompts:
-            judged = self._judged(prompt, len(self._rounds))
+        known = self._judged(len(self._rounds))
+        short = any(len(scores) < group for scores in known)
+        expected = self._curves(known, len(self._rounds))[0].now() if short else np.zeros(0)
+        for place, prompt in enumerate(self._order):
+            judged = sorted(known[place])
             values = np.array([value for _, value in judged])
             if len(judged) >= max(group, _LEAST_POOL):
                 pool[prompt] = (float(values.mean()), float(values.std()))
@@ -208,9 +225,9 @@ class DraftPlanner:
                 spread[prompt] = chosen.spread
             else:
                 tried = [seed for seed, _ in judged]
-                untried = range(self._issued[prompt], self._issued[prompt] + group - len(tried))
-                seeds[prompt] = tuple(sorted((*tried, *untried)))
-                spread[prompt] = self._outcomes(prompt, len(self._rounds), 0).spread(0)
+                first = int(self._issued[place])
+                seeds[prompt] = tuple(sorted((*tried, *range(first, first + group - len(tried)))))
+                spread[prompt] = float(expected[place])
         # sorted() is stable: of equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
@@ -221,93 +238,98 @@ class DraftPlanner:
         return self.settings.budget - self.spent
 
     @property
-    def _first_round(self) -> float:
-        """A look at every prompt, for a quarter of the budget or so: what is left can still be aimed."""
-        each = self.settings.budget / 4 / len(self.prompts)
-        return len(self.prompts) * max(1, min(self.settings.first_drafts, int(each)))
-
-    @property
     def _round_size(self) -> float:
         return max(1.0, self.settings.budget / self.settings.rounds)
 
-    def _judged(self, prompt: int, rounds: int) -> list[tuple[int, float]]:
-        """(seed, expected full score) of the prompt's judged drafts in the first `rounds` rounds."""
-        # Sorted: the order of arrival must not matter.
-        return sorted(
-            (draft.seed_index, self.expected(draft.fidelity, score))
-            for issued in self._rounds[:rounds]
-            for draft, score in issued.results.items()
-            if draft.prompt_id == prompt and score is not None
-        )
+    def _affordable(self, budget: float) -> int:
+        """How many drafts such a part of the budget pays for."""
+        return int((min(self._room, budget) + _ROUNDING) / self._arm.cost)
 
-    def _issue(self, prompt: int) -> Draft:
-        draft = Draft(prompt, self._issued[prompt], self._arm.fidelity)
-        self._issued[prompt] += 1
-        self.spent += self._arm.cost
-        return draft
+    def _first_look(self) -> list[Draft]:
+        """First drafts of as many prompts as a part of the budget reaches, in two rounds.
 
-    def _evenly(self, budget: float) -> list[Draft]:
-        """One draft of each prompt after another, until the budget is spent."""
-        limit, drafts = self.spent + budget, []
-        while True:
-            open_prompts = [p for p in self.prompts if self._issued[p] < self.settings.candidates]
-            if not open_prompts or self.spent + self._arm.cost > limit + _ROUNDING:
-                return drafts
-            # The prompt with the fewest drafts is next; of equal ones the first.
-            drafts.append(self._issue(min(open_prompts, key=lambda p: self._issued[p])))
-
-    def _by_gain(self, budget: float) -> list[Draft]:
-        """Drafts where they raise the kept spread most, until the budget is spent.
-
-        A prompt gets a batch a round, as long as others are worth theirs: the first drafts of many tell
-        whether it wants them.
+        The second round is planned before the first is judged: unless there is a past, it cannot aim either.
         """
-        rates = {prompt: self._rates(prompt, bar) for prompt, bar in self._bars().items()}
-        limits = {
-            p: self._issued[p] + max(_MINIMUM_BATCH, self.settings.group_size - self._issued[p])
-            for p in rates
-        }
-        limit, drafts = self.spent + budget, []
-        while self.spent + self._arm.cost <= limit + _ROUNDING:
-            worth = [p for p in self.prompts if rates[p] and rates[p][0] >= _MINIMUM_GAIN]
-            if not worth:
-                break
-            eligible = [p for p in worth if self._issued[p] < limits[p]] or worth
-            prompt = max(eligible, key=lambda p: rates[p][0])
-            rates[prompt].pop(0)
-            drafts.append(self._issue(prompt))
+        prompts = len(self._order)
+        paid = self._affordable(self.settings.budget * _LOOK_SHARE)
+        each = max(min(self.settings.first_drafts, paid // max(1, prompts)), _LEAST_LOOK)
+        reached = min(prompts, max(1, paid // each))
+        if not self._rounds:
+            each = (each + 1) // 2
+        each = min(each, self.settings.candidates)
+        wanted = np.where(np.arange(prompts) < reached, np.maximum(each - self._issued, 0), 0)
+        return self._issue(_share(wanted, self._affordable(self._room)))
+
+    def _judged(self, rounds: int) -> list[list[tuple[int, float]]]:
+        """(seed, expected full score) of each prompt's judged drafts in the first `rounds` rounds."""
+        known = [list(scores) for scores in self._known]
+        for issued in self._rounds[self._absorbed : rounds]:
+            for draft, score in issued.results.items():
+                if score is not None:
+                    value = self.expected(draft.fidelity, score)
+                    known[self._place[draft.prompt_id]].append((draft.seed_index, value))
+        return known
+
+    def _evenly(self, count: int) -> list[Draft]:
+        """So many drafts, each of a prompt with the fewest; of equal ones the first."""
+        wanted = np.zeros_like(self._issued)
+        for level in range(1, self.settings.candidates + 1):
+            below = np.flatnonzero(self._issued + wanted < level)
+            wanted[below[: count - int(wanted.sum())]] += 1
+        return self._issue(wanted)
+
+    def _by_gain(self, count: int) -> list[Draft]:
+        """The first `count` drafts of the plan that spends what is left of the budget best."""
+        complete = len(self._rounds) - 1
+        self._known, self._absorbed = self._judged(complete), complete
+        curves, variance = self._curves(self._known, complete)
+        segments = curves.segments(self._issued, self._bars(curves.now()))
+        worth = segments.rate >= _MINIMUM_GAIN * variance
+        length = np.where(worth, segments.drafts, 0)
+        left = self._affordable(self._room) - (np.cumsum(length) - length)
+        taken = np.clip(left, 0, length)
+        planned = np.bincount(segments.prompt, taken, len(self._order)).astype(int)
+        return self._issue(_share(np.minimum(planned, self.settings.candidates - self._issued), count))
+
+    def _issue(self, wanted: np.ndarray) -> list[Draft]:
+        """The next drafts of each prompt, `wanted` of them, seed by seed."""
+        drafts = [
+            Draft(self._order[place], int(self._issued[place]) + turn, self._arm.fidelity)
+            for turn in range(int(wanted.max(initial=0)))
+            for place in np.flatnonzero(wanted > turn)
+        ]
+        self._issued = self._issued + wanted
+        self.spent += len(drafts) * self._arm.cost
         return drafts
 
-    def _outcomes(self, prompt: int, rounds: int, most: int) -> OutcomeSamples:
-        """Up to `most` further drafts of a prompt, from the judgements of the first `rounds` rounds."""
-        return OutcomeSamples(
-            [score for _, score in self._judged(prompt, rounds)],
-            self._predictions[prompt],
-            self.settings.group_size,
-            self.settings.criterion,
-            (*self._key, rounds),
-            most,
-        )
+    def _curves(self, known: list[list[tuple[int, float]]], rounds: int) -> tuple[ValueCurves, float]:
+        """What the prompts may gain by further drafts, and the variance of all scores."""
+        # Sorted: the order of arrival must not matter.
+        judged = [np.array([score for _, score in sorted(scores)], dtype=float) for scores in known]
+        nothing: tuple[tuple[float, ...], float] = ((), 0.0)
+        own = [self._past.own.get(prompt, nothing) for prompt in self._order]
+        model = ScoreModel(judged, own, self._past.others)
+        group, candidates = self.settings.group_size, self.settings.candidates
+        criterion = self.settings.criterion
+        curves = ValueCurves(model.draws, judged, group, candidates, criterion, (*self._key, rounds))
+        return curves, model.variance
 
-    def _bars(self) -> dict[int, float]:
-        """The spread that each prompt has to exceed to count: another prompt's that it would oust."""
-        complete = len(self._rounds) - 1
-        now = {prompt: self._outcomes(prompt, complete, 0).spread(0) for prompt in self.prompts}
+    def _bars(self, now: np.ndarray) -> np.ndarray:
+        """The spread that each prompt has to exceed to count: another prompt's that it would replace."""
         kept = self.settings.prompts_kept
-        if kept >= len(self.prompts):
-            return dict.fromkeys(self.prompts, 0.0)
-        ranked = sorted(now.values(), reverse=True)
+        if kept >= len(now):
+            return np.zeros(len(now))
+        ranked = np.sort(now)[::-1]
         # One that is among the kept competes with the best of the others, one of those with the last kept.
         last, next_best = ranked[kept - 1], ranked[kept]
-        return {prompt: next_best if value >= last else last for prompt, value in now.items()}
+        return np.where(now >= last, next_best, last)
 
-    def _rates(self, prompt: int, bar: float) -> list[float]:
-        """Expected gain of each further draft of a prompt, by draft, falling."""
-        complete = len(self._rounds) - 1
-        most = min(FARTHEST, self.settings.candidates - self._issued[prompt])
-        if most <= 0:
-            return []
-        settled = sum(d.prompt_id == prompt for issued in self._rounds[:complete] for d in issued.drafts)
-        pending = self._issued[prompt] - settled
-        rates = self._outcomes(prompt, complete, pending + most).rates(pending, most, bar)
-        return [rate * self._arm.reliability / self._arm.cost for rate in rates]
+
+def _share(planned: np.ndarray, count: int) -> np.ndarray:
+    """`count` drafts in proportion to those planned, none above its own; of equal remainders the first's."""
+    total = int(planned.sum())
+    if total <= count:
+        return planned
+    wanted, rest = np.divmod(planned * count, total)
+    wanted[np.argsort(-rest, kind="stable")[: count - int(wanted.sum())]] += 1
+    return wanted

@@ -1,129 +1,179 @@
-"""What further drafts of a prompt are expected to gain, from random futures.
+"""What further drafts of each prompt are expected to gain: the exact selection on random outcomes.
 
-Scores to come are drawn from what is known of the prompt, and the exact selection is run on each draw:
-the gain is the mean over the draws of how much the best group's spread grows.
+The value of a prompt with m drafts is the expected spread of its best group, over random outcomes of the
+drafts that are not judged yet. One draft may gain nothing where ten gain much (before a group is complete, or
+where successes are rare), so values are computed up to the last candidate, and what counts is the smallest
+concave curve above them.
+
+Shapes: P prompts, R random outcomes, M totals of drafts, N candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.exploration.score_history import Prediction
-from gpu_runtime.exploration.selection import Criterion, max_spread
+from gpu_runtime.exploration.selection import Criterion
 
-_LOOK_AHEAD = (2, 4, 8, 16)
-"""Further drafts of a prompt whose gain is computed; in between the best rate counts."""
+_OUTCOMES = 16384
+"""Random outcomes of all prompts together."""
 
-FARTHEST = _LOOK_AHEAD[-1]
-"""Most further drafts whose gain can be asked for."""
+_FEWEST, _MOST = 16, 64
+"""Limits of a prompt's random outcomes."""
 
-_OUTCOMES = 128
-"""Random futures that a gain is averaged over."""
+_AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0)
+"""Totals whose value is computed, as parts of the way from a group to all candidates."""
 
 
-class OutcomeSamples:
-    """What a prompt's drafts to come may score: random draws from what is known of it.
+@dataclass(frozen=True)
+class Segments:
+    """Stretches of the concave curves, by falling rate; of equal rates the earlier prompt's first.
+
+    Attributes:
+        prompt: place of the prompt, integers.
+        rate: gain in spread a draft.
+        drafts: length, integers.
+    """
+
+    prompt: np.ndarray
+    rate: np.ndarray
+    drafts: np.ndarray
+
+
+class ValueCurves:
+    """Expected spread of each prompt's best group, by how many drafts it has.
 
     Args:
-        judged: scores of its drafts so far.
-        prediction: what earlier iterations say of its next score.
+        draws: scores of drafts to come, as `ScoreModel.draws`.
+        judged: each prompt's scores so far.
         group_size: seeds to keep, G.
+        candidates: most drafts of a prompt, N.
         criterion: what makes a group good.
-        key: numbers that make the draws; prompts that are compared share them, so that none is preferred
-            for its uniforms.
-        most: further drafts that will be asked about.
+        key: numbers that make the random outcomes; all prompts share them, so that none is preferred by
+            chance.
     """
 
     def __init__(
         self,
-        judged: Sequence[float],
-        prediction: Prediction,
+        draws: Callable[[np.ndarray, np.ndarray], np.ndarray],
+        judged: Sequence[np.ndarray],
         group_size: int,
+        candidates: int,
         criterion: Criterion,
         key: tuple[int, ...],
-        most: int,
     ) -> None:
-        self._judged = np.array(judged)
         self._group = group_size
-        self._criterion: Criterion = criterion
-        values = np.concatenate([prediction.values, self._judged])
-        weights = np.concatenate([prediction.weights, np.ones(len(self._judged))])
-        self._draws = _drawn(values, weights, _uniforms(key, max(most, group_size)))
+        self._totals = _totals(group_size, candidates)
+        self._known = np.array([len(scores) for scores in judged])
+        self._now = np.full(len(judged), np.nan)
+        outcomes = int(np.clip(_OUTCOMES // max(1, len(judged)), _FEWEST, _MOST))
+        chosen, logits = _random_outcomes(key, outcomes, int(self._totals[-1]))
+        found = draws(chosen, logits)
+        for count in np.unique(self._known):
+            alike = np.flatnonzero(self._known == count)
+            scores = np.stack([judged[int(place)] for place in alike])
+            found[alike, :, :count] = scores[:, None]
+            if count >= group_size:
+                self._now[alike] = best_spread(scores, group_size, criterion)
+        self._found = [np.zeros(found.shape[:2]) for _ in self._totals]
+        for spread, total in zip(self._found, self._totals, strict=True):
+            # Totals that a prompt has passed are not used.
+            ahead = np.flatnonzero(self._known < total)
+            spread[ahead] = best_spread(found[ahead, :, :total], group_size, criterion)
 
-    def spread(self, further: int, bar: float = 0.0) -> float:
-        """What to expect of the prompt after so many further drafts: its best group's spread, or `bar`.
+    def now(self) -> np.ndarray:
+        """The spread to expect of each prompt without further drafts, (P,).
 
-        The better of the two is taken once the drafts have shown which it is. Where there are fewer than a
-        group even then, untried seeds fill it up, and the choice is made without having seen them.
+        Where there are fewer than a group, seeds that were not tried fill it up.
         """
-        have = np.broadcast_to(self._judged, (_OUTCOMES, len(self._judged)))
-        blind = len(self._judged) + further < self._group
-        drawn = self._group - len(self._judged) if blind else further
-        future = np.concatenate([have, self._draws[:, :drawn]], axis=1)
-        found = max_spread(future, self._group, self._criterion)
-        return max(float(found.mean()), bar) if blind else float(np.maximum(found, bar).mean())
+        return np.where(self._known >= self._group, self._now, self._found[0].mean(axis=1))
 
-    def rates(self, pending: int, most: int, bar: float) -> list[float]:
-        """Expected gain in spread of each further draft, by draft, falling.
+    def segments(self, issued: np.ndarray, bars: np.ndarray) -> Segments:
+        """What further drafts gain.
 
         Args:
-            pending: drafts under way, which come before.
-            most: further drafts, at most FARTHEST.
-            bar: the spread that has to be exceeded to count.
+            issued: drafts of each prompt so far, judged or under way, (P,).
+            bars: the spread that each prompt has to exceed to count, (P,).
         """
-        # The drafts that make a group of what is there show for the first time what the prompt is worth.
-        ahead = {*_LOOK_AHEAD, self._group - len(self._judged) - pending}
-        within = [further for further in sorted(ahead) if 0 < further <= most] or [most]
-        return falling_rates({further: self.spread(pending + further, bar) for further in (0, *within)})
+        totals, known = self._totals, self._known
+        values = np.stack([np.maximum(found, bars[:, None]).mean(axis=1) for found in self._found], axis=1)
+        # Without a whole group the choice between prompts is made before the scores are seen.
+        blind = np.maximum(self._found[0].mean(axis=1), bars)
+        rows, later = np.arange(len(issued)), np.minimum(np.searchsorted(totals, issued), len(totals) - 1)
+        earlier = np.maximum(later - 1, 0)
+        # Between two totals the value is taken to be linear, from what is known on.
+        passed = (totals[earlier] <= known) & (known >= self._group)
+        left = np.where(passed, known, totals[earlier])
+        height = np.where(passed, np.maximum(self._now, bars), values[rows, earlier])
+        part = (issued - left) / np.maximum(totals[later] - left, 1)
+        here = height + np.clip(part, 0.0, 1.0) * (values[rows, later] - height)
+        here = np.where(issued < self._group, blind, here)
+        return _concave(issued, here, totals, values)
 
 
-def _drawn(values: np.ndarray, weights: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Drafts to come, shape of `uniforms`: each follows from what is known and from those drawn before it.
-
-    Pólya's urn: a value drawn counts as one more draft of that value. So a future in which the first drafts
-    fail expects less of the next ones, as the planner itself will; draws that did not would promise that
-    patience is always rewarded.
-
-    Args:
-        values, weights: what is known, in drafts.
-        uniforms: numbers in [0, 1), one row an outcome.
-    """
-    order = np.argsort(values, kind="stable")
-    values, heights = values[order], np.cumsum(weights[order])
-    drawn = np.empty(uniforms.shape)
-    for place in range(uniforms.shape[1]):
-        height = uniforms[:, place] * (heights[-1] + place)
-        known = values[np.minimum(np.searchsorted(heights, height, side="right"), len(values) - 1)]
-        earlier = np.clip((height - heights[-1]).astype(int), 0, max(0, place - 1))
-        again = height >= heights[-1]
-        drawn[:, place] = np.where(again, drawn[np.arange(len(drawn)), earlier], known) if place else known
-    return drawn
+def best_spread(scores: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
+    """The largest spread of `size` scores along the last axis, which has at least as many."""
+    # The best group is a prefix and a suffix of the sorted scores: see `selection`.
+    ordered = np.sort(scores, axis=-1)
+    ordered -= ordered.mean(axis=-1, keepdims=True)
+    low = np.ascontiguousarray(np.moveaxis(ordered[..., :size], -1, 0))
+    high = np.ascontiguousarray(np.moveaxis(ordered[..., -size:], -1, 0))
+    # From the G highest to the G lowest, one taken for one given.
+    total, squares = high.sum(axis=0), (high**2).sum(axis=0)
+    best = _spread(total, squares, size, criterion)
+    for taken, given in zip(low, high, strict=True):
+        total += taken - given
+        squares += taken**2 - given**2
+        np.maximum(best, _spread(total, squares, size, criterion), out=best)
+    return best
 
 
-def _uniforms(key: tuple[int, ...], drafts: int) -> np.ndarray:
-    """Uniform numbers in [0, 1) for the sampled outcomes, shape (_OUTCOMES, drafts).
+def _spread(total: np.ndarray, squares: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
+    """Mean squared distance from the group's own mean, or from that of all, which is 0."""
+    mean_square = squares / size
+    return mean_square - (total / size) ** 2 if criterion == "variance" else mean_square
 
-    Each draft's numbers are one from each of _OUTCOMES equal strata, in random order (stratified
-    sampling): how often it succeeds varies little. The first drafts' are the same however many there are.
+
+def _totals(group: int, candidates: int) -> np.ndarray:
+    ahead = max(0, candidates - group)
+    return np.unique(np.round([group + part * ahead for part in _AHEAD]).astype(int))
+
+
+def _random_outcomes(key: tuple[int, ...], outcomes: int, drafts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Uniform numbers that choose locations and scales, ascending, and logistic ones for the drafts.
+
+    Each draft's numbers are one from each of R equal strata, in random order (a Latin hypercube): how often
+    it succeeds is then hardly left to chance.
     """
     generator = np.random.Generator(np.random.Philox(list(key)))
-    strata = np.tile(np.arange(_OUTCOMES), (drafts, 1))
-    uniforms = [(generator.permutation(row) + generator.random(_OUTCOMES)) / _OUTCOMES for row in strata]
-    return np.stack(uniforms, axis=1)
+    strata = np.tile(np.arange(outcomes), (drafts, 1))
+    strata = np.stack([generator.permutation(row) for row in strata], axis=1)
+    uniforms = (strata + generator.random(strata.shape)) / outcomes
+    uniforms = np.clip(uniforms, 1e-9, 1 - 1e-9)
+    return (np.arange(outcomes) + 0.5) / outcomes, np.log(uniforms) - np.log1p(-uniforms)
 
 
-def falling_rates(curve: Mapping[int, float]) -> list[float]:
-    """Gain of each next draft along the smallest concave curve above `curve` (drafts -> value).
-
-    One draft may gain nothing where two gain much: what counts is the best rate that lies ahead.
-    """
-    rates: list[float] = []
-    here = 0
-    while here < max(curve):
-        slopes = {there: (curve[there] - curve[here]) / (there - here) for there in curve if there > here}
-        best = max(slopes, key=lambda there: (slopes[there], there))
-        rates += [slopes[best]] * (best - here)
-        here = best
-    return rates
+def _concave(start: np.ndarray, here: np.ndarray, totals: np.ndarray, values: np.ndarray) -> Segments:
+    """The smallest concave curves above the points (start, here) and (totals, values) to their right."""
+    rows = np.arange(len(start))
+    at, height = start.astype(float), here.astype(float)
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for _ in totals:
+        ahead = totals[None, :] > at[:, None]
+        width = np.where(ahead, totals[None, :] - at[:, None], 1.0)
+        slopes = np.where(ahead, (values - height[:, None]) / width, -np.inf)
+        best = slopes.argmax(axis=1)
+        rising = slopes[rows, best] > 0
+        if not rising.any():
+            break
+        rate = np.where(rising, slopes[rows, best], 0.0)
+        parts.append((rows[rising], rate[rising], width[rows, best][rising].astype(int)))
+        at = np.where(rising, totals[best], totals[-1])
+        height = values[rows, best]
+    if not parts:
+        return Segments(np.zeros(0, int), np.zeros(0), np.zeros(0, int))
+    prompt, rate, drafts = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((np.arange(len(prompt)), prompt, -rate))
+    return Segments(prompt[order], rate[order], drafts[order])

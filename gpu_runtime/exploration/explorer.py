@@ -125,7 +125,7 @@ class SeedExplorer:
                 criterion=self._settings.criterion,
             ),
             self._arms(),
-            lambda prompt: self._history.predict(prompt, iteration),
+            self._history.past(prompts, iteration),
             (self._config.seed, iteration),
         )
 

@@ -6,11 +6,12 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.score_history import ScoreHistory
+from gpu_runtime.exploration.score_model import PastScores
 from gpu_runtime.exploration.selection import max_variance_subset
 
 GROUP, CANDIDATES, PROMPTS = 8, 48, 16
@@ -34,9 +35,7 @@ def captured(allocation: Literal["bandit", "uniform"], graded: bool, iterations:
         plan = PlannerSettings(
             GROUP, PROMPTS, CANDIDATES, budget=PROMPTS * CANDIDATES / 2, allocation=allocation
         )
-        planner = DraftPlanner(
-            prompts, plan, [Arm()], lambda p, i=iteration: history.predict(p, i), (0, iteration)
-        )
+        planner = DraftPlanner(prompts, plan, [Arm()], history.past(prompts, iteration), (0, iteration))
         tried: dict[int, list[float]] = {prompt: [] for prompt in prompts}
         waiting = []
         while drafts := planner.next_round():
@@ -68,6 +67,7 @@ def test_the_bandit_is_no_worse_on_graded_scores():
     assert gain.mean() > 0
 
 
+@settings(max_examples=40)
 @given(st.data())
 def test_under_any_schedule_the_plan_is_whole(data):
     """However late and in whatever order judgements come, or fail, every prompt gets G distinct seeds."""
@@ -82,7 +82,7 @@ def test_under_any_schedule_the_plan_is_whole(data):
         allocation=data.draw(st.sampled_from(["bandit", "uniform"])),
     )
     history = ScoreHistory(5.0)
-    planner = DraftPlanner(prompts, plan, [Arm()], lambda p: history.predict(p, 1), (1, 2))
+    planner = DraftPlanner(prompts, plan, [Arm()], history.past(prompts, 1), (1, 2))
     waiting, made = [], []
     for _ in range(data.draw(st.integers(0, 30))):
         if planner.can_plan and (not waiting or data.draw(st.booleans())):
@@ -98,3 +98,26 @@ def test_under_any_schedule_the_plan_is_whole(data):
     assert all(draft.seed_index < plan.candidates for draft in made)
     assert len(choice.seeds) == kept
     assert all(len(set(seeds)) == group for seeds in choice.seeds.values())
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_continuous_scores_spend_the_budget_exactly_and_repeat_to_the_bit(data):
+    """Whatever the order of prompts, none beyond its candidates, and the same plan every time."""
+    group = data.draw(st.integers(2, 4))
+    prompts = list(range(data.draw(st.integers(1, 5))))
+    candidates = data.draw(st.integers(group + 1, 12))
+    budget = data.draw(st.integers(0, 60))
+    table = np.random.default_rng(data.draw(st.integers(0, 99))).normal(size=(len(prompts), candidates))
+    plan = PlannerSettings(group, len(prompts), candidates, budget)
+    plans = []
+    for order in (prompts, data.draw(st.permutations(prompts))):
+        planner, made = DraftPlanner(order, plan, [Arm()], PastScores(), (1, 2)), []
+        while drafts := planner.next_round():
+            made += drafts
+            for draft in drafts:
+                planner.observe(draft, float(table[draft.prompt_id, draft.seed_index]))
+        plans.append(made)
+    assert plans[0] == plans[1]
+    assert all(draft.seed_index < candidates for draft in plans[0])
+    assert len(plans[0]) == min(budget, len(prompts) * candidates)

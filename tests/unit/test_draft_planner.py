@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
-from gpu_runtime.exploration.expected_gain import falling_rates
-from gpu_runtime.exploration.score_history import Prediction, ScoreHistory
+from gpu_runtime.exploration.score_history import ScoreHistory
+from gpu_runtime.exploration.score_model import PastScores
 
 FULL_ARM = Arm()
 SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36, rounds=4)
 
 
-def make(prompts=(0, 1, 2), settings=SETTINGS, arms=(FULL_ARM,), predict=None):
-    predict = predict or (lambda prompt: Prediction(np.array([0.0, 1.0]), np.array([0.5, 0.5])))
-    return DraftPlanner(prompts, settings, arms, predict, (0, 1))
+def make(prompts=(0, 1, 2), settings=SETTINGS, arms=(FULL_ARM,), past=None):
+    return DraftPlanner(prompts, settings, arms, past or PastScores(), (0, 1))
 
 
 def run(planner, score):
@@ -33,9 +32,27 @@ def run(planner, score):
     return made
 
 
-def test_the_first_round_drafts_every_prompt_alike():
-    drafts = make(settings=replace(SETTINGS, budget=48)).next_round()
+def test_the_first_two_rounds_draft_every_prompt_alike():
+    planner = make(settings=replace(SETTINGS, budget=48))
+    drafts = planner.next_round() + planner.next_round()
+    # A third of the budget would pay for 5 drafts of each prompt; 4 are the most.
     assert [(d.prompt_id, d.seed_index) for d in drafts] == [(p, s) for s in range(4) for p in range(3)]
+
+
+def test_a_small_budget_looks_at_few_prompts():
+    planner = make(range(12), settings=replace(SETTINGS, budget=18))
+    drafts = planner.next_round() + planner.next_round()
+    # A third of it pays for 6 drafts; one of a prompt says nothing of how much its scores differ.
+    assert [(d.prompt_id, d.seed_index) for d in drafts] == [(p, s) for s in range(2) for p in range(3)]
+
+
+def test_with_a_past_the_second_round_is_aimed_already():
+    history = ScoreHistory(10.0)
+    history.add(1, {0: [0.0] * 24, 1: [0.0] * 24, 2: [0.0, 1.0] * 12})
+    planner = make(settings=replace(SETTINGS, budget=24), past=history.past((0, 1, 2), 2))
+    planner.next_round()
+    counts = np.bincount([draft.prompt_id for draft in planner.next_round()], minlength=3)
+    assert counts[2] > counts[0] + counts[1]
 
 
 def test_the_budget_is_kept():
@@ -63,7 +80,7 @@ def test_what_cannot_gain_is_left_alone():
     history = ScoreHistory(10.0)
     history.add(1, {0: [0.0, 1.0], 1: [0.0] * 19 + [1.0], 2: [0.0] * 20})
     longer = replace(SETTINGS, candidates=48, budget=72, rounds=12)
-    made = run(make(settings=longer, predict=lambda prompt: history.predict(prompt, 2)), score)
+    made = run(make(settings=longer, past=history.past(range(3), 2)), score)
     counts = [sum(d.prompt_id == p for d in made) for p in range(3)]
     # Prompt 0 has what a group holds after its first drafts; a round was planned before that was known.
     assert counts[0] <= 8
@@ -173,34 +190,73 @@ def test_drafts_count_at_their_expected_full_score():
     assert planner.choose().pool[0][1] == pytest.approx(np.std([1] * 7 + [0]))
 
 
-def test_gains_follow_the_smallest_concave_curve():
-    # Nothing for one draft, all for two, little for four more.
-    assert falling_rates({0: 0.0, 1: 0.0, 2: 0.2, 6: 0.24}) == pytest.approx(
-        [0.1, 0.1, 0.01, 0.01, 0.01, 0.01]
-    )
-
-
 def test_a_later_draft_of_a_known_past_counts_less():
     history = ScoreHistory(half_life=2.0)
     history.add(1, {0: [1.0] * 4})
-    near, far = history.predict(0, 1), history.predict(0, 5)
-    # Own weight 4 halves twice; what is common counts as four drafts.
-    assert near.weights.sum() == pytest.approx(8.0)
-    assert far.weights.sum() == pytest.approx(5.0)
+    assert history.past([0], 1).own == {0: ((1.0,) * 4, 1.0)}
+    # Four drafts halve twice in four iterations.
+    assert history.past([0], 5).own == {0: ((1.0,) * 4, 0.25)}
 
 
-def test_an_iteration_that_is_drafted_anew_is_common_once():
+def test_a_long_past_counts_as_eight_drafts():
+    history = ScoreHistory()
+    history.add(1, {0: [0.5] * 16})
+    assert history.past([0], 1).own[0][1] == 0.5
+
+
+def test_other_prompts_of_the_last_iterations_say_how_prompts_differ():
+    history = ScoreHistory()
+    for iteration in range(1, 7):
+        history.add(iteration, {iteration: [iteration / 10] * 2, 0: [0.0]})
+    past = history.past([0], 7)
+    assert past.others == ((0.6, 0.6), (0.5, 0.5), (0.4, 0.4), (0.3, 0.3))
+    assert list(past.own) == [0]
+
+
+def test_an_iteration_that_is_drafted_anew_counts_once():
     history = ScoreHistory(half_life=2.0)
-    history.add(1, {0: [0.0] * 4})
     history.add(2, {1: [0.5] * 4})
     history.add(2, {1: [1.0] * 4})
-    prediction = history.predict(9, 3)
-    assert prediction.values.tolist() == [0.0] * 4 + [1.0] * 4
-    # Also after a resume in between.
+    assert history.past([9], 3).others == ((1.0,) * 4,)
     other = ScoreHistory(half_life=2.0)
     other.restore(history.state())
-    other.add(2, {1: [0.25] * 4})
-    assert other.predict(9, 3).values.tolist() == [0.0] * 4 + [0.25] * 4
-    other.restore({"of_prompt": [], "recent": [[0.5]]})  # as an earlier version wrote it
-    other.add(2, {1: [0.25]})
-    assert other.predict(9, 3).values.tolist() == [0.5, 0.25]
+    assert other.past([9], 3) == history.past([9], 3)
+
+
+def test_a_history_as_an_earlier_version_wrote_it_is_read():
+    history = ScoreHistory()
+    history.restore({"of_prompt": [[1, 2, [0.5, 0.0]]], "recent": [[0.5, 0.0]], "newest": 2})
+    assert history.past([1], 2).own == {1: ((0.5, 0.0), 1.0)}
+    history.restore({"of_prompt": [], "recent": [[0.5]]})
+    assert history.past([1], 2) == PastScores()
+
+
+def test_the_order_of_prompts_changes_nothing():
+    def score(draft):
+        return ((draft.prompt_id * 7 + draft.seed_index * 13) % 11) / 10
+
+    plans = [
+        run(make(order, replace(SETTINGS, prompts_kept=6, budget=80)), score)
+        for order in (range(6), (4, 1, 5, 0, 3, 2))
+    ]
+    assert plans[0] == plans[1]
+
+
+def test_asking_for_the_choice_does_not_change_the_plan():
+    plans = []
+    for asked in (False, True):
+        planner = make()
+        made = []
+        while drafts := planner.next_round():
+            made += drafts
+            for draft in drafts:
+                planner.observe(draft, float(draft.seed_index % (draft.prompt_id + 2) == 0))
+            if asked:
+                planner.choose()
+        plans.append(made)
+    assert plans[0] == plans[1]
+
+
+def test_continuous_scores_take_the_whole_budget():
+    made = run(make(), lambda draft: ((draft.prompt_id * 7 + draft.seed_index * 13) % 37) / 36)
+    assert len(made) == 36

@@ -118,9 +118,7 @@ def test_the_past_remembers_the_full_score_to_expect_of_a_preview():
     plan = explore(explorer, 4, lambda p, s: s / 160)
     assert {draft.fidelity for draft in plan.candidates} == {"preview-4"}
     assert max(draft.value for draft in plan.candidates) < 0.25
-    prediction = explorer._history.predict(4, 5)
-    own = prediction.values[prediction.weights == prediction.weights[-1]]
-    assert max(own) > 0.6
+    assert max(explorer._history.past([4], 5).own[4][0]) > 0.6
 
 
 ODE = SamplingConfig(sde="none")

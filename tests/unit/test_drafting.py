@@ -56,7 +56,7 @@ class Planned:
     def __init__(self, budget: float = 36) -> None:
         self.planner = DraftPlanner(
             range(PROMPTS), PlannerSettings(GROUP, PROMPTS, 12, budget), [Arm()],
-            lambda prompt: ScoreHistory(10).predict(prompt, 2), (0, 2),
+            ScoreHistory(10).past(range(PROMPTS), 2), (0, 2),
         )  # fmt: skip
         self.order: list[Candidate] = []
 
@@ -430,5 +430,5 @@ def test_devices_are_full_while_the_planner_waits_for_judgements():
 
     stage.source.judged = note  # type: ignore[method-assign]
     stage.run()
-    first_round = PROMPTS * 4
+    first_round = PROMPTS * 2
     assert batches[0] * BATCH > first_round

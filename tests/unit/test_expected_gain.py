@@ -1,76 +1,117 @@
-"""What further drafts are expected to gain, and how alike prompts are: by hand."""
+"""What further drafts are expected to gain: by hand, and against enumeration of all outcomes."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 
-from gpu_runtime.exploration.expected_gain import OutcomeSamples, _drawn, _uniforms
-from gpu_runtime.exploration.score_history import Prediction, common_weight
-
-COIN = Prediction(np.array([0.0, 1.0]), np.array([1e6, 1e6]))
-
-
-def futures(judged=(), group_size=4, prediction=COIN):
-    return OutcomeSamples(judged, prediction, group_size, "variance", (0, 1), 16)
-
-
-def test_a_draw_counts_as_one_more_draft_of_its_value():
-    uniforms = np.array([[0.75, 0.9, 0.99], [0.75, 0.1, 0.7]])
-    # Known: one 0, one 1. Heights of the first row: 1.5 of 2, a 1; 2.7 of 3, the first again; 3.96 of 4, the
-    # second again. Of the second row: 1.5, a 1; 0.3, a 0; 2.8 of 4, the first again.
-    assert _drawn(np.array([1.0, 0.0]), np.ones(2), uniforms).tolist() == [[1, 1, 1], [1, 0, 1]]
+from gpu_runtime.exploration.expected_gain import (
+    Segments,
+    ValueCurves,
+    _concave,
+    _random_outcomes,
+    best_spread,
+)
+from gpu_runtime.exploration.selection import Criterion, select
 
 
-def test_luck_is_stratified_and_the_same_for_more_drafts():
-    few, many = _uniforms((3, 4), 2), _uniforms((3, 4), 7)
-    assert np.array_equal(few, many[:, :2])
-    for column in many.T:
-        assert sorted((column * len(column)).astype(int)) == list(range(len(column)))
-    assert not np.array_equal(few, _uniforms((3, 5), 2))
+class Coin:
+    """Independent drafts that score 1 with a known probability, in place of the model."""
+
+    def __init__(self, *rates):
+        self.rates = np.array(rates)
+
+    def draws(self, uniforms_R, logits_RN):
+        uniforms = 1 / (1 + np.exp(-logits_RN))
+        return (uniforms[None] >= 1 - self.rates[:, None, None]).astype(float)
 
 
-def test_unseen_scores_cannot_be_chosen_on():
+def curves(rates, judged=None, group=4, candidates=12, criterion: Criterion = "variance"):
+    judged = judged or [()] * len(rates)
+    known = [np.array(scores, dtype=float) for scores in judged]
+    return ValueCurves(Coin(*rates).draws, known, group, candidates, criterion, (0, 1))
+
+
+def enumerated(judged, rate, further, group, criterion):
+    """Expected spread of the best group after further drafts, over all their outcomes."""
+    value = 0.0
+    for drawn in itertools.product((0.0, 1.0), repeat=further):
+        chance = np.prod([rate if score else 1 - rate for score in drawn])
+        value += float(chance) * select([*judged, *drawn], group, criterion).spread
+    return value
+
+
+def gains(found: Segments, prompt: int) -> list[float]:
+    mine = found.prompt == prompt
+    return np.repeat(found.rate[mine], found.drafts[mine]).tolist()
+
+
+@pytest.mark.parametrize("criterion", ["variance", "deviation"])
+def test_the_best_spread_is_that_of_the_exact_selection(criterion):
+    scores = np.round(np.random.default_rng(0).normal(size=(40, 9)), 1)
+    for size in (1, 2, 5, 9):
+        expected = [select(row, size, criterion).spread for row in scores]
+        assert best_spread(scores, size, criterion) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("criterion", ["variance", "deviation"])
+@pytest.mark.parametrize("judged", [(), (0, 0, 1), (0, 0, 0, 0, 1)])
+def test_the_gain_is_that_of_all_outcomes(judged, criterion):
+    """Up to the last of seven candidates: the concave curve ends in the value of all of them."""
+    found = curves([0.3], [judged], candidates=7, criterion=criterion)
+    segments = found.segments(np.array([len(judged)]), np.zeros(1))
+    total = sum(gains(segments, 0))
+    have = max(len(judged), 4)
+    start = enumerated(judged, 0.3, have - len(judged), 4, criterion)
+    assert total == pytest.approx(enumerated(judged, 0.3, 7 - len(judged), 4, criterion) - start, abs=0.02)
+
+
+def test_what_was_not_tried_cannot_be_selected():
     # A random group of four coin tosses has a variance of 1/4 x 3/4 on average.
-    assert futures().spread(0) == pytest.approx(0.1875, abs=0.02)
-    # Of an untried coin, p(1 - p) is half of that on average: weights of one draft say so little.
-    unknown = Prediction(np.array([0.0, 1.0]), np.array([0.5, 0.5]))
-    assert futures(prediction=unknown).spread(0) == pytest.approx(0.09375, abs=0.02)
-    assert futures().spread(0, bar=0.2) == futures().spread(3, bar=0.2) == 0.2
-    # With four drafts one sees whether the group beats another prompt's.
-    assert futures().spread(4, bar=0.2) > 0.205
-
-
-def test_a_first_group_is_worth_its_drafts_as_soon_as_others_may_be_ousted():
-    assert futures().rates(0, 3, bar=0.2)[0] == 0
-    assert futures().rates(0, 4, bar=0.2)[0] > 0
+    assert curves([0.5]).now()[0] == pytest.approx(0.1875, abs=0.02)
+    assert curves([0.5], [(0, 1, 0, 1, 1)]).now()[0] == 0.25
 
 
 def test_a_full_group_gains_nothing():
-    assert futures([0, 1, 0, 1]).rates(0, 8, bar=0.0) == pytest.approx([0.0] * 8)
+    assert gains(curves([0.5], [(0, 1, 0, 1)]).segments(np.array([4]), np.zeros(1)), 0) == []
 
 
-def test_failures_make_the_next_success_less_likely():
-    rare = Prediction(np.array([0.0, 1.0]), np.array([0.9, 0.1]))
-    after = [futures([0.0] * failures, prediction=rare).rates(0, 4, bar=0.0)[0] for failures in (4, 8, 16)]
-    assert after[0] > after[1] > after[2] > 0
+def test_drafts_under_way_are_taken_into_account():
+    rare = curves([0.1], [(0, 0, 0, 0)])
+    at_once = gains(rare.segments(np.array([4]), np.zeros(1)), 0)
+    later = gains(rare.segments(np.array([8]), np.zeros(1)), 0)
+    assert len(later) == 4
+    assert sum(later) < sum(at_once) / 2
 
 
-@pytest.mark.parametrize(
-    ("groups", "weight"),
-    [
-        # Means 1/4 and 3/4, variance within 3/14, of means (1 - 3/14) / 8.
-        ([[1.0] * 2 + [0.0] * 6, [1.0] * 6 + [0.0] * 2], (3 / 14) / ((1 - 3 / 14) / 8)),
-        # Alike: no prompt is to be told from another.
-        ([[0.0, 1.0], [0.0, 1.0]], 16),
-        # Each prompt always the same, but not as the others.
-        ([[0.0] * 4, [1.0] * 4], 1),
-        # Nothing is to be learned from one prompt, single scores, or scores without any difference.
-        ([[0.0, 1.0, 1.0]], 4),
-        ([[0.0], [1.0]], 4),
-        ([[0.0] * 4, [0.0] * 4], 4),
-        ([], 4),
-    ],
-)
-def test_how_alike_prompts_are(groups, weight):
-    assert common_weight(groups) == pytest.approx(weight)
+def test_a_group_of_which_others_may_be_better_gains_only_above_the_bar():
+    coin = curves([0.5])
+    assert gains(coin.segments(np.array([0]), np.full(1, 0.25)), 0) == []
+    # Four tosses show whether the group beats another prompt's, which a blind choice does not.
+    to_group = gains(coin.segments(np.array([0]), np.full(1, 0.2)), 0)
+    assert sum(to_group[:4]) > 0.005
+
+
+def test_several_drafts_gain_where_one_gains_nothing():
+    """Rates of the smallest concave curve: nothing for one draft, .4 for two, .04 for four more."""
+    found = _concave(np.array([0]), np.array([0.0]), np.array([1, 2, 6]), np.array([[0.0, 0.4, 0.44]]))
+    assert found.drafts.tolist() == [2, 4]
+    assert found.rate == pytest.approx([0.2, 0.01])
+
+
+def test_segments_are_by_falling_rate_and_equal_ones_by_prompt():
+    values = np.array([[0.125, 0.25], [0.5, 0.625], [0.125, 0.25]])
+    found = _concave(np.zeros(3, int), np.zeros(3), np.array([1, 2]), values)
+    assert found.prompt.tolist() == [1, 0, 0, 1, 2, 2]
+    assert found.drafts.tolist() == [1] * 6
+    assert found.rate.tolist() == [0.5] + [0.125] * 5
+
+
+def test_random_outcomes_are_stratified_and_their_own():
+    chosen, logits = _random_outcomes((3, 4), 16, 5)
+    assert chosen[[0, -1]].tolist() == [0.5 / 16, 15.5 / 16]
+    for column in (1 / (1 + np.exp(-logits))).T:
+        assert sorted((column * 16).astype(int)) == list(range(16))
+    assert not np.array_equal(logits, _random_outcomes((3, 5), 16, 5)[1])

@@ -1,0 +1,259 @@
+"""The planner of drafts against four simple allocations, on synthetic tables of scores.
+
+    python -m benchmarks.planner_tables [--quick] [--keep]
+
+A table holds every candidate's score; the planner that a run uses drafts from it, and so does each baseline,
+with the same budget in rounds of the same size. A baseline sees all scores of a round before the next one;
+the planner sees them one round later, as it does live. The figure is the variance of the selected groups over
+that of the best groups of all candidates. Tables are paired by seed; intervals are of the mean difference,
+95 %, by bootstrap over seeds.
+
+`never_worse`: no difference's interval lies wholly below 0. `ahead_share`: comparisons whose mean is above 0.
+A round's time is the processor time of `next_round`, the median over a plan's rounds that have scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.planner_baselines import BASELINES, play
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSettings
+from gpu_runtime.exploration.score_model import PastScores
+from gpu_runtime.exploration.selection import max_variance_subset
+from storage.environment import environment
+
+GROUP, CANDIDATES, PROMPTS, ROUNDS = 8, 24, 32, 8
+BUDGETS = (0.125, 0.25, 0.5, 0.75)
+"""Drafts as shares of all candidates."""
+
+SEEDS = 5
+_RESAMPLES = 2000
+
+Random = np.random.Generator
+
+
+def _coin(random: Random, rate: np.ndarray | float, size: tuple[int, int]) -> np.ndarray:
+    return (random.random(size) < rate).astype(float)
+
+
+def _noise(random: Random, prompts: int, deviation: float) -> np.ndarray:
+    """A lognormal factor of each prompt's noise."""
+    return np.exp(random.normal(0, deviation, (prompts, 1)))
+
+
+def _graded(
+    random: Random, mean: np.ndarray, weight: np.ndarray | float, size: tuple[int, int]
+) -> np.ndarray:
+    return random.beta(weight * mean + 0.05, weight * (1 - mean) + 0.05, size)
+
+
+def _all_or_nothing(random: Random, size: tuple[int, int]) -> np.ndarray:
+    """Four prompts of ten never succeed, three always do, three sometimes."""
+    kind = random.random((size[0], 1))
+    some = random.random((size[0], 1))
+    return _coin(random, np.where(kind < 0.4, 0.0, np.where(kind < 0.7, 1.0, some)), size)
+
+
+def _ordinal(latent: np.ndarray, steps: int) -> np.ndarray:
+    return np.round(steps * np.clip(latent, 0, 1)) / steps
+
+
+def _level(random: Random, prompts: int, mean: float, deviation: float) -> np.ndarray:
+    return random.normal(mean, deviation, (prompts, 1))
+
+
+TABLES: dict[str, Callable[[Random, tuple[int, int]], np.ndarray]] = {
+    "success, one rate": lambda r, s: _coin(r, 0.3, s),
+    "success, many rates": lambda r, s: _coin(r, r.beta(0.6, 1.4, (s[0], 1)), s),
+    "rare, one rate": lambda r, s: _coin(r, 0.04, s),
+    "rare, many rates": lambda r, s: _coin(r, r.beta(0.4, 5, (s[0], 1)), s),
+    "all or nothing": _all_or_nothing,
+    "half hopeless": lambda r, s: _coin(r, np.where(r.random((s[0], 1)) < 0.5, 0.0, 0.15), s),
+    "graded, one difficulty": lambda r, s: r.beta(2, 3, s),
+    "graded, many difficulties": lambda r, s: _graded(r, r.beta(1, 1.5, (s[0], 1)), 8.0, s),
+    "graded, unequal noise": lambda r, s: _graded(
+        r, r.beta(2, 2, (s[0], 1)), np.exp(r.normal(1.5, 1, (s[0], 1))), s
+    ),
+    "normal": lambda r, s: r.normal(0, 1, s),
+    "normal, many difficulties": lambda r, s: _level(r, s[0], 0, 3) + r.normal(0, 1, s),
+    "normal, unequal noise": lambda r, s: r.normal(0, 1, s) * _noise(r, s[0], 0.8),
+    "normal, both": lambda r, s: _level(r, s[0], 0, 2) + r.normal(0, 1, s) * _noise(r, s[0], 0.8),
+    "heavy tails": lambda r, s: r.standard_t(2.5, s),
+    "heavy tails, both": lambda r, s: _level(r, s[0], 0, 2) + r.standard_t(3, s) * _noise(r, s[0], 0.5),
+    "lognormal": lambda r, s: np.exp(_level(r, s[0], 0, 0.5) + r.normal(0, 0.7, s)),
+    "five values": lambda r, s: _ordinal(_level(r, s[0], 0.5, 0.3) + r.normal(0, 0.2, s), 4),
+    "three values, unequal noise": lambda r, s: _ordinal(
+        _level(r, s[0], 0.5, 0.3) + 0.2 * r.normal(0, 1, s) * _noise(r, s[0], 0.6), 2
+    ),
+    "fails or graded": lambda r, s: _coin(r, r.beta(1, 2, (s[0], 1)), s) * r.beta(4, 2, s),
+    "two modes": lambda r, s: (
+        _level(r, s[0], 0, 0.5) + 2 * _coin(r, r.beta(0.7, 0.7, (s[0], 1)), s) + r.normal(0, 0.3, s)
+    ),
+    "rare outliers": lambda r, s: r.normal(0, 0.3, s) + 2 * _coin(r, 0.06, s),
+}
+"""Scores of size (prompts, candidates), by name."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The planner against one baseline, on one table with one budget.
+
+    Attributes:
+        difference, low, high: mean of the captured shares' difference, and its interval.
+    """
+
+    table: str
+    budget: float
+    baseline: str
+    difference: float
+    low: float
+    high: float
+
+
+def captured(table: np.ndarray, drafts: np.ndarray) -> float:
+    """The selected groups' variance over that of the best groups of all candidates, 0 to 1.
+
+    Args:
+        table: every candidate's score, (prompts, candidates).
+        drafts: how many of each prompt's first candidates were judged; too few for a group are filled up with
+            the next ones.
+    """
+
+    def total(counts: np.ndarray) -> float:
+        rows = zip(table, np.maximum(counts, GROUP), strict=True)
+        return sum(max_variance_subset(scores[:count], GROUP).spread for scores, count in rows)
+
+    return total(drafts) / total(np.full(len(table), table.shape[1]))
+
+
+def planned(table: np.ndarray, budget: int, seed: int) -> tuple[np.ndarray, list[float]]:
+    """How many drafts the run's planner makes of each prompt, and each round's processor seconds.
+
+    Args:
+        table: every candidate's score.
+        budget: drafts.
+        seed: of the plan.
+    """
+    prompts, candidates = table.shape
+    settings = PlannerSettings(GROUP, prompts, candidates, budget, rounds=ROUNDS)
+    planner = DraftPlanner(range(prompts), settings, [Arm()], PastScores(), (0, seed))
+    counts, seconds = np.zeros(prompts, dtype=int), []
+    while True:
+        began = time.process_time()
+        drafts = planner.next_round()
+        seconds.append(time.process_time() - began)
+        if not drafts:
+            return counts, seconds
+        for draft in drafts:
+            planner.observe(draft, float(table[draft.prompt_id, draft.seed_index]))
+            counts[draft.prompt_id] += 1
+
+
+def compared(
+    name: str, share: float, seeds: int, prompts: int = PROMPTS
+) -> tuple[list[Comparison], list[float]]:
+    """The planner against every baseline, and the mean captured share of each and of the planner (last).
+
+    Args:
+        name: of the table.
+        share: budget, as a share of all candidates.
+        seeds: tables.
+        prompts: of each table.
+    """
+    rows = []
+    for seed in range(seeds):
+        key = [seed, list(TABLES).index(name)]
+        table = TABLES[name](np.random.default_rng(key), (prompts, CANDIDATES))
+        budget = round(share * table.size)
+        counts = [
+            play(table, budget, ROUNDS, baseline, np.random.default_rng([*key, 1]))
+            for baseline in BASELINES.values()
+        ]
+        rows.append([captured(table, count) for count in (*counts, planned(table, budget, seed)[0])])
+    shares = np.array(rows)
+    differences = shares[:, -1:] - shares[:, :-1]
+    places = np.random.default_rng(7).integers(seeds, size=(_RESAMPLES, seeds))
+    low, high = np.quantile(differences[places].mean(axis=1), [0.025, 0.975], axis=0)
+    found = [
+        Comparison(name, share, baseline, float(differences[:, at].mean()), float(low[at]), float(high[at]))
+        for at, baseline in enumerate(BASELINES)
+    ]
+    return found, [float(value) for value in shares.mean(axis=0)]
+
+
+def round_ms(prompts: int) -> float:
+    """Median processor time of planning a round, in milliseconds, at half of all candidates."""
+    table = TABLES["graded, many difficulties"](np.random.default_rng(5), (prompts, CANDIDATES))
+    # The first two rounds are planned without any score, in no time.
+    return 1e3 * statistics.median(planned(table, table.size // 2, 0)[1][2:])
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_keep_option(parser)
+    parser.add_argument("--quick", action="store_true", help="four tables, two budgets, three seeds")
+    arguments = parser.parse_args()
+    began_at = environment()["commit"]
+    names = list(TABLES)[1::6] if arguments.quick else list(TABLES)
+    budgets = (0.25, 0.75) if arguments.quick else BUDGETS
+    seeds = 3 if arguments.quick else SEEDS
+    times = {f"round_ms_{prompts}": round(round_ms(prompts), 1) for prompts in (64, 1024)}
+    comparisons: list[Comparison] = []
+    shares: dict[str, dict[str, Any]] = {}
+    for name in names:
+        for budget in budgets:
+            found, means = compared(name, budget, seeds)
+            comparisons += found
+            by_name = dict(zip((*BASELINES, "planner"), (round(mean, 3) for mean in means), strict=True))
+            shares.setdefault(name, {})[f"{budget:g}"] = by_name
+            print(f"{name}, {budget:g}: {by_name}", flush=True)
+    figures = {
+        "tables": len(names),
+        "budgets": list(budgets),
+        "seeds": seeds,
+        "prompts": PROMPTS,
+        **summary(comparisons),
+        **times,
+        "captured": shares,
+    }
+    finish("planner_tables", figures, arguments.keep, began_at=began_at)
+
+
+def summary(comparisons: list[Comparison]) -> dict[str, Any]:
+    """The keys that are read of the result."""
+    worst = min(comparisons, key=lambda found: found.difference)
+    behind = [found for found in comparisons if found.high < 0]
+    ahead = [found for found in comparisons if found.difference > 0]
+    return {
+        "never_worse": not behind,
+        "ahead_share": round(len(ahead) / len(comparisons), 3),
+        "ahead_beyond_interval": round(sum(found.low > 0 for found in comparisons) / len(comparisons), 3),
+        "worst_gap_to_best_simple": round(worst.difference, 4),
+        "worst": _plain(worst),
+        "behind": [_plain(found) for found in behind],
+    }
+
+
+def _plain(found: Comparison) -> dict[str, Any]:
+    return {
+        "table": found.table,
+        "budget": found.budget,
+        "baseline": found.baseline,
+        "difference": round(found.difference, 4),
+        "interval": [round(found.low, 4), round(found.high, 4)],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""What a prompt's next draft may score: a posterior predictive distribution for every prompt at once.
+
+The model is an ordinal regression with a location and a scale of each prompt (McCullagh, Regression models
+for ordinal data, 1980). A score is a monotone function g of a latent number z, which is logistic with the
+prompt's location m and scale s. g is read off the scores of all prompts together: it maps the standard
+logistic distribution to theirs. A value that occurs again and again is an atom, so that 0 and 1 stay 0 and 1;
+between other values g is linear, and beyond the extreme ones it goes on with their slope, so that a further
+draft may be better than any before. The model needs no unit, and outliers do not move it.
+
+The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
+maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts
+as a few prompts. So the data say how alike prompts are, in success rate and in noise.
+
+Shapes: P prompts, K grid points, B bins of equal latent intervals, R random outcomes, N drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
+"""Scales of the grid, relative to that of all scores: variances 2 apart, so that noise is told finely."""
+
+_LOCATIONS = np.linspace(-6.0, 6.0, 31)
+"""Locations of the grid; those of all scores have mean 0 and deviation 1.8."""
+
+_PRIOR_PROMPTS = 2.0
+"""The smooth start of the prior counts as so many prompts."""
+
+_MOST_FOR_PRIOR = 256
+"""The prior is estimated from at most so many prompts, which is plenty."""
+
+_EM_ITERATIONS = 40
+"""Few: the prior stays smooth where the scores say little."""
+
+_MOST_BINS = 64
+"""The likelihood tells apart so many values; more are put together by rank."""
+
+_FEW_VALUES = 5
+"""So many different values are a discrete scale."""
+
+_RARE_TIES = 4.0
+"""More values are one too where each occurs more often than this; else only a value so much more frequent
+than the others stands by itself, such as the 0 of what fails among graded scores."""
+
+_UNSEEN = 0.5
+"""Weight, in drafts, of failure and of success where few values and not these were seen so far."""
+
+_EDGE = 10.0
+"""Latent numbers beyond it are cut off: one draft in 20,000."""
+
+_CELLS = 32
+"""Entries of g's table for each latent unit."""
+
+_QUANTUM = 2.0**-20
+"""Log-likelihoods are multiples of it: sums are then exact, in whatever order a library adds them."""
+
+_WEIGHT_QUANTUM = 2.0**-6
+"""Weights of past scores are multiples of it, likewise."""
+
+_GRID_S, _GRID_M = (grid.ravel() for grid in np.meshgrid(_SCALES, _LOCATIONS, indexing="ij"))
+# In the smooth start, of every scale the locations lie so that all prompts together have the deviation of the
+# standard logistic distribution: prompts that hardly vary differ much from each other.
+_SPREAD = np.maximum(1.8 * np.sqrt(np.maximum(1 - _GRID_S**2, 0.0)), 0.3)
+_START = np.exp(-0.5 * (_GRID_M / _SPREAD) ** 2)
+_START /= _START.reshape(len(_SCALES), -1).sum(axis=1).repeat(len(_LOCATIONS)) * len(_SCALES)
+
+
+@dataclass(frozen=True)
+class PastScores:
+    """What earlier iterations say.
+
+    Attributes:
+        own: a prompt's own former scores and the weight of each, in drafts of today, by prompt.
+        others: scores of other prompts, prompt by prompt; they say how prompts differ.
+    """
+
+    own: dict[int, tuple[tuple[float, ...], float]] = field(default_factory=dict)
+    others: tuple[tuple[float, ...], ...] = ()
+
+
+class ScoreModel:
+    """The posterior predictive distributions of P prompts.
+
+    Args:
+        judged: each prompt's scores so far, P of them.
+        own: each prompt's former scores and the weight of each of them, P of them.
+        others: scores of other prompts, prompt by prompt.
+    """
+
+    def __init__(
+        self,
+        judged: Sequence[np.ndarray],
+        own: Sequence[tuple[Sequence[float], float]],
+        others: Sequence[Sequence[float]],
+    ) -> None:
+        prompts = len(judged)
+        groups = [*judged, *(values for values, _ in own), *others]
+        rows = [*range(prompts), *range(prompts), *range(prompts, prompts + len(others))]
+        weights = [1.0] * prompts + [weight for _, weight in own] + [1.0] * len(others)
+        sizes = [len(group) for group in groups]
+        scores = np.concatenate([*groups, np.zeros(0)]).astype(float)
+        values, places, counts = _distinct(scores)
+        upper = np.cumsum(counts) / counts.sum()
+        self.variance = float(np.average((values - np.average(values, weights=counts)) ** 2, weights=counts))
+        self._table = _table(values, counts, upper)
+        weight = np.round(np.repeat(weights, sizes) / _WEIGHT_QUANTUM) * _WEIGHT_QUANTUM
+        bins, logs_BK = _binned(upper, counts)
+        shape = prompts + len(others), len(logs_BK)
+        cells = np.repeat(rows, sizes).astype(np.intp) * shape[1] + bins[places]
+        counted = np.bincount(cells, weight, shape[0] * shape[1]).reshape(shape)
+        self._posterior_PK = _posterior(counted @ logs_BK)[:prompts]
+
+    def draws(self, uniforms_R: np.ndarray, logits_RN: np.ndarray) -> np.ndarray:
+        """Scores of drafts to come: of each random outcome one location and scale, and then drafts.
+
+        So a draft that fails makes the next ones of the same outcome less likely to succeed.
+
+        Args:
+            uniforms_R: in [0, 1), ascending; they choose the location and scale.
+            logits_RN: standard logistic numbers, one a draft.
+
+        Returns:
+            (P, R, N).
+        """
+        prompts, count = self._posterior_PK.shape
+        heights = np.cumsum(self._posterior_PK, axis=1)
+        heights = np.minimum(heights / heights[:, -1:], 1.0) + 2.0 * np.arange(prompts)[:, None]
+        wanted = uniforms_R[None, :] + 2.0 * np.arange(prompts)[:, None]
+        found = np.searchsorted(heights.ravel(), wanted.ravel(), side="right").reshape(wanted.shape)
+        chosen_PR = np.minimum(found - count * np.arange(prompts)[:, None], count - 1)
+        latent = logits_RN[None] * (_GRID_S[chosen_PR] * _CELLS)[..., None]
+        latent += ((_GRID_M[chosen_PR] + _EDGE) * _CELLS + 0.5)[..., None]
+        np.clip(latent, 0, len(self._table) - 1, out=latent)
+        return self._table[latent.astype(np.int32)]
+
+
+def _distinct(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distinct values, each score's place among them, and how often each occurs; at least two values.
+
+    Where few different values were seen, another stays possible: failure and success, 0 and 1, if all scores
+    lie between them.
+    """
+    unseen = np.zeros(0)
+    seen = np.unique(scores)
+    if len(seen) <= _FEW_VALUES and ((seen >= 0) & (seen <= 1)).all():
+        unseen = np.setdiff1d([0.0, 1.0], seen)
+    elif len(seen) == 1:
+        unseen = seen + 1.0
+    values, places = np.unique(np.concatenate([scores, unseen]), return_inverse=True)
+    counts = np.bincount(places[: len(scores)], minlength=len(values)).astype(float)
+    return values, places[: len(scores)], np.where(counts == 0, _UNSEEN, counts)
+
+
+def _logit(shares: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return np.log(shares) - np.log1p(-shares)
+
+
+def _table(values: np.ndarray, counts: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """g at latent numbers from -_EDGE to _EDGE."""
+    share = counts / counts.sum()
+    lower = np.concatenate([[0.0], upper[:-1]])
+    often = counts.sum() / len(values)
+    few = len(values) <= _FEW_VALUES or often > _RARE_TIES
+    # Of many values a tie now and then is chance or rounding.
+    atom = (counts != 1) if few else counts > _RARE_TIES * often
+    # An atom is level over its interval; a value seen once is passed in the middle of its own.
+    ends = np.stack(
+        [np.where(atom, lower, upper - share / 2), np.where(atom, upper, upper - share / 2)], axis=1
+    )
+    knots = np.clip(_logit(np.clip(ends, 0.0, 1.0).ravel()), -_EDGE, _EDGE)
+    heights = np.repeat(values, 2)
+    tail = max(1, len(values) // 10)
+    if not atom[0]:
+        slope = (heights[2 * tail] - heights[0]) / max(knots[2 * tail] - knots[0], 1e-9)
+        knots, heights = np.r_[-_EDGE, knots], np.r_[heights[0] - slope * (knots[0] + _EDGE), heights]
+    if not atom[-1]:
+        slope = (heights[-1] - heights[-1 - 2 * tail]) / max(knots[-1] - knots[-1 - 2 * tail], 1e-9)
+        knots, heights = np.r_[knots, _EDGE], np.r_[heights, heights[-1] + slope * (_EDGE - knots[-1])]
+    latent = np.arange(-int(_EDGE * _CELLS), int(_EDGE * _CELLS) + 1) / _CELLS
+    return np.interp(latent, knots, heights)
+
+
+def _binned(upper: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each distinct value's bin, and the logarithm of a bin's probability at each grid point, (B, K)."""
+    if len(upper) <= _MOST_BINS:
+        bins = np.arange(len(upper))
+    else:
+        middle = upper - counts / counts.sum() / 2
+        bins = np.unique((middle * _MOST_BINS).astype(int), return_inverse=True)[1]
+    last = np.flatnonzero(np.append(np.diff(bins) > 0, True))
+    edges = np.concatenate([[-np.inf], _logit(upper[last[:-1]]), [np.inf]])
+    below = 1 / (1 + np.exp(np.clip((_GRID_M - edges[:, None]) / _GRID_S, -700, 700)))
+    logs = np.log(np.maximum(np.diff(below, axis=0), 1e-12))
+    return bins, np.round(logs / _QUANTUM) * _QUANTUM
+
+
+def _posterior(logs_PK: np.ndarray) -> np.ndarray:
+    """Each prompt's probabilities of the grid points, with a prior estimated from all prompts."""
+    likelihood = np.exp(logs_PK - logs_PK.max(axis=1, keepdims=True))
+    sample = likelihood[:: -(-len(likelihood) // _MOST_FOR_PRIOR)]
+    prior = _START
+    # einsum adds in an order of its own, never in one that depends on the number of threads.
+    for _ in range(_EM_ITERATIONS):
+        evidence = np.einsum("pk,k->p", sample, prior)
+        told = prior * np.einsum("pk,p->k", sample, 1 / evidence)
+        prior = (told + _PRIOR_PROMPTS * _START) / (len(sample) + _PRIOR_PROMPTS)
+    posterior = likelihood * prior
+    return posterior / posterior.sum(axis=1, keepdims=True)

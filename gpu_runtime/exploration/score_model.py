@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
-"""Scales of the grid, relative to that of all scores: variances 2 apart, so that noise is told finely."""
+"""Scales of the grid, relative to that of all scores: variances 2 apart, so that noise is expected finely."""
 
 _LOCATIONS = np.linspace(-6.0, 6.0, 31)
 """Locations of the grid; those of all scores have mean 0 and deviation 1.8."""
@@ -207,7 +207,7 @@ def _posterior(logs_PK: np.ndarray) -> np.ndarray:
     # einsum adds in an order of its own, never in one that depends on the number of threads.
     for _ in range(_EM_ITERATIONS):
         evidence = np.einsum("pk,k->p", sample, prior)
-        told = prior * np.einsum("pk,p->k", sample, 1 / evidence)
-        prior = (told + _PRIOR_PROMPTS * _START) / (len(sample) + _PRIOR_PROMPTS)
+        expected = prior * np.einsum("pk,p->k", sample, 1 / evidence)
+        prior = (expected + _PRIOR_PROMPTS * _START) / (len(sample) + _PRIOR_PROMPTS)
     posterior = likelihood * prior
     return posterior / posterior.sum(axis=1, keepdims=True)

@@ -209,9 +209,9 @@ class SimulatedFleet:
             if self.phase is not None:
                 self.phase.on_notice(device)
         elif device is not None:
-            self._lose(device)
+            self._on_device_lost(device)
 
-    def _lose(self, device: SimulatedDevice) -> None:
+    def _on_device_lost(self, device: SimulatedDevice) -> None:
         self.counts.losses += 1
         self.counts.changes += 1
         for event in (device.loading, device.coming):

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
-"""Scales of the grid, relative to that of all scores: variances 2 apart, so that noise is expected finely."""
+"""Scales of the grid, relative to that of all scores; variances lie a factor of 2 apart."""
 
 _LOCATIONS = np.linspace(-6.0, 6.0, 31)
 """Locations of the grid; those of all scores have mean 0 and deviation 1.8."""

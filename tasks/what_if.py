@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpu_runtime.models.embedded.folder import EMBEDDED_PREFIX
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.policies import POLICIES
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
@@ -148,7 +149,7 @@ def refuse_unfit(config: RunConfig) -> None:
 def model_key(config: RunConfig) -> str:
     """The model and size of a run, as profiles name them."""
     model = config.model
-    if model.family == "embedded":
+    if model.path.startswith(EMBEDDED_PREFIX):
         return model.path
     return f"{model.family} {model.width or 512}x{model.height or 512}"
 

@@ -62,7 +62,7 @@ def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str, wh
 def assert_one_line(shown: str, run_id: str) -> int:
     """It said how far the run came and how to go on, and nothing else of its end; that iteration."""
     last = re.search(
-        rf"^Stopped after iteration (\d+) of 400\. Continue: spotlight resume {run_id}$", shown, re.M
+        rf"^(?:\^C)*Stopped after iteration (\d+) of 400\. Continue: spotlight resume {run_id}$", shown, re.M
     )
     assert last, shown
     assert shown.count("Stopped") == 1

@@ -18,6 +18,8 @@ from prefect.exceptions import TerminationSignal
 from flows.cancellation import ends_are_cancellations, signals_cancel
 from flows.stopping import Stopped
 from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.home import Home
 from tasks.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,12 +104,13 @@ def test_prefect_prints_no_error_of_a_cancelled_run(name: str):
     assert kept == ["Crash detected! Execution was interrupted by an unexpected exception"]
 
 
-def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too():
+def test_a_task_beside_the_one_that_was_stopped_is_cancelled_too(tmp_path: Path):
     """Its devices are gone when the run is cancelled, which is no failure of the task."""
     nothing: Any = None
+    store = RunStore(Home(tmp_path).ensure())
     opened: Any = type("Opened", (), {"close": lambda self: None})()
     tracker: Any = type("Tracker", (), {"finish": lambda self, status, wait_s: None})()
-    session = Session("r", RunConfig(), nothing, nothing, nothing, tracker, opened)
+    session = Session("r", RunConfig(), nothing, store, nothing, tracker, opened)
     with pytest.raises(OSError), session.timed("explore"):
         raise OSError("a failure")
     session.__exit__(Stopped)

@@ -20,12 +20,12 @@ def courses() -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["run_id", "iteration", "score", "elapsed_s", "usd"])
 
 
-def test_time_to_a_score_is_that_of_the_first_evaluation_at_or_above_it():
+def test_time_to_a_score_goes_from_the_untouched_model_to_the_first_evaluation_at_or_above_it():
     found = time_to_score(courses(), ["b", "a", "c"], "score", 0.5).set_index("run_id")
     assert list(found.index) == ["b", "a", "c"]
     assert found["reached"].tolist() == [True, True, False]
-    assert found.loc["a", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 110, 11]
-    assert found.loc["b", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 55, 22]
+    assert found.loc["a", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 100, 10]
+    assert found.loc["b", ["iteration", "elapsed_s", "usd"]].tolist() == [10, 50, 20]
     assert math.isnan(float(found["iteration"].tolist()[2]))
     assert found["best"].tolist() == [0.8, 0.79, 0.1]
 

@@ -22,7 +22,7 @@ from storage.config.loading import load_config
 from storage.environment import environment
 from storage.errors import RuntimeFailure
 from storage.home import Home
-from tasks.chaos import digests, judge
+from tasks.chaos.faults import digests, judge
 
 PRESET = "glyphs"
 

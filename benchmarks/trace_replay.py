@@ -34,7 +34,7 @@ from storage.database.database import Database
 from storage.database.results import run_result
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
-from tasks.replayed_trace import GENERATED, plan_trace, time_in_phases_s
+from tasks.chaos.replayed_trace import GENERATED, plan_trace, time_in_phases_s
 
 _SETTINGS = ("algorithm.prompts_per_iteration=8", "evaluation.every=0", "checkpoint.every=5",
              "runtime.scorer_workers=1", "runtime.start_timeout_s=600", "runtime.history=true",

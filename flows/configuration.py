@@ -32,7 +32,7 @@ def given_configuration(
     Raises:
         ConfigurationError: any problem, one line each.
     """
-    from tasks.quick_checks import with_read_options
+    from tasks.checks.quick_checks import with_read_options
 
     changes = [*(settings or []), *_cluster_setting(cluster, ray_address)]
     return with_absolute_paths(with_read_options(*load_with_sources(preset, changes, os.environ, base)))
@@ -84,7 +84,7 @@ def look_at_inputs(config: RunConfig) -> None:
     Raises:
         SpotlightError: the first thing that the run could not work with.
     """
-    from tasks.quick_checks import check_inputs
+    from tasks.checks.quick_checks import check_inputs
 
     check_inputs(config)
 
@@ -102,7 +102,7 @@ def look_at_model(
     Raises:
         SpotlightError: the first thing that the run could not work with.
     """
-    from tasks.early_check import Checks, begin_check
+    from tasks.checks.early_check import Checks, begin_check
 
     checked = begin_check(config) if here else lambda: Checks().check(config)
     meanwhile()

@@ -16,10 +16,10 @@ from flows.server.note import living_server
 from storage.database.run_store import RunStore
 from storage.errors import RuntimeFailure
 from storage.home import HOME_VARIABLE, Home
-from tasks.chaos import Done, Fault, FaultInjector, inject, left_of, simulated_notices
+from tasks.chaos.faults import Done, Fault, FaultInjector, inject, left_of, simulated_notices
 
 if TYPE_CHECKING:  # it imports Ray
-    from tasks.replayed_trace import TraceReplay
+    from tasks.chaos.replayed_trace import TraceReplay
 
 HANG_S = 300.0
 """A run that writes nothing into its history for so long hangs."""

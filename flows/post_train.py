@@ -22,11 +22,11 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
 from flows.artifacts import flow_run_page, link_to_dashboard
+from flows.process.run_guard import RunGuard
+from flows.process.stopping import Stopped
 from flows.progress import reporter
 from flows.recovery import back_up
-from flows.run_guard import RunGuard
 from flows.run_identity import check_run_id, new_run_id
-from flows.stopping import Stopped
 from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
@@ -36,12 +36,12 @@ from storage.environment import environment
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.run_log import RunLog
-from tasks.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
-from tasks.phases import evaluate, explore, reward, rollout, train
+from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
+from tasks.iteration.phases import evaluate, explore, reward, rollout, train
+from tasks.iteration.seeds import review_seeds
+from tasks.iteration.session import Session, open_session, status_after
 from tasks.prices import with_prices
-from tasks.seeds import review_seeds
-from tasks.session import Session, open_session, status_after
 
 DATABASE_WAIT_S = 600.0
 """How long a run waits for the database's lock before it gives up."""

@@ -9,7 +9,7 @@ from typing import Any
 from prefect import flow
 
 from flows.configuration import run_preflight
-from flows.forms import ReproductionForm
+from flows.deployed.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
 from flows.recovery import back_up
@@ -21,8 +21,8 @@ from storage.errors import DriftError, SpotlightError
 from storage.evaluations.references import Reference, reference_of
 from storage.evaluations.reproductions import Reproduction, write_reproduction
 from storage.home import Home
-from tasks.comparison import compare
-from tasks.reproduction import evaluate_again
+from tasks.reproduction.comparison import compare
+from tasks.reproduction.scored_again import evaluate_again
 
 
 @flow(name="reproduce", persist_result=False)

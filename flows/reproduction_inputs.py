@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flows.configuration import given_configuration, with_absolute_paths
-from flows.forms import ReproductionForm
+from flows.deployed.forms import ReproductionForm
 from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
@@ -13,8 +13,8 @@ from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.evaluations.references import Reference, read_reference, reference_of
 from storage.evaluations.reproductions import reference_run_of
+from tasks.checks.quick_checks import with_read_options
 from tasks.prices import with_prices
-from tasks.quick_checks import with_read_options
 
 REFERENCE_FILE = ".json"
 """How the name of a reference file ends; no other name is taken for one."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from flows.configuration import given_configuration, look_at_inputs, look_at_model, on_cluster
+from flows.process.stopping import Stopped, stops_in_order
 from flows.progress import reporter
 from flows.recovery import run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
-from flows.stopping import Stopped, stops_in_order
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore, check_resumable
@@ -131,8 +131,8 @@ def evaluate(
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")
         # Prefect reads its settings when it is imported: the server comes first.
         with prefect_server(home, lambda: _check_and_import(config, "flows.evaluate")):
-            from flows.cancellation import signals_cancel
             from flows.evaluate import evaluate_model
+            from flows.process.cancellation import signals_cancel
 
             with signals_cancel():
                 return evaluate_model(config, run_id, folder, earlier)
@@ -237,7 +237,7 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     Raises:
         SpotlightError: what ended the run.
     """
-    from tasks.early_check import start_early
+    from tasks.checks.early_check import start_early
 
     start_early(config)  # before the libraries that this process imports
     import httpx
@@ -248,8 +248,8 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     interrupted = store.reconcile()
     RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
     with prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url:
-        from flows.cancellation import cancellable
         from flows.post_train import post_train
+        from flows.process.cancellation import cancellable
 
         try:
             close_orphaned_flow_runs([*interrupted, run_id])
@@ -267,7 +267,7 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
 
 def _check_and_import(config: RunConfig, module: str) -> None:
     """Do the checks that take seconds, and import a flow, with Prefect and torch, beside them."""
-    from tasks.early_check import cluster_class
+    from tasks.checks.early_check import cluster_class
 
     def import_libraries() -> None:
         importlib.import_module(module)

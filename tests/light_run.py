@@ -6,8 +6,8 @@ import json
 import sys
 import time
 
+from flows.process.stopping import stops_in_order
 from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
-from flows.stopping import stops_in_order
 from storage.home import Home
 
 
@@ -18,7 +18,7 @@ def main() -> None:
     with stops_in_order("Stopped."), prefect_server(home) as ui_url:
         from prefect import flow, task
 
-        from flows.cancellation import cancellable
+        from flows.process.cancellation import cancellable
 
         @task
         def step(number: int) -> int:

@@ -155,7 +155,7 @@ def _only_checks(_: Home, meanwhile: Callable[[], object]) -> Iterator[str]:
 
 def _check_in_this_process() -> None:
     server: Any = importlib.import_module("flows.server.prefect_server")
-    early: Any = importlib.import_module("tasks.early_check")
+    early: Any = importlib.import_module("tasks.checks.early_check")
     server.prefect_server = _only_checks
     early.start_early = lambda config: None
     early.begin_check = lambda config: lambda: early.Checks().check(config)
@@ -228,7 +228,7 @@ def main() -> None:
     """Run the entries of the standard input."""
     asked = [json.loads(line) for line in sys.stdin]
     if any(entry.get("loads") for entry in asked):
-        importlib.import_module("tasks.preflight")  # some libraries start a process when they are imported
+        importlib.import_module("tasks.checks.preflight")  # libraries may start processes then
         importlib.import_module("flows.post_train")
         _check_in_this_process()
     # Typer builds all commands anew for each call, which takes longer than all else.

@@ -16,8 +16,8 @@ from flows.progress import reporter
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure
 from storage.home import Home
-from tasks.chaos import Fault, Plan, Verdict, digests, judge
-from tasks.replayed_trace import TracePlan, replayed, time_in_phases_s
+from tasks.chaos.faults import Fault, Plan, Verdict, digests, judge
+from tasks.chaos.replayed_trace import TracePlan, replayed, time_in_phases_s
 
 SETTINGS = (
     "iterations=6", "evaluation.every=0", "evaluation.prompts=8", "runtime.history=true",

@@ -20,11 +20,11 @@ from flows.cli.rebuild import rebuild
 from flows.cli.settings import preset_names, setting_names, settings, version_option
 from flows.cli.what_if import what_if
 from flows.configuration import given_configuration, run_preflight
+from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import new_run_id
 from flows.server.dashboards import DEFAULT_PORT
 from flows.server.loss import leave
-from flows.stopping import stops_in_order
 from storage.errors import ConfigurationError, RunCancelledError, SpotlightError, shortened
 from storage.home import Home
 from storage.new_folder import claim_folder
@@ -184,13 +184,13 @@ def chaos(
     config = given_configuration(preset, changes, None)
     chosen = None if kinds is None else [kind.strip() for kind in kinds.split(",")]
     if trace is None:
-        from tasks.chaos import plan_faults
+        from tasks.chaos.faults import plan_faults
 
         if most is not None or notice is not None:
             raise ConfigurationError("--most and --notice say how a trace is replayed; give --trace too")
         plan = plan_faults(config, seed, faults, chosen, schedule)
     else:
-        from tasks.replayed_trace import plan_trace
+        from tasks.chaos.replayed_trace import plan_trace
 
         if faults is not None or kinds is not None or schedule is not None:
             raise ConfigurationError("--trace says all: leave --faults, --kinds and --schedule out")
@@ -219,8 +219,8 @@ def pretrain(
     from flows.server.prefect_server import prefect_server
 
     with stops_in_order("Stopped; no model was saved."), prefect_server(home):
-        from flows.cancellation import signals_cancel
         from flows.pretrain import pretrain as pretrain_flow
+        from flows.process.cancellation import signals_cancel
 
         with signals_cancel():
             _print_json(pretrain_flow(task.value, folder, seed))
@@ -238,7 +238,7 @@ def ui(
     ] = None,
 ) -> None:
     """Open the dashboard on http://127.0.0.1:PORT; Ctrl-C ends it."""
-    from flows.cli.dashboard import serve
+    from flows.server.dashboards import serve
 
     raise typer.Exit(serve(Home.from_environment(), port, host, allow_host or ()))
 

@@ -100,13 +100,13 @@ def _database() -> str:
 
 def _numbers(config: RunConfig) -> str:
     """Every tensor of the model is read: of a large one that takes minutes, so a run does not do it."""
-    from tasks.preflight import read_weights
+    from tasks.checks.preflight import read_weights
 
     return f"{read_weights(config):,} in the files of {config.model.path}, all finite"
 
 
 def _road(config: RunConfig) -> str:
-    from tasks.preflight import check
+    from tasks.checks.preflight import check
 
     warnings = check(config)
     return f"{config.model.path} loads, {config.reward.scorer} judges" + "".join(f" ({w})" for w in warnings)

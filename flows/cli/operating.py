@@ -11,11 +11,11 @@ import typer
 from pydantic import ValidationError
 
 from flows.configuration import look_at_inputs
-from flows.forms import PresetName, ReproductionForm
+from flows.deployed.forms import PresetName, ReproductionForm
+from flows.process.stopping import stops_in_order
 from flows.progress import reporter
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import DEFAULT_PORT
-from flows.stopping import stops_in_order
 from storage.errors import ConfigurationError, DriftError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
@@ -41,9 +41,9 @@ def up(
     timezone: Annotated[str, typer.Option(help="The time zone that --cron is meant in.")] = "UTC",
 ) -> None:
     """Start Prefect with all deployments, and the dashboard; Ctrl-C ends them all."""
-    from flows.schedule import Nightly
-    from flows.server.up import UpOptions
-    from flows.server.up import up as run_up
+    from flows.deployed.schedule import Nightly
+    from flows.deployed.up import UpOptions
+    from flows.deployed.up import up as run_up
 
     nightly = Nightly(schedule, cron, timezone)
     options = UpOptions(server_port, ui_port, host, tuple(allow_host or ()), runs_at_once, nightly)
@@ -52,7 +52,7 @@ def up(
 
 def down() -> None:
     """End what `spotlight up` started, also where it crashed."""
-    from flows.server.up import down as run_down
+    from flows.deployed.up import down as run_down
 
     home = Home.from_environment()
     ended = run_down(home)
@@ -101,7 +101,7 @@ def reproduce(
         stops_in_order("Stopped; nothing was compared."),
         prefect_server(home, lambda: importlib.import_module("flows.reproduce")),
     ):
-        from flows.cancellation import cancellable
+        from flows.process.cancellation import cancellable
         from flows.reproduce import reproduce as flow
         from storage.database.run_store import RunStore
         from storage.evaluations.reproductions import reproduction_of

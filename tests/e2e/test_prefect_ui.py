@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 from playwright.sync_api import Page, expect
 
-from flows.forms import PresetName, TrainingForm
+from flows.deployed.forms import PresetName, TrainingForm
 from flows.server.password import home_password
 from storage.database.run_store import RunStore
 from storage.ledger.ledger import read_ledger

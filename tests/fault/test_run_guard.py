@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import os, subprocess, sys
 from pathlib import Path
-from flows.run_guard import RunGuard
+from flows.process.run_guard import RunGuard
 from storage.config.run_config import RunConfig
 from storage.home import Home
 from storage.database.run_store import RunStore

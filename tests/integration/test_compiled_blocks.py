@@ -15,8 +15,8 @@ from gpu_runtime.models.families import compiled_blocks
 from gpu_runtime.models.loading import load_model
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
-from tasks import preflight
-from tasks.quick_checks import with_read_options
+from tasks.checks import preflight
+from tasks.checks.quick_checks import with_read_options
 from tests.pipeline_reference import EXACT, difference, family_config, run_sampler, training_samples
 from tests.tiny_pipelines import save_pipeline
 from tests.tiny_run import perturbed

@@ -14,7 +14,7 @@ from flows.server.up_state import DASHBOARD, DEPLOYMENTS, SERVER
 from storage.database.run_store import RunStore
 from storage.evaluations.references import reference_of
 from storage.ledger.ledger import read_ledger
-from tasks.comparison import compare
+from tasks.reproduction.comparison import compare
 from tests.listening import beyond_this_machine, listening
 from tests.private_files import open_to_others
 from tests.running_up import RunningUp, spotlight, wait_until

@@ -13,7 +13,7 @@ SCRIPT = """
 import sys
 from storage.config.run_config import RunConfig
 from storage.errors import ModelError
-from tasks.early_check import begin_check
+from tasks.checks.early_check import begin_check
 
 for cluster in ("local", "ray"):
     config = RunConfig.model_validate({"runtime": {"cluster": cluster}})

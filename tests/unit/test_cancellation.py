@@ -15,18 +15,18 @@ import prefect.task_engine
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.cancellation import ends_are_cancellations, signals_cancel
-from flows.stopping import Stopped
+from flows.process.cancellation import ends_are_cancellations, signals_cancel
+from flows.process.stopping import Stopped
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.home import Home
-from tasks.session import Session
+from tasks.iteration.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import atexit, sys
 from prefect.exceptions import TerminationSignal
-from flows.cancellation import gone_soon_when_cancelled
+from flows.process.cancellation import gone_soon_when_cancelled
 
 class Library:
     def __del__(self):

@@ -14,8 +14,8 @@ from gpu_runtime.chaos.fault_schedule import FAULT_KINDS, Fault
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError
 from storage.home import Home
-from tasks.chaos import GRACES_S, left_of, plan_faults
-from tasks.replayed_trace import plan_trace
+from tasks.chaos.faults import GRACES_S, left_of, plan_faults
+from tasks.chaos.replayed_trace import plan_trace
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 import flows.server.prefect_server
-import tasks.early_check
+import tasks.checks.early_check
 from flows import start
 from flows.cli import command_line
 from flows.configuration import given_configuration, look_at_model
@@ -155,7 +155,7 @@ def test_a_cuda_device_that_is_not_there_is_refused(home: Home, monkeypatch: pyt
         look_at_model(config, here=False)
 
     monkeypatch.setattr(flows.server.prefect_server, "prefect_server", check_only)
-    monkeypatch.setattr(tasks.early_check, "start_early", lambda config: None)
+    monkeypatch.setattr(tasks.checks.early_check, "start_early", lambda config: None)
     with pytest.raises(ConfigurationError, match="no CUDA device is visible"):
         start.train(settings=["model.device=cuda"])
     assert not home.database.exists()

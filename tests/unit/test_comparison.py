@@ -9,7 +9,7 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.evaluations.references import HeldOut, Reference
-from tasks.comparison import _as_different_texts, compare, paired_interval
+from tasks.reproduction.comparison import _as_different_texts, compare, paired_interval
 
 ENVIRONMENT = {
     "torch": "2.13.0", "python": "3.11.7", "commit": "abc", "machine": "x86_64, 2 cores", "processor": "A",

@@ -12,7 +12,7 @@ from storage.config.loading import load_config
 from storage.config.run_config import RunConfig, SamplingConfig
 from storage.config.sequence_parallel import AUTO, MOST_DEGREE
 from storage.errors import ConfigurationError
-from tasks.quick_checks import with_read_options
+from tasks.checks.quick_checks import with_read_options
 
 
 def test_defaults_are_valid_and_round_trip_through_json():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import dashboard
 from flows.server import dashboards
 from flows.server.dashboards import living_dashboard, noted_dashboard, way_to_dashboard
 from storage.home import Home
@@ -51,6 +50,6 @@ def test_the_command_notes_its_port(home: Home, monkeypatch: pytest.MonkeyPatch)
             return 0
 
     monkeypatch.setattr(subprocess, "Popen", Process)
-    assert dashboard.serve(home, 8639) == 0
+    assert dashboards.serve(home, 8639) == 0
     assert named == ["http://127.0.0.1:8639"]
     assert living_dashboard(home) is None

@@ -30,7 +30,7 @@ from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import difference_of
 from storage.evaluations.separate import JudgedImage, SeparateEvaluation
 from storage.home import Home
-from tasks.commit import iteration_record
+from tasks.iteration.commit import iteration_record
 from tests.sample_run import evaluation_record
 from tests.sample_run import iteration_record as sample_iteration
 from tests.tiny_run import TinyRun, request, tiny_config

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.forms import EvaluationForm, PresetName, PretrainingForm, ReproductionForm, TrainingForm
+from flows.deployed.forms import EvaluationForm, PresetName, PretrainingForm, ReproductionForm, TrainingForm
 from storage.config.loading import list_presets
 
 FORMS = (TrainingForm, EvaluationForm, PretrainingForm, ReproductionForm)

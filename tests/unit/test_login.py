@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.cli.dashboard import check_login
+from flows.server.dashboards import check_login
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.login import read_login, refusal

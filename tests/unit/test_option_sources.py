@@ -8,7 +8,7 @@ import pytest
 
 from storage.config.loading import load_with_sources
 from storage.errors import ConfigurationError
-from tasks.quick_checks import with_read_options
+from tasks.checks.quick_checks import with_read_options
 
 
 @pytest.mark.parametrize(

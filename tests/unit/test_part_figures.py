@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import tasks.commit
+import tasks.iteration.commit
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from storage.database.records import EvaluationImage, EvaluationRecord, StateInterval
-from tasks.commit import evaluation_record, record_evaluation
+from tasks.iteration.commit import evaluation_record, record_evaluation
 
 SCORES = [
     Score(0.75, True, "", parts={"ocr": 1.0, "jpeg": 0.5}),
@@ -23,7 +23,7 @@ SCORES = [
 
 @pytest.mark.parametrize("scores", [SCORES, [Score(0.5, False, "")]])
 def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tasks.commit, "GALLERY", 0)
+    monkeypatch.setattr(tasks.iteration.commit, "GALLERY", 0)
     told: dict[str, float] = {}
     shown: dict[str, Any] = {}
     session: Any = SimpleNamespace(

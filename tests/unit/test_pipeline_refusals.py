@@ -19,7 +19,7 @@ from gpu_runtime.models.loading import load_model, outline_model
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, SpotlightError
-from tasks import preflight
+from tasks.checks import preflight
 from tests.pipeline_reference import family_config
 from tests.tiny_pipelines import save_pipeline
 

@@ -14,7 +14,7 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, ModelError, PromptFileError, SpotlightError
-from tasks import preflight, quick_checks
+from tasks.checks import preflight, quick_checks
 
 
 def config(folder: Path, **sections: dict[str, Any]) -> RunConfig:

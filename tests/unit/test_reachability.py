@@ -14,7 +14,7 @@ from tests.module_graph import modules, reachable
 ROOT = Path(__file__).resolve().parents[2]
 
 # Where a command line of Streamlit is put together: the file that it serves is read from there.
-SERVED = {"flows.cli.dashboard": "_SERVER"}
+SERVED = {"flows.server.dashboards": "_SERVER"}
 
 
 def entry_points() -> set[str]:

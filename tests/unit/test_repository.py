@@ -67,7 +67,7 @@ def test_each_folder_of_a_room_says_what_it_is_for_and_no_other_file_is_loose(ro
         assert f"| `{folder.name}/` | {purpose_of(folder)} |" in shown
 
 
-@pytest.mark.parametrize("room", ["gpu_runtime", "storage", "ui"])
+@pytest.mark.parametrize("room", ["flows", "tasks", "gpu_runtime", "storage", "ui"])
 def test_each_folder_has_few_files_a_purpose_and_a_border(room: str):
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
     borders = {module for contract in contracts["contracts"] for module in modules_of(contract)}

@@ -20,7 +20,7 @@ from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
 from storage.prompts.files import PromptRecord
-from tasks.seeds import candidate_records, sample_images
+from tasks.iteration.seeds import candidate_records, sample_images
 from tests.tiny_run import request
 
 

@@ -15,17 +15,17 @@ import yaml
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.runner._process_manager import ProcessHandle
 
-from flows.deployments import (
+from flows.deployed.deployments import (
     _resumed,
     evaluate_by_form,
     post_train_by_form,
     pretrain_by_form,
     reproduce_by_form,
 )
-from flows.forms import ReproductionForm, TrainingForm
-from flows.run_processes import RunProcesses
-from flows.schedule import Nightly
-from flows.server.serving import deployments
+from flows.deployed.forms import ReproductionForm, TrainingForm
+from flows.deployed.schedule import Nightly
+from flows.deployed.serving import deployments
+from flows.process.run_processes import RunProcesses
 from storage.errors import ConfigurationError
 from storage.home import Home
 

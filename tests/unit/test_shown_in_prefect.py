@@ -20,9 +20,9 @@ from prefect import Task
 import flows.artifacts
 import flows.progress as progress
 from flows.artifacts import link_to_dashboard, name_given_in_prefect
+from flows.deployed.up import UpOptions, _say_where
 from flows.run_identity import is_made_up
 from flows.server.prefect_server import close_orphaned_flow_runs
-from flows.server.up import UpOptions, _say_where
 from flows.server.up_state import Member, UpState, living_dashboard, write_state
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
 

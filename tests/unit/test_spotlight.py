@@ -216,7 +216,7 @@ def test_no_runs_yet(home: Home):
 
 
 def test_a_run_cancelled_in_the_ui_is_an_error_and_a_terminated_process_ends(monkeypatch: pytest.MonkeyPatch):
-    from flows import cancellation, stopping
+    from flows.process import cancellation, stopping
 
     def press_cancel(_: str, cancelled: threading.Event, over: threading.Event) -> None:
         cancelled.set()

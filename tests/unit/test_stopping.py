@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from flows import stopping
-from flows.stopping import Stopped, stops_in_order
+from flows.process import stopping
+from flows.process.stopping import Stopped, stops_in_order
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys, time
-from flows.stopping import stops_in_order
+from flows.process.stopping import stops_in_order
 try:
     with stops_in_order("Stopped; nothing is kept."):
         try:
@@ -91,7 +91,7 @@ def test_a_signal_waits_while_prefect_does_something_of_its_own():
     exec("def begin(function):\n    time.sleep(0.3)\n    done.append(1)\n    function()", scope)
     done: list[int] = []
     scope["done"] = done
-    ours: dict[str, object] = {"__name__": "tasks.phases", "time": time}
+    ours: dict[str, object] = {"__name__": "tasks.iteration.phases", "time": time}
     exec("def task():\n    time.sleep(10)", ours)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt), stops_in_order("Stopped."):

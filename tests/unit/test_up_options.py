@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import flows.progress as progress
-from flows.cli.dashboard import serve
-from flows.schedule import Nightly
+from flows.deployed.schedule import Nightly
+from flows.deployed.up import UpOptions, up
+from flows.server.dashboards import serve
 from flows.server.password import password_file
 from flows.server.ports import is_loopback, reachable, refuse_taken_port
-from flows.server.up import UpOptions, up
 from storage.errors import ConfigurationError, ServerError
 from storage.home import Home
 from tests.sample_login import write_login

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.server.up import down
+from flows.deployed.up import down
 from flows.server.up_state import (
     DEPLOYMENTS,
     Member,

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-import tasks.session
+import tasks.iteration.session
 from flows.post_train import post_train
 from storage.checkpoints import CheckpointStore
 from storage.config.loading import load_config
@@ -34,7 +34,7 @@ def config():
 @pytest.fixture(scope="module")
 def finished(home, config):
     with pytest.MonkeyPatch.context() as patch:  # every checkpoint stays, to go back to
-        patch.setattr(tasks.session, "CheckpointStore", partial(CheckpointStore, keep=4))
+        patch.setattr(tasks.iteration.session, "CheckpointStore", partial(CheckpointStore, keep=4))
         return post_train(config, "stale")
 
 

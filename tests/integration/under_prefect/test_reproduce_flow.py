@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.forms import ReproductionForm
+from flows.deployed.forms import ReproductionForm
 from flows.post_train import post_train
 from flows.reproduce import reproduce
 from storage.config.loading import load_config

@@ -14,7 +14,7 @@ from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Rollout
 from storage.database.records import CandidateRecord, SampleImage
-from tasks.session import Session
+from tasks.iteration.session import Session
 
 GALLERY_PROMPTS = 2
 """Prompts of an iteration whose best and worst image are kept for the dashboard."""

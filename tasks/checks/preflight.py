@@ -24,7 +24,7 @@ from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
-from tasks.quick_checks import check_inputs, naming, prompt_settings
+from tasks.checks.quick_checks import check_inputs, naming, prompt_settings
 
 _ENCODED_AT_ONCE = 256
 """Prompts; encoding needs memory for all of a list."""

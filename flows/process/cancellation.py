@@ -28,7 +28,7 @@ from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.states import Cancelled
 
-from flows.stopping import Stopped, stop_this_process
+from flows.process.stopping import Stopped, stop_this_process
 from storage.errors import RunCancelledError
 
 _POLL_S = 1.0
@@ -40,8 +40,8 @@ _MESSAGE = "ended by a person or by the system"
 def cancellable(name: str) -> Iterator[None]:
     """While the context lasts, the flow run called `name` can be cancelled from the Prefect UI.
 
-    Signals are to be handled by `flows.stopping` then, and not by Prefect's engine. Only the main thread gets
-    signals: in another one this does nothing.
+    Signals are to be handled by `flows.process.stopping` then, and not by Prefect's engine. Only the main
+    thread gets signals: in another one this does nothing.
 
     Raises:
         RunCancelledError: the run was cancelled in the Prefect UI.
@@ -68,7 +68,7 @@ def cancellable(name: str) -> Iterator[None]:
 
 @contextmanager
 def signals_cancel() -> Iterator[None]:
-    """Flows that are called meanwhile leave the signals to `flows.stopping`, and are Cancelled by them.
+    """Flows that are called meanwhile leave the signals to `stopping`, and are Cancelled by them.
 
     Prefect's own handler of SIGTERM would raise once more in the middle of the end.
     """

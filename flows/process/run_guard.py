@@ -5,7 +5,7 @@ gone, leave no time for a word. This process holds the other end of a pipe: when
 byte that an orderly end sends, it marks the run as interrupted and prints one line with how to go on. It
 follows Ray's processes, so that it can say which of them ended first.
 
-    python -m flows.run_guard HOME RUN_ID PID
+    python -m flows.process.run_guard HOME RUN_ID PID
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RunGuard:
 
     def __init__(self, home: Path, run_id: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flows.run_guard", str(home), run_id, str(os.getpid())],
+            [sys.executable, "-m", "flows.process.run_guard", str(home), run_id, str(os.getpid())],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
 

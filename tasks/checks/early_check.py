@@ -17,8 +17,8 @@ class Checks:
     """The checks as a worker of a local cluster."""
 
     def check(self, config: RunConfig) -> list[str]:
-        """As `tasks.preflight.check`."""
-        from tasks.preflight import check
+        """As `tasks.checks.preflight.check`."""
+        from tasks.checks.preflight import check
 
         return check(config)
 
@@ -31,7 +31,7 @@ def begin_check(config: RunConfig) -> Callable[[], list[str]]:
     when they are waited for.
 
     Returns:
-        Waits for the checks and returns their warnings; raises what `tasks.preflight.check` does.
+        Waits for the checks and returns their warnings; raises what `tasks.checks.preflight.check` does.
     """
     if sys.platform != "linux":
         return lambda: Checks().check(config)

@@ -1,4 +1,4 @@
-"""The process that serves the deployments: `python -m flows.server.serving`, a child of `spotlight up`.
+"""The process that serves the deployments: `python -m flows.deployed.serving`, a child of `spotlight up`.
 
 It does what Prefect's `serve` does. `serve` itself gives no hold of its runner, and its own way to end tells
 running flows nothing: here SIGTERM cancels them, so that they save what they hold and can be resumed.
@@ -16,10 +16,15 @@ from prefect.runner import Runner
 from prefect.schedules import Cron
 from prefect.utilities.callables import ParameterSchema
 
-from flows.deployments import evaluate_by_form, post_train_by_form, pretrain_by_form, reproduce_by_form
-from flows.forms import ReproductionForm
-from flows.run_processes import watch_closely
-from flows.schedule import Nightly
+from flows.deployed.deployments import (
+    evaluate_by_form,
+    post_train_by_form,
+    pretrain_by_form,
+    reproduce_by_form,
+)
+from flows.deployed.forms import ReproductionForm
+from flows.deployed.schedule import Nightly
+from flows.process.run_processes import watch_closely
 from flows.server.prefect_server import close_orphaned_flow_runs
 
 POLL_S = 2.0

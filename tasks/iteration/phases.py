@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from gpu_runtime.exploration.plan import SeedPlan
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
-from tasks.session import Session
+from tasks.iteration.session import Session
 
 
 @task(name="explore", task_run_name="explore {iteration}", cache_policy=NO_CACHE, persist_result=False)

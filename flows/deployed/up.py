@@ -15,11 +15,10 @@ from types import FrameType
 
 import httpx
 
-from flows.cli.dashboard import check_login, dashboard_command
+from flows.deployed.schedule import Nightly
 from flows.progress import reporter
-from flows.schedule import Nightly
 from flows.server.children import Child
-from flows.server.dashboards import DEFAULT_PORT, noted_dashboard
+from flows.server.dashboards import DEFAULT_PORT, check_login, dashboard_command, noted_dashboard
 from flows.server.local_server import LocalServer, end_unused_server
 from flows.server.note import living_server
 from flows.server.password import home_password, password_file
@@ -157,7 +156,7 @@ class _Supervisor:
             return False
         child = os.environ | server.client_environment
         self._launch(DASHBOARD, dashboard_command(options.dashboard_port, options.host, options.names), child)
-        serving = [sys.executable, "-m", "flows.server.serving", "--ready", str(self._ready),
+        serving = [sys.executable, "-m", "flows.deployed.serving", "--ready", str(self._ready),
                    "--runs-at-once", str(options.runs_at_once), *options.nightly.arguments()]  # fmt: skip
         self._launch(DEPLOYMENTS, serving, child | {"PREFECT_LOGGING_LEVEL": "INFO"})
         return self._wait(self._ready.exists) and self._wait(lambda: _answers(options.dashboard_url))

@@ -58,7 +58,7 @@ class Nightly:
             ) from error
 
     def arguments(self) -> list[str]:
-        """Itself as arguments of `flows.server.serving`."""
+        """Itself as arguments of `flows.deployed.serving`."""
         return ["--cron", self.cron, "--timezone", self.timezone, *(["--schedule"] if self.active else [])]
 
     def in_words(self) -> str:

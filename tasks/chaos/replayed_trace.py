@@ -17,7 +17,7 @@ from gpu_runtime.worker.history_tail import read_history
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError, TraceError
 from storage.home import Home
-from tasks.chaos import refuse_unfit
+from tasks.chaos.faults import refuse_unfit
 
 if TYPE_CHECKING:  # it imports Ray
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay as TraceReplay

@@ -21,9 +21,9 @@ from flows.artifacts import (
     show_result,
     shown_in_prefect,
 )
-from flows.cancellation import gone_soon_when_cancelled
 from flows.configuration import run_preflight
-from flows.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
+from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
+from flows.process.cancellation import gone_soon_when_cancelled
 from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore

@@ -25,8 +25,8 @@ from storage.database.records import (
     record_to_json,
 )
 from storage.tracking.names import EVALUATION_USD, TOTAL_USD
-from tasks.seeds import candidate_records, png_base64, sample_images
-from tasks.session import Session
+from tasks.iteration.seeds import candidate_records, png_base64, sample_images
+from tasks.iteration.session import Session
 
 GALLERY = 12
 """Images of an evaluation that are kept for the dashboard: the same prompts and seeds every time."""

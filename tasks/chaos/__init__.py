@@ -1,0 +1,1 @@
+"""Faults on live runs, drawn or replayed from a trace."""

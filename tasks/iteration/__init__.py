@@ -1,0 +1,1 @@
+"""The phases of an iteration as tasks, and where what they did is kept."""

@@ -1,0 +1,1 @@
+"""A recorded run that was done again, against the record."""

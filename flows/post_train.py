@@ -114,6 +114,11 @@ def _reason(error: BaseException) -> str:
 def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
     """Note in the database that this process works on the run, new or interrupted.
 
+    Args:
+        store: of the home that the run is in.
+        run_id: the run.
+        config: what it is to go on with.
+
     Raises:
         ConfigurationError: the run is finished, goes on elsewhere, has another configuration, or its
             prompts or model have changed; nothing is changed then.
@@ -138,7 +143,13 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
 
 
 def prices_of(store: RunStore, run_id: str, config: RunConfig) -> RunConfig:
-    """A new run's prices come from its price book; a run that is there keeps those of its beginning."""
+    """A new run's prices come from its price book; a run that is there keeps those of its beginning.
+
+    Args:
+        store: of the home that the run is in.
+        run_id: the run.
+        config: as a person gave it.
+    """
     try:
         store.run(run_id)
     except RunNotFoundError:

@@ -44,7 +44,13 @@ class Reporter:
         self.note(f"{time.monotonic() - began:6.1f} s  {doing}")
 
     def begin(self, run_id: str, total: int, done: int) -> None:
-        """A run starts or goes on after `done` of `total` iterations."""
+        """A run starts or goes on after `done` of `total` iterations.
+
+        Args:
+            run_id: the run.
+            total: its iterations.
+            done: those that are finished.
+        """
         self._total = total
         self._started = time.monotonic()
         self.note(f"run {run_id}: iteration {done} of {total}")

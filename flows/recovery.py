@@ -14,6 +14,11 @@ from storage.home import Home
 def run_to_resume(home: Home, run_id: str, take_over: bool = False) -> RunRow:
     """The row of a run that is to be resumed, made again first where the database lost it.
 
+    Args:
+        home: where the run is.
+        run_id: the run.
+        take_over: also one that seems to go on elsewhere.
+
     Raises:
         RunNotFoundError: there is no such run, and nothing is left of one.
         ConfigurationError: the database is damaged, and a run goes on beside it.

@@ -146,6 +146,12 @@ def new_configuration(
 ) -> RunConfig:
     """The configuration of a new run, with the prices of its price book; arguments as of `train`.
 
+    Args:
+        preset: a preset's name or file; None for the defaults.
+        settings: `SECTION.KEY=VALUE`, over the preset.
+        ray_address: of a Ray cluster that is there.
+        cluster: `ray` or `local`.
+
     Raises:
         ConfigurationError: any problem, one line each.
     """
@@ -184,6 +190,13 @@ def resumed_configuration(
 ) -> RunConfig:
     """The configuration that a run is resumed with; arguments as of `resume`.
 
+    Args:
+        home: where the run is.
+        run_id: the run.
+        cluster: `ray` or `local`; None for the recorded one.
+        ray_address: of a Ray cluster that is there.
+        take_over: also a run that seems to go on elsewhere.
+
     Raises:
         SpotlightError: there is no such run, it is finished or running, or its inputs have changed.
     """
@@ -209,6 +222,14 @@ def evaluated_configuration(
     cluster: str | None = None,
 ) -> RunConfig:
     """The configuration of an evaluation; arguments as of `evaluate`.
+
+    Args:
+        home: where the run is.
+        run_id: whose newest checkpoint is scored; None for an untouched model.
+        preset: a preset's name or file, for an untouched model.
+        settings: `SECTION.KEY=VALUE`, over the preset or the run's own.
+        ray_address: of a Ray cluster that is there.
+        cluster: `ray` or `local`.
 
     Raises:
         ConfigurationError: any problem, one line each.

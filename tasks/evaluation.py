@@ -51,6 +51,11 @@ class Evaluated:
 def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evaluated:
     """Load, generate, judge.
 
+    Args:
+        home: where the run is.
+        config: the model, the prompts and the scorer.
+        run_id: whose newest checkpoint is loaded; None for the untouched model.
+
     Raises:
         CheckpointError: if the run has no checkpoint yet.
     """

@@ -17,6 +17,11 @@ _LIMIT_S = 50.0
 def report_file(home: Home, run_id: str, out: Path) -> None:
     """Write the report of a run to a file.
 
+    Args:
+        home: where the run is.
+        run_id: the run.
+        out: the HTML file to write.
+
     Raises:
         ServerError: the process failed, or took too long.
     """

@@ -19,7 +19,13 @@ class RunProcesses(ProcessManager):
     """Prefect's manager, which waits no longer than a process takes to end."""
 
     async def kill(self, flow_run_id: UUID, grace_seconds: float = 30, *, force: bool = False) -> None:
-        """End a run's process: SIGTERM, and SIGKILL where it outlives the grace period or by `force`."""
+        """End a run's process: SIGTERM, and SIGKILL where it outlives the grace period.
+
+        Args:
+            flow_run_id: of the run.
+            grace_seconds: between the two signals.
+            force: SIGKILL at once.
+        """
         handle = self.get(flow_run_id)
         async with anyio.create_task_group() as either:
 

@@ -106,7 +106,13 @@ def launch(
 
 
 def last_lines(log: Path, begin: int = 0, lines: int = 12) -> str:
-    """The last lines of a log, of what was written after its first `begin` bytes."""
+    """The last lines of a log, of what was written after its first `begin` bytes.
+
+    Args:
+        log: the file.
+        begin: bytes to skip.
+        lines: how many at most.
+    """
     if not log.exists():
         return ""
     with log.open("rb") as written:

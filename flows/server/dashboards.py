@@ -36,7 +36,13 @@ _SERVER = Path(__file__).resolve().parents[2] / "ui" / "server" / "server.py"
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:
-    """The command that serves the dashboard on an address of this machine, also under further names."""
+    """The command that serves the dashboard on an address of this machine, also under further names.
+
+    Args:
+        port: where it listens.
+        host: the address of this machine that it listens on.
+        names: further ones that it answers to, such as a proxy's.
+    """
     return [
         sys.executable, "-m", "streamlit", "run", str(_SERVER),
         "--server.address", host, "--server.port", str(port), "--server.headless", "true",
@@ -60,6 +66,12 @@ def check_login(home: Home, host: str) -> None:
 
 def serve(home: Home, port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> int:
     """Serve the dashboard until Ctrl-C; returns its exit code.
+
+    Args:
+        home: whose runs are shown.
+        port: where it listens.
+        host: the address of this machine that it listens on.
+        names: further ones that it answers to, such as a proxy's.
 
     Raises:
         ConfigurationError: half a login, none where others reach the address, no address, or no name.
@@ -91,6 +103,11 @@ def noted_dashboard(home: Home, host: str, port: int) -> Iterator[None]:
     """While the context lasts, the home's dashboard is known to be here.
 
     A second one is not noted, and one of a home that cannot be written into is shown all the same.
+
+    Args:
+        home: whose dashboard it is.
+        host: the address that it listens on.
+        port: where it listens.
     """
     with ExitStack() as held:
         with suppress(OSError, SpotlightError):

@@ -74,6 +74,11 @@ class FileLock:
     def acquire(self, exclusive: bool, limit_s: float, holder: str) -> None:
         """Take the lock within a limit.
 
+        Args:
+            exclusive: whether another holder, shared or not, is to be waited for.
+            limit_s: so long at most.
+            holder: for the error, in words: who holds it.
+
         Raises:
             ServerError: whoever `holder` names did not let go of it.
         """

@@ -37,6 +37,11 @@ _END_S = 15.0
 def listen(host: str, port: int, exact: bool) -> socket.socket:
     """Listen on a port, or on one that the system chooses where it is taken.
 
+    Args:
+        host: the address.
+        port: the one to try first.
+        exact: whether only this port will do.
+
     Raises:
         ServerError: neither is to be had, or `exact` asks for the one that is taken.
     """
@@ -57,6 +62,11 @@ def listen(host: str, port: int, exact: bool) -> socket.socket:
 
 def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str, str]:
     """The environment of a server of ours: where its state lies, where it listens, what it asks for.
+
+    Args:
+        home: whose server it is.
+        port: where it listens.
+        host: the address that it listens on.
 
     Raises:
         ServerError: the home's password cannot be made: no server is to run without one.
@@ -101,7 +111,16 @@ def prefect_application(home: Home) -> Any:
 def serve(
     home: Home, host: str, port: int, exact: bool, names: tuple[str, ...], application: Callable[[Home], Any]
 ) -> None:
-    """Be the server of a home until SIGTERM, or until nobody uses it."""
+    """Be the server of a home until SIGTERM, or until nobody uses it.
+
+    Args:
+        home: whose server it is.
+        host: the address that it listens on.
+        port: where it listens.
+        exact: whether only this port will do.
+        names: further ones that it answers to, such as a proxy's.
+        application: makes what answers requests (ASGI).
+    """
     own = FileLock(note_file(home))
     own.acquire(exclusive=True, limit_s=_PREDECESSOR_S, holder=f"an earlier Prefect server of {home.path}")
     own.rewrite("")  # what the predecessor noted

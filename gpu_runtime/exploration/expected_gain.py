@@ -114,7 +114,13 @@ class ValueCurves:
 
 
 def best_spread(scores: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
-    """The largest spread of `size` scores along the last axis, which has at least as many."""
+    """The largest spread of `size` scores along the last axis, which has at least as many.
+
+    Args:
+        scores: of candidates, shape (..., candidates).
+        size: of the group that is chosen from them.
+        criterion: what is maximised.
+    """
     # The best group is a prefix and a suffix of the sorted scores: see `selection`.
     ordered = np.sort(scores, axis=-1)
     ordered -= ordered.mean(axis=-1, keepdims=True)

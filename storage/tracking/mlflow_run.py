@@ -91,7 +91,13 @@ class MlflowRun:
             self._opened().log_batch(self._mlflow_id, metrics=metrics[first : first + _METRICS_A_CALL])
 
     def log_images(self, iteration: int, pictures: Mapping[str, bytes], at_ms: int) -> None:
-        """Write pictures (PNG) by name; MLflow's pages show the same name over iterations, with a slider."""
+        """Write pictures (PNG) by name; MLflow's pages show the same name over iterations, with a slider.
+
+        Args:
+            iteration: MLflow's step.
+            pictures: PNG files, by name.
+            at_ms: Unix time in milliseconds.
+        """
         from PIL import Image
 
         for name, png in pictures.items():

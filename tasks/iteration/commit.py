@@ -109,7 +109,17 @@ def iteration_record(
     ended_at: float,
     intervals: list[StateInterval],
 ) -> IterationRecord:
-    """The rows of a finished iteration."""
+    """The rows of a finished iteration.
+
+    Args:
+        session: the run.
+        rolled: its samples.
+        scores: one a sample, in the same order.
+        trained: what the training steps came to.
+        review: of the seeds.
+        started_at, ended_at: Unix time in seconds.
+        intervals: what each device did between the two.
+    """
     report, advantages = trained.report, trained.advantages
     values = [score.value for score in judged(scores)]
     metrics = {
@@ -165,7 +175,15 @@ def evaluation_record(
     ended_at: float,
     intervals: list[StateInterval],
 ) -> EvaluationRecord:
-    """The rows of a held-out evaluation; the first `GALLERY` images of the file are kept as pictures."""
+    """The rows of a held-out evaluation; the first `GALLERY` images of the file are kept as pictures.
+
+    Args:
+        session: the run.
+        evaluation: images and scores.
+        iteration: after which it was made.
+        started_at, ended_at: Unix time in seconds.
+        intervals: what each device did between the two.
+    """
     images = [
         EvaluationImage(
             prompt_id=sample.request.prompt_id,

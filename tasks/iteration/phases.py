@@ -17,6 +17,11 @@ def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -
 
     With strategy `stale` it runs beside reward and training of the one before. Where the drafts made there
     are `refused`, seeds are drafted anew, with the current weights; the time is booked as `redraft`.
+
+    Args:
+        session: the run.
+        iteration: for which seeds are chosen.
+        refused: a plan of stale drafts that the monitor did not accept.
     """
     if refused is not None:
         with session.timed("redraft"):
@@ -29,7 +34,10 @@ def explore(session: Session, iteration: int, refused: SeedPlan | None = None) -
 def rollout(session: Session, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
     """Generate the chosen seeds on all devices; scorers judge them meanwhile.
 
-    Devices that find nothing more to roll out draft for the iteration `explores_for`, where one is given.
+    Args:
+        session: the run.
+        plan: the seeds.
+        explores_for: the iteration that devices with nothing more to roll out draft for; None: they wait.
     """
     with session.timed("rollout"):
         return session.runtime.rollout(plan, explores_for)
@@ -48,7 +56,13 @@ def reward(session: Session, rolled: Rollout) -> list[Score]:
     name="train", task_run_name="train {rolled.plan.iteration}", cache_policy=NO_CACHE, persist_result=False
 )
 def train(session: Session, rolled: Rollout, scores: list[Score]) -> Trained:
-    """Take the training steps on the reserved device and publish the weights."""
+    """Take the training steps on the reserved device and publish the weights.
+
+    Args:
+        session: the run.
+        rolled: the samples.
+        scores: one a sample, in the same order.
+    """
     with session.timed("train"):
         return session.runtime.train(rolled, scores)
 

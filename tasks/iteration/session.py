@@ -133,6 +133,12 @@ def status_after(kind: type[BaseException] | None) -> RunStatus:
 def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) -> Session:
     """Start the runtime of a new or interrupted run, and go back to its last checkpoint.
 
+    Args:
+        home: where the run is.
+        store: of that home.
+        run_id: the run.
+        config: its settings.
+
     Raises:
         SpotlightError: whatever keeps the run from starting; nothing is written then but the
             run's status.

@@ -27,6 +27,11 @@ from tasks.inputs import input_digests
 def evaluate_again(home: Home, config: RunConfig, run_id: str) -> Reference:
     """Score the newest checkpoint of a run on the held-out prompts, image by image.
 
+    Args:
+        home: where the run is.
+        config: its settings.
+        run_id: the run.
+
     Returns:
         The one evaluation, after the checkpoint's iteration; the digests are those of the run's files.
 

@@ -48,6 +48,10 @@ class StableDiffusion3Model(PipelineModel):
     def check_size(cls, folder: PipelineFolder, height: int, width: int) -> None:
         """Refuse a size that does not divide, or beyond the table of positions.
 
+        Args:
+            folder: the model's files.
+            height, width: of an image, in pixels.
+
         Raises:
             ConfigurationError: with the largest side.
         """

@@ -49,7 +49,12 @@ class ZImageModel(PipelineModel):
     def image_tokens(
         cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
     ) -> int:
-        """Those of the image, which the transformer itself fills up to a multiple of 32."""
+        """Those of the image, which the transformer itself fills up to a multiple of 32.
+
+        Args:
+            vae, transformer: the two configurations.
+            height, width: of an image, in pixels.
+        """
         tokens = super().image_tokens(vae, transformer, height, width)
         return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 

@@ -59,6 +59,10 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
 def load_difference(home: Path, before: str, after: str) -> dict[str, Any]:
     """By how much one is better than an earlier one; see `storage.evaluations.pairs.compare_evaluations`.
 
+    Args:
+        home: where both are.
+        before, after: identifiers of the two evaluations.
+
     Raises:
         ConfigurationError: the two do not compare.
         StorageError: the database stayed locked, or is of another version.

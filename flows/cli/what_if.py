@@ -97,6 +97,7 @@ def show(result: WhatIf) -> None:
     console = Console()
     table = Table(
         box=SIMPLE,
+        pad_edge=False,
         title=f"Modelled: {result.iterations} iterations, {result.offer.reserved} reserved and "
         f"{result.offer.spot} spot devices",
         caption=f"medians; below them the lowest and highest of {result.futures} futures\n"
@@ -110,7 +111,7 @@ def show(result: WhatIf) -> None:
         table.add_row(
             f"{answer.policy.name}{' *' if answer.best else ''}",
             _spread(row["wall_s"], *_time_unit(row["wall_s"].median)),
-            _spread(row["usd"], "${:,.2f}" if row["usd"].median < 100 else "${:,.0f}"),
+            _spread(row["usd"], "${:,.2f}" if row["usd"].median < 20 else "${:,.0f}"),
             _spread(row["idle_share"], "{:.0%}"),
             _spread(row["spot_idle_share"], "{:.0%}"),
             _spread(row["losses"], "{:.0f}"),

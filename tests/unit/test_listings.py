@@ -53,9 +53,7 @@ def test_identifiers_can_be_copied_from_a_terminal_and_a_pipe(home: Home):
 def test_descriptions_of_presets_are_whole_and_break_between_words(home: Home):
     shown = on_terminal(home, "presets")
     assert all(len(line) <= 80 for line in shown.splitlines())
+    listed = [line.split() for line in piped(home, "presets").splitlines()]
     for preset in list_presets():
         assert f"{preset.name} {preset.summary}" in " ".join(shown.split())
-        assert any(
-            line.split() == [preset.name, *preset.summary.split()]
-            for line in piped(home, "presets").splitlines()
-        )
+        assert [preset.name, *preset.summary.split()] in listed

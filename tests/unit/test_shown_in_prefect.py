@@ -27,19 +27,26 @@ from flows.server.up_state import Member, UpState, living_dashboard, write_state
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-TASK_FILES = ("phases", "commit", "evaluation", "pretrain", "reproduction")
+TASK_MODULES = (
+    "tasks.evaluation", "tasks.iteration.commit", "tasks.iteration.phases", "tasks.pretrain",
+    "tasks.reproduction.scored_again",
+)  # fmt: skip
 
 
 def tasks_of_a_run() -> dict[str, Task[..., Any]]:
-    modules = [import_module(f"tasks.{name}") for name in TASK_FILES]
+    modules = [import_module(name) for name in TASK_MODULES]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Task)]
     return {task.name: task for task in found}
 
 
 def test_each_task_has_a_name_of_our_making():
     folder = DOCS.with_name("tasks")
-    with_tasks = {file.stem for file in folder.glob("*.py") if "\n@task" in file.read_text(encoding="utf-8")}
-    assert with_tasks == set(TASK_FILES)
+    with_tasks = {
+        ".".join(file.relative_to(folder.parent).with_suffix("").parts)
+        for file in folder.rglob("*.py")
+        if "\n@task" in file.read_text(encoding="utf-8")
+    }
+    assert with_tasks == set(TASK_MODULES)
     assert [name for name, task in tasks_of_a_run().items() if not task.task_run_name] == []
 
 

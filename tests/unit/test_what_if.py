@@ -44,7 +44,7 @@ def test_the_table_names_every_policy_and_says_that_all_is_modelled():
     table = asked(*SMALL)
     assert "Modelled: 2 iterations, 1 reserved and 3 spot devices" in table
     for policy in ("reserved", "on-demand", "spot", "spotlight", "critical-path"):
-        assert f"\n  {policy} " in table
+        assert f"\n {policy} " in table
     assert sum(" * " in line for line in table.splitlines() if not line.lstrip().startswith("*")) == 1
     assert "measured: step, decode_s, score_s, train_sample_s" in table
     assert "drawn traces: 0.67 losses of an instance an hour, 77% of them together" in table

@@ -82,7 +82,7 @@ class PipelineOutline:
         models, trainers, work = 1, 0, WorkNeed()
         if config is not None:
             settings = config.runtime
-            models = settings.reserved_workers + settings.spot_workers + settings.standby_workers
+            models = settings.least_workers + settings.standby_workers
             trainers = settings.trainer_workers
             work = self.work_of(config)
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)

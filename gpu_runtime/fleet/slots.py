@@ -67,8 +67,8 @@ def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: boo
     Args:
         runtime: the run's settings; a number stands for itself.
         seen: the devices that the cluster has, which `auto` takes.
-        apart: whether the cluster's instances say how they are rented. If not, every device may be either, and
-            `auto` takes those that a number leaves.
+        apart: whether the cluster's instances say how they are rented. If not, every device may be either,
+            and `auto` takes those that a number leaves.
     """
     reserved, spot, trainers = runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers
     if reserved == AUTO:

@@ -19,8 +19,8 @@ LIMIT_S = 600.0
 """A guard against hanging: three instances and six workers are started, on a machine that may be busy."""
 
 SETTINGS = [
-    "sampling.batch_size=4", "runtime.scorer_workers=1", "runtime.commit_steps=1", "runtime.reserved_workers=auto",
-    "runtime.spot_workers=auto", "runtime.start_timeout_s=600",
+    "sampling.batch_size=4", "runtime.scorer_workers=1", "runtime.commit_steps=1",
+    "runtime.reserved_workers=auto", "runtime.spot_workers=auto", "runtime.start_timeout_s=600",
 ]  # fmt: skip
 PLAN = plain_plan(list(range(8)), 16, 1)
 

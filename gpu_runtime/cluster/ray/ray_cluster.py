@@ -42,6 +42,8 @@ _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
 _MOST_GPUS = 16
 """Of one machine."""
 
+_MOST_WORKERS_A_CPU = 8
+
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 WorkerT = TypeVar("WorkerT")
@@ -106,6 +108,7 @@ class RayCluster:
         instances may come and go."""
         # Where spot instances come and go, those of now say nothing of how many there will be.
         counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
+        self._refuse_far_too_many(counts["reserved"] if self.tells_markets_apart else sum(counts.values()))
         workers = 1 if self.tells_markets_apart else sum(counts.values())
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
@@ -153,6 +156,18 @@ class RayCluster:
             raise RuntimeFailure(
                 f"Ray did not start on this machine: {reason} Free processor time and memory, then try again"
             ) from error
+
+    def _refuse_far_too_many(self, workers: int) -> None:
+        """Refuse far more workers than a joined cluster can start; an autoscaler may add some."""
+        cpus = ray.cluster_resources().get("CPU", 0.0)
+        if self._local or workers <= _MOST_WORKERS_A_CPU * max(1.0, cpus):
+            return
+        self.shutdown()
+        raise ConfigurationError(
+            f"the settings ask for {self._config.runtime.devices_in_words}, but the cluster has {cpus:g} "
+            "CPUs, and each worker takes one; lower runtime.reserved_workers and runtime.spot_workers, or set "
+            "them to auto"
+        )
 
     def start(
         self,

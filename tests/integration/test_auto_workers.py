@@ -29,6 +29,8 @@ def await_slots(runtime: Runtime, slots: set[str]) -> None:
     """Roll out until workers of just these slots have had a share; they join one after another."""
     deadline, seen = time.monotonic() + LIMIT_S, set[str]()
     while seen != slots:
+        if seen:
+            time.sleep(2)  # in which the processes that start have the processor
         rolled = runtime.rollout(PLAN)
         seen |= {delivered.worker.partition(".")[0] for delivered in rolled.delivered}
         found = f"{sorted(seen)}, lost: {runtime.lost_workers}, not started: {runtime.failed_starts}"

@@ -165,8 +165,8 @@ class RayCluster:
         self.shutdown()
         raise ConfigurationError(
             f"the settings ask for {self._config.runtime.devices_in_words}, but the cluster has {cpus:g} "
-            "CPUs, and each worker takes one; lower runtime.reserved_workers and runtime.spot_workers, or set "
-            "them to auto"
+            "CPUs, and each worker takes one; lower runtime.reserved_workers and runtime.spot_workers, or "
+            "set them to auto"
         )
 
     def start(

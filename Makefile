@@ -5,7 +5,7 @@ INSTALLED := .venv/.installed
 TESTS_AT_ONCE ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint ui docs clean
+.PHONY: help install demo test test-all lint lint-deploy ui docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
@@ -39,6 +39,16 @@ lint: install ## style, types and the borders between the rooms
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+# An environment of their own: these tools need other versions than Spotlight does.
+.venv-deploy/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	.venv-deploy/bin/python -m pip install --quiet --group deploy
+	@touch $@
+
+lint-deploy: .venv-deploy/.installed ## the files of deploy/, by the tools that read them
+	.venv-deploy/bin/python deploy/lint.py
+
 ui: install ## the dashboard
 	$(BIN)/spotlight ui
 
@@ -47,4 +57,4 @@ docs: install ## the documents as a site, in site/
 
 clean: ## remove caches; the environment and the runs stay
 	rm -rf site .pytest_cache .hypothesis .ruff_cache .import_linter_cache *.egg-info
-	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	find . -path "./.venv*" -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -184,7 +184,7 @@ class Parts:
 
     @property
     def _places(self) -> int:
-        return self.config.runtime.reserved_workers + self.config.runtime.spot_workers
+        return self.config.runtime.least_workers
 
     def _undisturbed(self) -> Reference:
         run_id = new_run_id("undisturbed")

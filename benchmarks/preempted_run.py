@@ -106,7 +106,7 @@ def run(
         if injector.trouble is not None:
             raise RuntimeError("the faults were not all done") from injector.trouble
     lines = read_history(history)
-    course = Course(lines, config.runtime.reserved_workers + config.runtime.spot_workers, injector.done)
+    course = Course(lines, config.runtime.least_workers, injector.done)
     return Outcome(
         course, check_history(lines), blobs, done_iterations, wall_s, injector.left, hung.is_set(), redone
     )

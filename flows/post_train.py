@@ -98,8 +98,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
 
 def _start_of_devices(config: RunConfig) -> str:
     runtime = config.runtime
-    devices = runtime.reserved_workers + runtime.spot_workers
-    return f"start {devices} devices and {runtime.scorer_workers} scorers"
+    return f"start {runtime.devices_in_words} and {runtime.scorer_workers} scorers"
 
 
 def _reason(error: BaseException) -> str:

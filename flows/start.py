@@ -321,7 +321,4 @@ def _size_of(config: RunConfig) -> str:
     place = {"ray": "with a Ray cluster of its own", "local": "as local processes"}.get(
         runtime.cluster, f"on the Ray cluster at {runtime.ray_address}"
     )
-    return (
-        f"{config.iterations} iterations of {images} images, {runtime.reserved_workers} reserved and "
-        f"{runtime.spot_workers} spot devices, {place}"
-    )
+    return f"{config.iterations} iterations of {images} images, {runtime.devices_in_words}, {place}"

@@ -115,7 +115,7 @@ def answer(
     refuse_unfit(config)
     runtime, price = config.runtime, config.price
     offer = FleetPlan(
-        runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers,
+        runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
         price.reserved_usd_per_hour, price.spot_usd_per_hour,
     )  # fmt: skip
     market = _market(question)
@@ -138,6 +138,11 @@ def refuse_unfit(config: RunConfig) -> None:
         raise ConfigurationError(
             f"iterations is {config.iterations:,}, above {MOST_ITERATIONS:,}; ask for fewer: time and "
             "dollars grow in proportion"
+        )
+    if config.runtime.counts_devices:
+        raise ConfigurationError(
+            f"the settings ask for {config.runtime.devices_in_words}, and a simulated one has none of its "
+            "own; give their numbers: --reserved and --spot"
         )
     if config.sequence_parallel.largest > 1:
         raise ConfigurationError(

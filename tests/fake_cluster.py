@@ -81,6 +81,7 @@ class FakeCluster:
         slow: names of those that load until they are told: `open_calls` has their calls.
         stillborn: names of those that die while they load.
         markets: where each was to be placed, by name.
+        has: devices that its instances have.
     """
 
     def __init__(self) -> None:
@@ -89,6 +90,7 @@ class FakeCluster:
         self.slow: set[str] = set()
         self.stillborn: set[str] = set()
         self.markets: dict[str, Market] = {}
+        self.has: dict[Market, int] = {"reserved": 1, "spot": 0}
 
     def start(
         self,
@@ -113,6 +115,10 @@ class FakeCluster:
     def host(self) -> str:
         """As of a cluster."""
         return "127.0.0.1"
+
+    def devices(self) -> dict[Market, int]:
+        """As of a cluster."""
+        return dict(self.has)
 
     def share(self, value: R) -> R:
         """As of a cluster."""

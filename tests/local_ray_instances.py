@@ -11,10 +11,10 @@ from gpu_runtime.cluster.ray.local_instances import LocalInstances
 
 
 @contextmanager
-def local_ray_instances(reserved_cpus: int) -> Iterator[LocalInstances]:
-    """A reserved instance of so many processors; the test adds the spot ones."""
+def local_ray_instances(reserved_cpus: int, reserved_gpus: int = 0) -> Iterator[LocalInstances]:
+    """A reserved instance of so many processors and GPUs; the test adds the spot ones."""
     others = set(psutil.Process().children(recursive=True))  # of tests before
-    instances = LocalInstances(reserved_cpus=reserved_cpus)
+    instances = LocalInstances(reserved_cpus, reserved_gpus)
     try:
         yield instances
     finally:

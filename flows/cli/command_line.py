@@ -269,12 +269,18 @@ app.command(epilog="Example: spotlight what-if --preset qwen-image-geneval-512 -
 )
 
 
-@app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --set model.path=/models/FLUX.1-dev")
-def doctor(preset: Preset = None, set_: Sets = None) -> None:
-    """Check this machine, its home and database, and a model, every number of it, with its scorer."""
+@app.command(epilog="Example: spotlight doctor --preset flux-ocr-512 --model /models/FLUX.1-dev")
+def doctor(
+    preset: Preset = None,
+    set_: Sets = None,
+    model: Annotated[str | None, typer.Option(help="Folder of the model's weights (model.path).")] = None,
+    ray_address: RayAddress = None,
+) -> None:
+    """Check this machine, its home and database, a model with its scorer, and what would run where."""
     from flows.cli.doctor import examine
 
-    raise typer.Exit(0 if examine(given_configuration(preset, set_)) else 1)
+    changes = [*(set_ or []), *([] if model is None else [f"model.path={model}"])]
+    raise typer.Exit(0 if examine(given_configuration(preset, changes, ray_address)) else 1)
 
 
 def _print_json(value: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ def examine(config: RunConfig | None = None) -> bool:
         ("database", _database),
         ("model and scorer", lambda: _road(config)),
         ("model's numbers", lambda: _numbers(config)),
+        ("devices", lambda: _devices(config)),
         ("prefect", _prefect),
     )
     for name, check in checks:
@@ -96,6 +97,13 @@ def _database() -> str:
             "`spotlight rebuild` makes the rows again"
         )
     return f"{len(known)} runs; {backups_in_words(home.backups)}"
+
+
+def _devices(config: RunConfig) -> str:
+    """What would run where; of a joined cluster, hosts are asked."""
+    from tasks.checks.placement import describe_placement
+
+    return describe_placement(config)
 
 
 def _numbers(config: RunConfig) -> str:

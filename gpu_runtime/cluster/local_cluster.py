@@ -73,6 +73,10 @@ class LocalCluster:
             self._actors = [actor for actor in self._actors if not actor.gone] + [actor]
         return actor
 
+    def devices(self) -> dict[Market, int]:
+        """One: this machine."""
+        return {"reserved": 1, "spot": 0}
+
     def share(self, value: T) -> T:
         """Pickle a value once; the stand-in maps it in each worker."""
         shared = SharedValue(value)

@@ -71,6 +71,13 @@ class Cluster(Protocol):
         """The address by which workers reach this process."""
         ...
 
+    def devices(self) -> dict[Market, int]:
+        """Devices that its instances have now, beside what the scorers take.
+
+        All are reserved where instances do not say how they are rented.
+        """
+        ...
+
     def start(
         self,
         name: str,

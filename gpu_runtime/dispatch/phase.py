@@ -118,7 +118,7 @@ class GeneratingFleet(Protocol):
         ...
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Whether devices should share samples otherwise; if so, `add_ready_workers` lets them.
+        """Whether devices should share samples otherwise, or are more; `add_ready_workers` then sees to it.
 
         Args:
             left: what is left of the phase.

@@ -101,8 +101,8 @@ def _check_drafts(config: RunConfig, timing: DraftTiming) -> None:
             f"exploration.candidates is {settings.candidates}, below algorithm.group_size={group_size}: "
             "there is nothing to choose from; raise candidates to several groups, or lower group_size"
         )
-    beside = runtime.reserved_workers + runtime.spot_workers - runtime.trainer_workers
-    if timing is DraftTiming.TRAINING_WINDOW and beside <= 0:
+    beside = runtime.counts_devices or runtime.least_workers > runtime.trainer_workers
+    if timing is DraftTiming.TRAINING_WINDOW and not beside:
         raise ConfigurationError(
             f"exploration.strategy is {settings.strategy} with runtime.reserved_workers="
             f"{runtime.trainer_workers} and runtime.spot_workers=0: every device trains, so none could "

@@ -216,8 +216,8 @@ class Fleet:
         return False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Never: each device works alone."""
-        return False
+        """Whether the cluster has got more devices; each works alone."""
+        return self._provisioner.has_more_devices()
 
     def workers(self, version: WeightsVersion) -> list[Device]:
         """The devices that hold these weights now, those under notice too."""

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.fleet.slots import pause, slots
+from gpu_runtime.fleet.slots import free_slots, pause, worker_counts
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.worker.history_log import HistoryLog
@@ -21,6 +21,9 @@ from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from storage.database.records import Market
 from storage.errors import RuntimeFailure, WorkerLostError
+
+_COUNT_EVERY_S = 1.0
+"""Seconds between two looks at what devices the cluster has."""
 
 Arrival = tuple[Device, "Future[WorkerReady]"]
 """A worker, and what it says once it has loaded."""
@@ -55,6 +58,8 @@ class WorkerProvisioner:
         self._phase = 0
         self._failures: dict[str, int] = {}
         self._again_in: dict[str, int] = {}
+        self._counts: dict[Market, int] = {}
+        self._counted_at_s = 0.0
 
     @property
     def calls(self) -> list[Future[WorkerReady]]:
@@ -79,13 +84,17 @@ class WorkerProvisioner:
             self._phase += 1
         paused = {slot for slot, phase in self._again_in.items() if phase > self._phase}
         taken = {*filled, *paused, *(device.slot for device, _ in self._coming)}
-        started = [
-            self._start(market, index)
-            for market, index in slots(self._config.runtime)
-            if f"{market}-{index}" not in taken
-        ]
+        started = [self._start(market, index) for market, index in free_slots(self._counted(), taken)]
         self._coming += started
         return [device for device, _ in started]
+
+    def has_more_devices(self) -> bool:
+        """Whether the cluster has got devices since the last `fill`; it is asked once a second at most."""
+        now_s = time.monotonic()
+        if not self._config.runtime.counts_devices or now_s < self._counted_at_s + _COUNT_EVERY_S:
+            return False
+        before = self._counts
+        return any(count > before[market] for market, count in self._counted().items())
 
     def take(self) -> list[Arrival]:
         """Those that have loaded, or died while they did; they are on their way no more.
@@ -150,6 +159,14 @@ class WorkerProvisioner:
         """End the processes of all that are on their way."""
         for device, _ in self._coming:
             device.actor.kill()
+
+    def _counted(self) -> dict[Market, int]:
+        """How many workers of each market there are to be now."""
+        runtime = self._config.runtime
+        seen = self._cluster.devices() if runtime.counts_devices else {}
+        self._counts = worker_counts(runtime, seen, self._cluster.tells_markets_apart)
+        self._counted_at_s = time.monotonic()
+        return self._counts
 
     def _start(self, market: Market, index: int) -> Arrival:
         slot = f"{market}-{index}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
-from storage.config.runtime import RuntimeConfig
+from storage.config.runtime import AUTO, RuntimeConfig
 from storage.database.records import Market
 from storage.errors import ConfigurationError
 
@@ -59,10 +61,38 @@ def refuse_standbys_with_gpus(runtime: RuntimeConfig) -> None:
         )
 
 
-def slots(runtime: RuntimeConfig) -> list[tuple[Market, int]]:
-    """The slots to fill: market and number within it, the trainer's first."""
-    counts: tuple[tuple[Market, int], ...] = (
-        ("reserved", runtime.reserved_workers),
-        ("spot", runtime.spot_workers),
-    )
-    return [(market, index) for market, count in counts for index in range(count)]
+def worker_counts(runtime: RuntimeConfig, seen: Mapping[Market, int], apart: bool) -> dict[Market, int]:
+    """How many workers of each market a run has now.
+
+    Args:
+        runtime: the run's settings; a number stands for itself.
+        seen: the devices that the cluster has, which `auto` takes.
+        apart: whether the cluster's instances say how they are rented. If not, every device may be either,
+            and `auto` takes those that a number leaves.
+    """
+    reserved, spot, trainers = runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers
+    if reserved == AUTO:
+        left = seen["reserved"] if apart or spot == AUTO else seen["reserved"] - spot
+        reserved = max(trainers, left)  # a run needs these, and waits for them
+    if spot == AUTO:
+        spot = seen["spot"] if apart else max(0, seen["reserved"] - reserved)
+    return {"reserved": reserved, "spot": spot}
+
+
+def free_slots(counts: Mapping[Market, int], taken: Collection[str]) -> list[tuple[Market, int]]:
+    """The slots to fill: market and number within it, the trainer's first.
+
+    A market has as many as workers are missing there, with the lowest numbers that are free: where instances
+    come and go, those that stay keep their slots.
+
+    Args:
+        counts: workers of each market.
+        taken: slots that need none.
+    """
+    free: list[tuple[Market, int]] = []
+    for market, count in counts.items():
+        missing = count - sum(slot.startswith(f"{market}-") for slot in taken)
+        numbers = (index for index in range(count + len(taken)) if f"{market}-{index}" not in taken)
+        for index in islice(numbers, max(0, missing)):
+            free.append((market, index))
+    return free

@@ -128,8 +128,8 @@ class GroupedFleet:
         return bool(self._forming)
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Never by what is left of a phase: the degree is fixed."""
-        return False
+        """Where there are more devices; never by what is left of a phase, as the degree is fixed."""
+        return self._fleet.regroups(left, freed)
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a group does from now on: all its members do."""

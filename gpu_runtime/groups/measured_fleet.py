@@ -67,6 +67,8 @@ class MeasuredFleet(GroupedFleet):
         """Whether other groups would end the phase clearly sooner, by what is left of it."""
         self._left = left
         look, self._look = self._look or freed, False
+        if super().regroups(left, freed):
+            return True
         if not look:
             return False
         wanted = {group.members for group in self._layout(self._usable()).groups}

@@ -66,7 +66,7 @@ def refuse_shared_gpus(config: RunConfig) -> None:
         ConfigurationError: there are fewer GPUs than workers; NCCL takes one process a GPU.
     """
     training = config.runtime.trainer_workers
-    workers = config.runtime.reserved_workers + config.runtime.spot_workers
+    workers = config.runtime.least_workers
     if training == 1 or device_of(config.model).type != "cuda":
         return
     gpus = torch.cuda.device_count()

@@ -110,6 +110,10 @@ class ModelOutline(Protocol):
         """Refuse a run, or one worker, that this machine has no attention kernel or no memory for."""
         ...
 
+    def memory_in_words(self, config: RunConfig) -> str:
+        """What a run needs of a device's memory, at least; empty where that is little."""
+        ...
+
     def text_length_for(self, degree: int) -> int | None:
         """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
         ...

@@ -229,10 +229,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _groups_can_be(self) -> Self:
-        workers = self.runtime.reserved_workers + self.runtime.spot_workers
-        shared = self.sequence_parallel
+        workers, shared = self.runtime.least_workers, self.sequence_parallel
         for kind, degree in shared.by_kind.items():
-            if degree > workers:
+            if degree > workers and not self.runtime.counts_devices:
                 raise ValueError(
                     f"sequence_parallel.{kind} is {degree}, but there are {workers} workers; lower it, or "
                     "raise runtime.spot_workers"

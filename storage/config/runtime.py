@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
 from storage.config.section import LONGEST_S, Section
 from storage.errors import quoted
@@ -20,6 +21,33 @@ _TRAINER_LIMIT_S = 7200.0
 _LEASES_OF_A_TRAINER = 24
 """Least time of a trainer's call, and its time in leases."""
 
+AUTO = "auto"
+"""As a number of workers: one for every device that the cluster has at the moment."""
+
+
+def _reader(least: int, most: int) -> Callable[[object, ValidationInfo], object]:
+    """Reads a number of workers within bounds, or `auto`."""
+
+    def read(value: object, info: ValidationInfo) -> object:
+        if value == AUTO:
+            return value
+        if isinstance(value, str) and value.strip().isdecimal():
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(
+                f"runtime.{info.field_name} = {value!r}; give a whole number from {least} to {most:,}, or "
+                "auto for every device that the cluster has"
+            )
+        return value
+
+    return read
+
+
+def _schema(least: int, most: int) -> dict[str, Any]:
+    return {"anyOf": [{"type": "integer", "minimum": least, "maximum": most}, {"const": AUTO}]}
+
 
 class RuntimeConfig(Section):
     """Processes and where they run."""
@@ -28,15 +56,22 @@ class RuntimeConfig(Section):
     """What starts the processes: `ray` on this machine, `local` by forking them here without Ray, which takes
     seconds less, or the running Ray cluster at an address (HOST:PORT, ray://HOST:PORT, or `auto`)."""
 
-    reserved_workers: int = Field(default=1, ge=1, le=64)
-    """Reserved devices. The first ones train (see `trainer_workers`); all of them generate."""
+    reserved_workers: Annotated[
+        int | Literal["auto"], BeforeValidator(_reader(1, 64)), WithJsonSchema(_schema(1, 64))
+    ] = 1
+    """Reserved devices. The first ones train (see `trainer_workers`); all of them generate. `auto` takes
+    every GPU that Ray sees on an instance without the label `ray.io/market-type=spot`, also of instances that
+    come later; in a cluster without GPUs, each instance is a device."""
 
     trainer_workers: int = Field(default=1, ge=1, le=64)
     """Reserved devices that train together: weights, gradients and the optimiser are divided over them. The
     bits of a run depend on it."""
 
-    spot_workers: int = Field(default=2, ge=0, le=1024)
-    """Spot devices; they only generate."""
+    spot_workers: Annotated[
+        int | Literal["auto"], BeforeValidator(_reader(0, 1024)), WithJsonSchema(_schema(0, 1024))
+    ] = 2
+    """Spot devices; they only generate. `auto` takes those of the instances with that label, as they come and
+    go; it asks an autoscaler for none, which a number does."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
     """Processes that wait with their model loaded, and take the place of a lost worker that does not train.
@@ -104,9 +139,36 @@ class RuntimeConfig(Section):
         """Address of the running Ray cluster to join; empty where the processes are started here."""
         return "" if self.cluster in _STARTED_HERE else self.cluster
 
+    @property
+    def counts_devices(self) -> bool:
+        """Whether the cluster says how many workers there are (`auto`), so that more may come later."""
+        return AUTO in (self.reserved_workers, self.spot_workers)
+
+    @property
+    def least_reserved(self) -> int:
+        """Reserved workers that a run has at least: those that train, where the cluster says how many."""
+        return self.trainer_workers if self.reserved_workers == AUTO else self.reserved_workers
+
+    @property
+    def least_spot(self) -> int:
+        """Spot workers that a run has at least: none, where the cluster says how many."""
+        return 0 if self.spot_workers == AUTO else self.spot_workers
+
+    @property
+    def least_workers(self) -> int:
+        """Workers that a run has at least."""
+        return self.least_reserved + self.least_spot
+
+    @property
+    def devices_in_words(self) -> str:
+        """How many devices a run has, for a person."""
+        counts = {"reserved": self.reserved_workers, "spot": self.spot_workers}
+        words = [f"{'all' if count == AUTO else count} {market}" for market, count in counts.items()]
+        return f"{' and '.join(words)} devices" + (" of the cluster" if self.counts_devices else "")
+
     @model_validator(mode="after")
     def _enough_devices_to_train(self) -> Self:
-        if self.trainer_workers > self.reserved_workers:
+        if self.trainer_workers > self.least_reserved:
             raise ValueError(
                 f"runtime.trainer_workers is {self.trainer_workers}, above runtime.reserved_workers="
                 f"{self.reserved_workers}: reserved devices alone train; lower it, or raise reserved_workers"
@@ -124,7 +186,9 @@ class RuntimeConfig(Section):
 
     @model_validator(mode="after")
     def _a_standby_has_a_use(self) -> Self:
-        if self.standby_workers and self.reserved_workers + self.spot_workers == self.trainer_workers:
+        if self.counts_devices:
+            return self
+        if self.standby_workers and self.least_workers == self.trainer_workers:
             raise ValueError(
                 f"runtime.standby_workers is {self.standby_workers}, but every worker trains, and one that "
                 "trains cannot be replaced within a run; set it to 0, or raise spot_workers"

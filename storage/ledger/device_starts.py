@@ -49,7 +49,12 @@ def unjoined_devices(connection: duckdb.DuckDBPyConnection, run_id: str) -> tupl
     runtime = json.loads(config[0]).get("runtime", {})
     found = []
     for market in ("reserved", "spot"):
-        for slot in (f"{market}-{index}" for index in range(runtime.get(f"{market}_workers", 0))):
+        count = runtime.get(f"{market}_workers", 0)
+        # With `auto` there is a slot for each device that the cluster had.
+        asked = (
+            [slot for slot in failures if slot.startswith(f"{market}-")] if count == "auto" else range(count)
+        )
+        for slot in (one if isinstance(one, str) else f"{market}-{one}" for one in asked):
             if slot not in joined:
                 count, reason = failures.get(slot, (0, f"no {market} instance had room for it"))
                 found.append(UnjoinedDevice(slot, count, reason))

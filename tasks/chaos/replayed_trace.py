@@ -138,7 +138,7 @@ def replayed(plan: TracePlan, config: RunConfig, length_s: float) -> Iterator[Tr
     from gpu_runtime.cluster.ray.local_instances import LocalInstances
     from gpu_runtime.cluster.ray.trace_replay import TraceReplay
 
-    instances = LocalInstances(config.runtime.reserved_workers + config.runtime.scorer_workers)
+    instances = LocalInstances(config.runtime.least_reserved + config.runtime.scorer_workers)
     try:
         trace = plan.fitted.scaled(plan.fitted.length_s / length_s)
         replay = TraceReplay(Replay(trace, plan.notice_s), instances)

@@ -116,8 +116,8 @@ def _check_degrees(config: RunConfig, outline: ModelOutline) -> list[str]:
             longer = outline.text_length_for(degree) if shape.only_text_length_prevents(degree) else None
             advice = "" if longer is None else f", or set model.text_length={longer}"
             raise ConfigurationError(f"sequence_parallel.{kind} = {degree}: {error}{advice}") from error
-    workers = config.runtime.reserved_workers + config.runtime.spot_workers
-    if settings.is_measured and shape.degrees(workers) == (1,):
+    workers = config.runtime.least_workers
+    if settings.is_measured and not config.runtime.counts_devices and shape.degrees(workers) == (1,):
         return [
             "sequence_parallel is auto, but every device will work alone: the model's sequences divide by no "
             f"degree from 2 to {workers}, the number of workers"

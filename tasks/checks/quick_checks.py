@@ -127,7 +127,7 @@ def _check_processes(config: RunConfig) -> list[str]:
         A warning where they can, but slowly.
     """
     cores, runtime = os.cpu_count() or 1, config.runtime
-    workers, most = runtime.reserved_workers + runtime.spot_workers, _MOST_PROCESSES_A_CORE * cores
+    workers, most = runtime.least_workers, _MOST_PROCESSES_A_CORE * cores
     for setting, count, largest in (
         ("reserved_workers + runtime.spot_workers", workers, most),
         ("standby_workers", runtime.standby_workers, most),

@@ -112,7 +112,7 @@ def test_what_is_not_known_widens_the_answer():
         (("--iterations", "200000"), "iterations is 200,000, above 100,000"),
         (("--set", "sequence_parallel.rollout=2"), "simulated devices work alone"),
         (("--profile", "nothing"), "--profile 'nothing' is no profile (glyphs-cpu, "),
-        (("--preset", "flux-ocr-512"), "no profile of flux 512x512; name one by --profile"),
+        (("--preset", "flux-ocr-512", "--reserved", "1"), "no profile of flux 512x512; name one"),
         (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),
     ],
 )

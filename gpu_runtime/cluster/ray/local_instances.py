@@ -47,11 +47,12 @@ class LocalInstances:
 
     Args:
         reserved_cpus: processes that the reserved instance holds: reserved workers and scorers.
+        reserved_gpus: GPUs that it says it has, for tests of what is counted by them.
     """
 
-    def __init__(self, reserved_cpus: int) -> None:
+    def __init__(self, reserved_cpus: int, reserved_gpus: int = 0) -> None:
         ports = _free_ports()
-        head = _arguments(reserved_cpus, "on-demand") | {
+        head = _arguments(reserved_cpus, reserved_gpus, "on-demand") | {
             "include_dashboard": False,
             "_system_config": _SETTINGS,
         }
@@ -73,8 +74,12 @@ class LocalInstances:
         """The spot instances that are there, in the order in which they came."""
         return list(self._nodes)
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, gpus: int = 0) -> None:
         """Start a spot instance; returns when the cluster knows it.
+
+        Args:
+            name: of the instance.
+            gpus: that it says it has, with a worker for each; one worker where it has none.
 
         Raises:
             RuntimeFailure: if there is one of that name, or it does not start.
@@ -87,7 +92,9 @@ class LocalInstances:
             try:
                 ports = _free_ports()
                 with _instance_of_its_own(ports):
-                    self._nodes[name] = self._cluster.add_node(**_arguments(1, "spot"), **ports)
+                    self._nodes[name] = self._cluster.add_node(
+                        **_arguments(max(1, gpus), gpus, "spot"), **ports
+                    )
                 return
             except Exception as error:  # Ray raises no other where a raylet is slow to start
                 if "timed out" not in str(error):
@@ -145,11 +152,11 @@ class LocalInstances:
         return int(raylet.process.pid)
 
 
-def _arguments(cpus: int, market: str) -> dict[str, Any]:
+def _arguments(cpus: int, gpus: int, market: str) -> dict[str, Any]:
     return {
         "node_ip_address": LOOPBACK,
         "num_cpus": cpus,
-        "num_gpus": 0,
+        "num_gpus": gpus,
         "object_store_memory": _STORE_BYTES,
         "labels": {MARKET_LABEL: market},
     }

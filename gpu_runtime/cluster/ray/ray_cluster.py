@@ -7,6 +7,7 @@ Nothing of Ray leaves this folder: calls return `concurrent.futures.Future`, a d
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import signal
@@ -28,7 +29,7 @@ from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
-from gpu_runtime.fleet.slots import refuse_standbys_with_gpus
+from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
 from storage.database.records import Market
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
@@ -38,6 +39,11 @@ MARKET_LABEL = "ray.io/market-type"
 """Ray's own label of how an instance is rented: `spot`, or another word where it is reserved."""
 
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024**2
+_MOST_GPUS = 16
+"""Of one machine."""
+
+_MOST_WORKERS_A_CPU = 8
+
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 WorkerT = TypeVar("WorkerT")
@@ -91,7 +97,6 @@ class RayCluster:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._local = not config.runtime.ray_address
-        self._devices = config.runtime.reserved_workers + config.runtime.spot_workers
         with kept_signal_handlers():
             self._connect()
         close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
@@ -102,7 +107,9 @@ class RayCluster:
         """Whether its instances say how they are rented: workers are then placed by that, and spot
         instances may come and go."""
         # Where spot instances come and go, those of now say nothing of how many there will be.
-        workers = 1 if self.tells_markets_apart else self._devices
+        counts = worker_counts(config.runtime, self.devices(), self.tells_markets_apart)
+        self._refuse_far_too_many(counts["reserved"] if self.tells_markets_apart else sum(counts.values()))
+        workers = 1 if self.tells_markets_apart else sum(counts.values())
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
         if self._gpu_share and config.runtime.standby_workers:
@@ -132,7 +139,8 @@ class RayCluster:
             return
         # Workers that play devices share the cores of this machine; Ray's count is only a limit.
         settings = self._config.runtime
-        processes = self._devices + settings.standby_workers + settings.scorer_workers
+        devices = settings.least_workers + (_MOST_GPUS if settings.counts_devices else 0)
+        processes = devices + settings.standby_workers + settings.scorer_workers
         try:
             with on_loopback_alone():
                 ray.init(
@@ -148,6 +156,18 @@ class RayCluster:
             raise RuntimeFailure(
                 f"Ray did not start on this machine: {reason} Free processor time and memory, then try again"
             ) from error
+
+    def _refuse_far_too_many(self, workers: int) -> None:
+        """Refuse far more workers than a joined cluster can start; an autoscaler may add some."""
+        cpus = ray.cluster_resources().get("CPU", 0.0)
+        if self._local or workers <= _MOST_WORKERS_A_CPU * max(1.0, cpus):
+            return
+        self.shutdown()
+        raise ConfigurationError(
+            f"the settings ask for {self._config.runtime.devices_in_words}, but the cluster has {cpus:g} "
+            "CPUs, and each worker takes one; lower runtime.reserved_workers and runtime.spot_workers, or "
+            "set them to auto"
+        )
 
     def start(
         self,
@@ -184,6 +204,24 @@ class RayCluster:
     def needed_processes(self) -> dict[str, int]:
         """Ray's processes that this process cannot outlive, name -> pid; none of a cluster it has joined."""
         return ray_processes() if self._local else {}
+
+    def devices(self) -> dict[Market, int]:
+        """As of every cluster: whole GPUs, or instances with a processor where there is no GPU."""
+        runtime, on_gpus = self._config.runtime, self._config.model.device != "cpu"
+        gpus: dict[Market, float] = {"reserved": 0.0, "spot": 0.0}
+        instances: dict[Market, int] = {"reserved": 0, "spot": 0}
+        for node in ray.nodes():
+            if not node["Alive"]:
+                continue
+            spot = self.tells_markets_apart and node["Labels"].get(MARKET_LABEL) == "spot"
+            market: Market = "spot" if spot else "reserved"
+            gpus[market] += node["Resources"].get("GPU", 0.0) if on_gpus else 0.0
+            instances[market] += node["Resources"].get("CPU", 0.0) >= 1
+        if not any(gpus.values()):
+            return instances
+        # Scorers are on reserved instances, and no worker shares a GPU with one while there is another.
+        scorers = runtime.scorer_workers * runtime.scorer_gpu
+        return {"reserved": math.floor(gpus["reserved"] - scorers), "spot": math.floor(gpus["spot"])}
 
     def share(self, value: T) -> T:
         """Put a value into Ray's object store; the stand-in is a reference."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from gpu_runtime.models.checks.memory_need import MemoryNeed, WorkNeed, refuse_too_large
+from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.families.compiled_blocks import refuse_missing_compiler
 from gpu_runtime.models.families.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
@@ -82,11 +82,20 @@ class PipelineOutline:
         models, trainers, work = 1, 0, WorkNeed()
         if config is not None:
             settings = config.runtime
-            models = settings.reserved_workers + settings.spot_workers + settings.standby_workers
+            models = settings.least_workers + settings.standby_workers
             trainers = settings.trainer_workers
             work = self.work_of(config)
         need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, work)
         refuse_too_large(need, self._device, models, trainers)
+
+    def memory_in_words(self, config: RunConfig) -> str:
+        """What a run needs of a device's memory, at least."""
+        need = MemoryNeed.on(self.family, self.folder, self._settings, self._device, self.work_of(config))
+        training, generating = need.training(config.runtime.trainer_workers), need.generating()
+        return (
+            f"a device that trains needs at least {sum(training.values()) / GIB:.1f} GiB, one that generates "
+            f"{sum(generating.values()) / GIB:.1f}"
+        )
 
     def work_of(self, config: RunConfig) -> WorkNeed:
         """What a run's training and generating need beside the weights, at least."""

@@ -173,6 +173,10 @@ class EmbeddedOutline:
     def check_machine(self, config: RunConfig | None = None) -> None:
         """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""
 
+    def memory_in_words(self, config: RunConfig) -> str:
+        """Nothing to say: it is little."""
+        return ""
+
     def sequence_lengths(self) -> tuple[int, int]:
         """Image and text tokens of a sample."""
         return self._model.sequence_lengths()

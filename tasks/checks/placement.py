@@ -1,0 +1,161 @@
+"""What a run would put where, and whether it fits: for `spotlight doctor`, before anything is started."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from concurrent.futures import TimeoutError
+from dataclasses import dataclass
+
+import torch
+
+from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.fleet.slots import worker_counts
+from gpu_runtime.models.checks.memory_need import GIB
+from gpu_runtime.models.loading import device_of, outline_model
+from storage.config.run_config import RunConfig
+from storage.database.records import Market
+from storage.errors import ConfigurationError, SpotlightError, WorkerLostError
+
+_ANSWER_S = 120.0
+"""Seconds that a host may take to say what it has: a process is started there, and imports torch."""
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What a host says of one of its devices.
+
+    Attributes:
+        host: its name.
+        device: what computes there, and its memory.
+        torch: version of torch.
+        problem: why a worker of the run would fail there; empty where it would not.
+    """
+
+    host: str
+    device: str
+    torch: str
+    problem: str
+
+    @property
+    def in_words(self) -> str:
+        """For a person."""
+        return f"{self.host} ({self.device}, torch {self.torch})"
+
+
+class HostProbe:
+    """Looks at a host as a worker there would; a worker of the cluster."""
+
+    def look(self, config: RunConfig, trains: bool) -> HostReport:
+        """Look for the model, an attention kernel, and memory.
+
+        Args:
+            config: of the run.
+            trains: whether devices of this host train too.
+        """
+        problem = ""
+        try:
+            outline_model(config.model).check_machine(config if trains else None)
+        except SpotlightError as error:
+            problem = str(error)
+        return HostReport(socket.gethostname(), _device_in_words(config), torch.__version__, problem)
+
+
+def describe_placement(config: RunConfig) -> str:
+    """Which devices a run would have, which of them train, and what they need.
+
+    Joins the cluster that `runtime.cluster` names by an address, and asks one host of each market.
+
+    Raises:
+        ConfigurationError: the run would not start, or its first workers would fail.
+        RuntimeFailure: no cluster answers.
+    """
+    if not config.runtime.ray_address:
+        return "; ".join(_on_this_machine(config))
+    with open_cluster(config) as cluster:
+        return "; ".join(_on_cluster(config, cluster))
+
+
+def _on_this_machine(config: RunConfig) -> Iterator[str]:
+    on_gpus = device_of(config.model).type == "cuda"
+    gpus = torch.cuda.device_count() if on_gpus else 0
+    scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
+    seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1, "spot": 0}
+    counts = worker_counts(config.runtime, seen, apart=False)
+    _refuse_too_few(config, seen)
+    yield from _workers_in_words(config, counts, f"{gpus} GPUs" if gpus else "the processor")
+    yield from _memory_in_words(config)
+
+
+def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
+    seen, apart = cluster.devices(), cluster.tells_markets_apart
+    counts = worker_counts(config.runtime, seen, apart)
+    _refuse_too_few(config, seen)
+    where = "by their label" if apart else "without the label ray.io/market-type, so all are reserved"
+    yield from _workers_in_words(config, counts, f"{sum(seen.values())} devices there now, {where}")
+    missing = counts["spot"] - seen["spot"]
+    if apart and missing > 0:
+        yield f"{missing} of {counts['spot']} spot devices are not there yet, and are waited for"
+    yield from _memory_in_words(config)
+    markets: list[Market] = ["reserved", "spot"] if apart and seen["spot"] else ["reserved"]
+    for market in markets:
+        report = _ask(config, cluster, market)
+        if report.problem:
+            raise ConfigurationError(f"a {market} worker would fail on {report.in_words}: {report.problem}")
+        yield f"a {market} host was asked and has all: {report.in_words}"
+
+
+def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
+    probe = cluster.start(f"doctor-{market}", HostProbe, gpu=True, market=market)
+    try:
+        return probe.call(HostProbe.look, config, market == "reserved").result(timeout=_ANSWER_S)
+    except TimeoutError as error:
+        raise ConfigurationError(
+            f"no {market} device of the cluster was free within {_ANSWER_S:g} s to look at its host; end "
+            "what runs there, or look at `ray status`"
+        ) from error
+    except WorkerLostError as error:
+        raise ConfigurationError(f"no worker starts on a {market} host: {error}") from error
+    finally:
+        probe.kill()
+
+
+def _refuse_too_few(config: RunConfig, seen: dict[Market, int]) -> None:
+    training = config.runtime.trainer_workers
+    if training > 1 and training > seen["reserved"]:
+        raise ConfigurationError(
+            f"runtime.trainer_workers is {training}, and there are {max(0, seen['reserved'])} reserved "
+            "devices; lower it, or add reserved devices"
+        )
+
+
+def _workers_in_words(config: RunConfig, counts: dict[Market, int], where: str) -> Iterator[str]:
+    runtime, training = config.runtime, config.runtime.trainer_workers
+    workers = " and ".join(f"{count} {market}" for market, count in counts.items())
+    yield f"{workers} workers on {where}"
+    yield "reserved-0 trains" if training == 1 else f"reserved-0 to reserved-{training - 1} train together"
+    if training < counts["reserved"] and config.exploration.strategy == "plain":
+        yield (
+            f"the other {sum(counts.values()) - training} idle while it trains: raise "
+            "runtime.trainer_workers, or let them explore (exploration.strategy)"
+        )
+    share = f"{runtime.scorer_gpu:g} of a GPU each" if runtime.scorer_gpu else "on the processor"
+    yield f"{runtime.scorer_workers} scorers, {share}"
+
+
+def _memory_in_words(config: RunConfig) -> Iterator[str]:
+    try:
+        words = outline_model(config.model).memory_in_words(config)
+    except SpotlightError:  # the check of the model says why
+        return
+    if words:
+        yield words
+
+
+def _device_in_words(config: RunConfig) -> str:
+    if device_of(config.model).type != "cuda":
+        return "processor"
+    found = torch.cuda.get_device_properties(0)
+    return f"{found.name}, {found.total_memory / GIB:.0f} GiB"

@@ -198,8 +198,11 @@ class SeedSearch:
         """Begin the drafts of a window: with the weights of the rollout that it follows, on no trainer.
 
         Returns:
-            The phase, which `in_window` goes on with; None where no device can draft.
+            The phase, which `in_window` goes on with; None where no device can draft, or the strategy drafts
+            at no or another time.
         """
+        if self.timing is not DraftTiming.TRAINING_WINDOW:
+            return None
         window = self._window
         assert window is not None, "drafts begin with a rollout"
         devices = self._fleet.drafters(window.version)

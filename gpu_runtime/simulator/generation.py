@@ -102,6 +102,7 @@ class GenerationPhase:
         self._scheduler = scheduler
         self._times = times
         self._work = work
+        self._step = times.step_of(work.kind)
         self._next = first
         self._last = first + work.batches
         self._gate = gate
@@ -147,11 +148,11 @@ class GenerationPhase:
         flight = device.flight
         if flight is None:
             return
-        done = -(-(self._loop.now - flight.since) // self._times.step)
+        done = -(-(self._loop.now - flight.since) // self._step)
         reached = flight.lease.step + done
         if reached < flight.lease.steps:  # what is being decoded is delivered
             flight.end.cancel()
-            at = flight.since + done * self._times.step
+            at = flight.since + done * self._step
             flight.end = self._loop.at(at, partial(self._hand_back, device, flight, reached))
 
     def on_gone(self, device: SimulatedDevice) -> None:
@@ -172,7 +173,7 @@ class GenerationPhase:
         device.flight = None
         lease, now = flight.lease, self._loop.now
         assert flight.halted is not None, "a device is gone before it is lost"
-        done = (flight.halted - flight.since) // self._times.step
+        done = (flight.halted - flight.since) // self._step
         # The last chunk ends with the images: it is delivered, not committed.
         chunks = min(done // self._chunk, (lease.steps - lease.step - 1) // self._chunk)
         committed = lease.step + chunks * self._chunk
@@ -224,7 +225,7 @@ class GenerationPhase:
             return
         self._busy += 1
         self._enter(device, self._state)
-        at = now + (lease.steps - lease.step) * self._times.step + self._times.decode
+        at = now + (lease.steps - lease.step) * self._step + self._times.decode
         event = self._loop.at(at, partial(self._deliver, device))
         device.flight = Flight(lease, now, event)
 
@@ -302,7 +303,7 @@ class GenerationPhase:
             flight = device.flight
             if flight is not None:
                 flight.end.cancel()
-                chunk = self._chunk * self._times.step
+                chunk = self._chunk * self._step
                 begun = max(1, -(-(now - flight.since) // chunk))
                 device.free_at = min(flight.end.at, flight.since + begun * chunk)
                 device.flight = None

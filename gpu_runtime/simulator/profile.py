@@ -16,6 +16,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.virtual_time import ticks
 from storage.errors import ConfigurationError
 from storage.text import read_text_file
@@ -24,7 +25,7 @@ Evidence = Literal["measured", "published", "modelled"]
 """`measured` on the device that is named, `published` in the document that is named, or `modelled`."""
 
 _REQUIRED = ("step", "decode_s", "score_s", "train_sample_s", "weights_s", "start_s", "regroup_s")
-_OPTIONAL = ("driver_s", "opening_s", "loss_s")
+_OPTIONAL = ("evaluation", "driver_s", "opening_s", "loss_s")
 
 
 class _Part(BaseModel):
@@ -103,6 +104,9 @@ class Profile(_Part):
     regroup_s: Quantity
     """Devices forming a group that shares samples."""
 
+    evaluation: Quantity = Quantity(value=1.0, source="taken as a rollout's")
+    """A denoising step of an evaluation, over one of a rollout."""
+
     driver_s: Quantity = Quantity(value=0.0, source="left out")
     """What an iteration takes beside rollout, reward and training steps: records, publishing the weights."""
 
@@ -169,6 +173,7 @@ class Profile(_Part):
         decode_s, score_s, train_s = map(value, (self.decode_s, self.score_s, self.train_sample_s))
         weights_s, start_s, regroup_s = map(value, (self.weights_s, self.start_s, self.regroup_s))
         driver_s, opening_s, loss_s = map(value, (self.driver_s, self.opening_s, self.loss_s))
+        evaluation = value(self.evaluation)
         return WorkloadTimes(
             step=max(1, ticks(step_s)),
             decode=ticks(batch * decode_s),
@@ -180,6 +185,7 @@ class Profile(_Part):
             driver=ticks(driver_s),
             opening=ticks(opening_s),
             loss=ticks(loss_s),
+            evaluation_step=max(1, ticks(step_s * evaluation)),
             step_s=step_s,
         )
 
@@ -195,7 +201,7 @@ class Profile(_Part):
     def quantities(self) -> dict[str, Quantity]:
         """Its quantities by name; the optional ones only where they were given."""
         given = {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
-        return {name: found for name, found in given.items() if name in _REQUIRED or found.value}
+        return {name: found for name, found in given.items() if name in self.model_fields_set}
 
 
 @dataclass(frozen=True)
@@ -213,6 +219,7 @@ class WorkloadTimes:
         driver: an iteration's end, beside its phases.
         opening: from loaded devices to the first phase.
         loss: from a loss to the moment when the run can know of it.
+        evaluation_step: a denoising step of an evaluation's batch; 0 for that of a rollout's.
         step_s: `step` in seconds, by which commits are planned.
     """
 
@@ -227,6 +234,11 @@ class WorkloadTimes:
     driver: int = 0
     opening: int = 0
     loss: int = 0
+    evaluation_step: int = 0
+
+    def step_of(self, kind: RequestKind) -> int:
+        """Ticks of a denoising step of a batch of a kind."""
+        return self.evaluation_step or self.step if kind is RequestKind.EVALUATE else self.step
 
 
 def read_profile(path: Path) -> Profile:

@@ -176,7 +176,7 @@ class Simulation:
         self._keeps_intervals = keeps_intervals
         self._calm: dict[Hashable, _Calm] = {}
         markets: tuple[Market, ...] = ("reserved", "spot")
-        prices = {market: plan.fleet.usd_per_hour(market) for market in markets}
+        prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
         self._run = SimulatedRun(prices, times.step)
 
     def run(self, on_iteration: Callable[[int], None] = lambda iteration: None) -> SimulatedRun:

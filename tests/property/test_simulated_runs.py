@@ -70,7 +70,7 @@ def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_byte
     every=st.integers(0, 3),
     iterations=st.integers(1, 4),
     ema=st.sampled_from([0.0, 0.9]),
-    seconds=st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS, SECONDS),
+    seconds=st.tuples(*[SECONDS] * 7),
 )
 def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
     devices: int,
@@ -80,9 +80,15 @@ def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
     ema: float,
     seconds: tuple[float, ...],
 ):
-    step, decode, score, train, weights, driver = seconds
+    step, decode, score, train, weights, driver, evaluation = seconds
     times = times_of(
-        step=step, decode=decode, score=score, train_sample=train, weights=weights, driver=driver
+        step=step,
+        decode=decode,
+        score=score,
+        train_sample=train,
+        weights=weights,
+        driver=driver,
+        evaluation_step=evaluation,
     )
     config = small_config(iterations, prompts, every, optimizer={"ema_decay": ema})
     run = simulated(config, devices, times=times)

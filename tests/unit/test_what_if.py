@@ -20,7 +20,8 @@ from storage.config.loading import load_config
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
-from tasks.what_if import PROFILES, find_profile, model_key, recorded_profile
+from tasks.recorded_profile import model_key, recorded_profile
+from tasks.what_if import PROFILES, find_profile
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
 

@@ -145,10 +145,10 @@ def _find(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun | 
             continue
         if (row.config.sampling, row.config.iterations) != (wanted.sampling, wanted.iterations):
             continue
-        told = json.loads(facts.read_text(encoding="utf-8"))
-        events = tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in told["events"])
-        trace = Trace(events, told["length_s"]) if live.trace_seed is not None else None
-        return KeptRun(live, run_id, told["busy"], trace, told["began_at"])
+        known = json.loads(facts.read_text(encoding="utf-8"))
+        events = tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in known["events"])
+        trace = Trace(events, known["length_s"]) if live.trace_seed is not None else None
+        return KeptRun(live, run_id, known["busy"], trace, known["began_at"])
     return None
 
 
@@ -159,16 +159,16 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     busy = psutil.cpu_percent(_BUSY_FOR_S) / 100
     reporter().note(f"{run_id}: other processes use {busy:.0%} of the machine")
     trace = live.trace()
-    told: dict[str, object] = {"busy": busy, "events": [], "length_s": 0.0, "began_at": 0.0}
+    known: dict[str, object] = {"busy": busy, "events": [], "length_s": 0.0, "began_at": 0.0}
     if trace is None:
         if start(home, "train", "--run-id", run_id, *arguments).wait() != 0:
             raise RuntimeFailure(f"the run {run_id} failed; look at it with `spotlight runs`")
     else:
-        told |= _replay(home, run_id, live, arguments, trace, settings)
+        known |= _replay(home, run_id, live, arguments, trace, settings)
     # Written last: a run without it is done again.
     file = _facts(home, run_id)
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(told), encoding="utf-8")
+    file.write_text(json.dumps(known), encoding="utf-8")
     found = _find(home, live, iterations, prefix)
     if found is None:
         raise RuntimeFailure(f"the run {run_id} did not finish; look at it with `spotlight runs`")

@@ -324,7 +324,10 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
         "dollars_error_under_losses_median": median(row.dollars_error for row in rough),
         "phase_error_median": {name: median(row.phase_error(name) for row in rows) for name in _PHASES},
         "ranking_pairs": by_time[0] + by_usd[0],
-        "ranking_kept": by_time[0] == by_time[1] and by_usd[0] == by_usd[1],
+        # Without such a pair nothing is ranked.
+        "ranking_kept": (by_time[0] == by_time[1] and by_usd[0] == by_usd[1])
+        if any((by_time[0], by_usd[0]))
+        else None,
         "closed_form_error": max(closed, default=None),
         "busy_before_max": max(run.busy for run in kept),
         "table": [row.to_json() for row in rows],

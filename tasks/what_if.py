@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_runtime.models.embedded.folder import EMBEDDED_PREFIX
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.policies import POLICIES
-from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
+from gpu_runtime.simulator.profile import Profile, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.what_if import PolicyAnswer, compare_policies
 from gpu_runtime.spot.traces.files import read_trace
@@ -20,20 +17,15 @@ from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.summary import summarise
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from tasks.recorded_profile import model_key, recorded_profile
 
 PROFILES = PRESETS / "profiles"
 """Folder of the profiles that the project carries."""
 
 MOST_ITERATIONS = 100_000
 """Of a simulated run; beyond it an answer takes hours."""
-
-_LEAST_ITERATIONS = 2
-"""Recorded iterations that a profile needs; the first is left out where there are more."""
-
-_ASSUMED_START = Quantity(value=60.0, uncertainty=0.7, source="assumed: the run recorded no start")
 
 
 @dataclass(frozen=True)
@@ -151,14 +143,6 @@ def refuse_unfit(config: RunConfig) -> None:
         )
 
 
-def model_key(config: RunConfig) -> str:
-    """The model and size of a run, as profiles name them."""
-    model = config.model
-    if model.path.startswith(EMBEDDED_PREFIX):
-        return model.path
-    return f"{model.family} {model.width or 512}x{model.height or 512}"
-
-
 def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
     """The profile to take.
 
@@ -192,74 +176,6 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
         raise ConfigurationError(
             f"--profile {quoted(name)} is no profile ({names}), no .json file and no run"
         ) from error
-
-
-def recorded_profile(home: Home, run_id: str) -> Profile:
-    """A profile from what a run recorded: every figure is measured, as long as the run recorded it.
-
-    Devices that shared cores while the run went on slow each other; the figures have that in them.
-
-    Raises:
-        RunNotFoundError: there is no such run.
-        ConfigurationError: it has too few iterations, or its devices shared samples.
-    """
-    store = RunStore(home)
-    config = store.run(run_id).config
-    from storage.database.queries.workload import changes_of_state, first_start_s, iteration_work  # pandas
-
-    with store.database.reading() as connection:
-        work = iteration_work(connection, run_id)
-        changes = changes_of_state(connection, run_id)
-        start_s = first_start_s(connection, run_id)
-    if len(work) < _LEAST_ITERATIONS:
-        raise ConfigurationError(
-            f"run {run_id} has {len(work)} recorded iterations; a profile needs {_LEAST_ITERATIONS}"
-        )
-    if config.sequence_parallel.largest > 1:
-        raise ConfigurationError(f"devices of run {run_id} shared samples; take one whose devices work alone")
-    work = work[1:] if len(work) > _LEAST_ITERATIONS else work
-    size, steps = config.sampling.batch_size, config.sampling.rollout_steps
-    batches = -(-work["samples"] // size)
-    scorers = config.runtime.scorer_workers
-    phases = zip(work["reward_s"], work["samples"], strict=True)
-    scoring = [reward_s * scorers / count for reward_s, count in phases if not math.isnan(reward_s)]
-
-    def measured(values: Sequence[float]) -> Quantity:
-        known = [float(value) for value in values]
-        if not known:
-            return Quantity(value=0.0, source=f"not recorded by run {run_id}")
-        return Quantity(
-            value=statistics.median(known),
-            evidence="measured",
-            source=f"run {run_id}",
-            uncertainty=_spread(known),
-        )
-
-    step = measured(list(work["rollout_device_s"] / (batches * steps)))
-    if not step.value:
-        raise ConfigurationError(f"run {run_id} recorded no time of rollouts; take another run")
-    known = changes.groupby("state")["lasted_s"]
-    lasted = {str(state): list(values) for state, values in known}
-    return Profile(
-        name=run_id,
-        summary=f"recorded by run {run_id}; decoding and commits are in the step",
-        device=config.model.device,
-        models=(model_key(config),),
-        steps=(StepTime(batch=size, seconds=step.value),),
-        step=step.model_copy(update={"value": 1.0}),
-        decode_s=Quantity(value=0.0, evidence="measured", source="in the step"),
-        score_s=measured(scoring),
-        train_sample_s=measured(list(work["train_device_s"] / work["samples"])),
-        weights_s=measured(lasted.get("load", ())),
-        start_s=_ASSUMED_START if start_s is None else measured([start_s]),
-        regroup_s=measured(lasted.get("regroup", ())),
-    )
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Deviation of the values' logarithms, at most 2; 0 of fewer than two."""
-    logs = [math.log(value) for value in values if value > 0]
-    return min(2.0, statistics.stdev(logs)) if len(logs) > 1 else 0.0
 
 
 def _market(question: MarketQuestion) -> SpotMarket:

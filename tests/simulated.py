@@ -38,6 +38,9 @@ def times_of(**seconds: float) -> WorkloadTimes:
         "weights": 2,
         "start": 10,
         "regroup": 1,
+        "driver": 0,
+        "opening": 0,
+        "loss": 0,
     }
     values = known | seconds
     return WorkloadTimes(**{name: ticks(value) for name, value in values.items()}, step_s=values["step"])

@@ -15,6 +15,7 @@ from flows import start
 from flows.cli.evaluations import evaluations, show_evaluation
 from flows.cli.listings import presets, runs
 from flows.cli.operating import down, reproduce, up
+from flows.cli.profile import profile
 from flows.cli.prompts import prompts
 from flows.cli.rebuild import rebuild
 from flows.cli.settings import preset_names, setting_names, settings, version_option
@@ -264,6 +265,7 @@ app.command(epilog="Example: spotlight runs --json")(runs)
 app.command(epilog="Example: spotlight presets")(presets)
 app.command(epilog="Example: spotlight settings sampling")(settings)
 app.command(epilog="Example: spotlight prompts geneval 50000 my-train.jsonl")(prompts)
+app.command(epilog="Example: spotlight profile glyphs-20261121-101500-a1b2 --out mine.json")(profile)
 app.command(epilog="Example: spotlight what-if --preset qwen-image-geneval-512 --reserved 4 --spot 8")(
     what_if
 )

@@ -58,11 +58,13 @@ class Flight:
         lease: of one batch.
         since: when it was granted.
         end: when the batch is finished, or handed back at a notice.
+        halted: when its instance went; None as long as it works.
     """
 
     lease: Lease[int]
     since: int
     end: Event
+    halted: int | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +74,11 @@ class SimulatedDevice:
     Attributes:
         name: unlike any other.
         market: how it is rented.
+        came: when its process began.
         trains: whether it is one of the trainers.
         loading: when it will have loaded its model; None once it has.
+        joined: it is one of the fleet's devices: from then on, its loading is on the bill.
+        known_gone: when the run can know that its instance has gone; None as long as that is there.
         holds: version of its weights.
         coming: when it will hold the phase's weights.
         noticed: it is under a preemption notice.
@@ -83,8 +88,11 @@ class SimulatedDevice:
 
     name: str
     market: Market
+    came: int = 0
     trains: bool = False
     loading: Event | None = None
+    joined: bool = False
+    known_gone: int | None = None
     holds: WeightsVersion | None = None
     coming: Event | None = None
     noticed: bool = False
@@ -103,8 +111,12 @@ class PhaseOfDevices(Protocol):
         """A device is under a preemption notice."""
         ...
 
+    def on_gone(self, device: SimulatedDevice) -> None:
+        """A device does nothing any more; the run does not know it yet."""
+        ...
+
     def on_lost(self, device: SimulatedDevice) -> None:
-        """A device is gone; it is still on the time line."""
+        """The run knows that a device that had something to do is lost; it is still on the time line."""
         ...
 
 
@@ -116,7 +128,7 @@ class FleetCounts:
         joined: spot devices that loaded their model.
         notices: notices given.
         losses: spot devices that went.
-        changes: all of these, and devices that came.
+        changes: all of these, devices that came, and losses that became known.
     """
 
     joined: int = 0
@@ -126,16 +138,23 @@ class FleetCounts:
 
 
 class SimulatedFleet:
-    """Devices, and their states on the time line.
+    """Devices, and their states on the time line: booked as the fleet of a live run books them.
+
+    A device joins once it has loaded and a phase takes it in, and is paid for from the beginning of its
+    process. A lost one stays in the state that it was in, and is paid for, until the run knows of its loss:
+    where it has something to do, `loss` after its instance went; an idle one with the next phase.
 
     Args:
         loop: the clock.
         plan: what is rented.
         start: ticks from an instance's coming to a loaded worker.
         replay: when spot instances come, are warned and go; None for none.
+        loss: ticks from the loss of an instance to the failure of a call to its worker.
     """
 
-    def __init__(self, loop: EventLoop, plan: FleetPlan, start: int, replay: Replay | None = None) -> None:
+    def __init__(
+        self, loop: EventLoop, plan: FleetPlan, start: int, replay: Replay | None = None, loss: int = 0
+    ) -> None:
         self.timeline = Timeline()
         self.meter = PaidMeter()
         self.counts = FleetCounts()
@@ -144,7 +163,11 @@ class SimulatedFleet:
         self._plan = plan
         self._start = start
         self._replay = replay
+        self._loss = loss
         self._devices: dict[str, SimulatedDevice] = {}
+        self._on: dict[str, SimulatedDevice] = {}  # by instance
+        self._unused: list[str] = []  # instances that are there without a place for them
+        self._begun = 0
         for number in range(plan.reserved):
             self._add(f"reserved-{number}", "reserved", number < plan.trainers)
         self._await_trace()
@@ -163,25 +186,41 @@ class SimulatedFleet:
         """The devices that train."""
         return [device for device in self if device.trains]
 
-    def enter(self, device: SimulatedDevice, state: DeviceState) -> None:
-        """Book what a device does from now on."""
-        self.timeline.enter(device.name, state, self._loop.now)
+    def enter(self, device: SimulatedDevice, state: DeviceState, at: int | None = None) -> None:
+        """Book what a device does from now on, or from a later moment."""
+        self.timeline.enter(device.name, state, self._loop.now if at is None else at)
 
-    def _add(self, name: str, market: Market, trains: bool = False) -> None:
+    def take_in(self) -> None:
+        """A phase begins: those that have loaded join, and those that are known to be gone are lost."""
+        for device in list(self):
+            if device.loading is None and not device.joined:
+                self._register(device)
+            if device.known_gone is not None and device.known_gone <= self._loop.now:
+                self._remove(device)
+
+    def _add(self, name: str, market: Market, trains: bool = False) -> SimulatedDevice:
         now = self._loop.now
-        device = self._devices[name] = SimulatedDevice(name, market, trains)
-        self.timeline.add(name, market, self._plan.usd_per_hour(market), now)
-        self.meter.start(name, market, now)
-        device.loading = self._loop.at(now + self._start, partial(self._join, device))
+        device = self._devices[name] = SimulatedDevice(name, market, now, trains)
+        device.loading = self._loop.at(now + self._start, partial(self._on_loaded, device))
         self.counts.changes += 1
+        return device
 
-    def _join(self, device: SimulatedDevice) -> None:
+    def _on_loaded(self, device: SimulatedDevice) -> None:
         device.loading = None
         self.counts.changes += 1
         self.counts.joined += device.market == "spot"
-        self.enter(device, "idle")
         if self.phase is not None:
+            self._register(device)
             self.phase.on_joined(device)
+
+    def _register(self, device: SimulatedDevice) -> None:
+        self._start_paying(device)
+        self.enter(device, "idle")
+        device.joined = True
+
+    def _start_paying(self, device: SimulatedDevice) -> None:
+        self.timeline.add(device.name, device.market, self._plan.usd_per_hour(device.market), device.came)
+        self.meter.start(device.name, device.market, device.came)
 
     def _await_trace(self) -> None:
         """Put the trace's next moment on the clock."""
@@ -196,30 +235,59 @@ class SimulatedFleet:
         self._await_trace()
 
     def _take(self, step: ReplayStep) -> None:
-        """Do what the trace says of an instance; one that was not rented is ignored."""
-        device = self._devices.get(step.instance)
+        """Do what the trace says of an instance."""
+        device = self._on.get(step.instance)
         if step.kind == "add":
-            # An instance that is there, even under notice, fills a place.
-            if len(self._devices) < self._plan.reserved + self._plan.spot:
-                self._add(step.instance, "spot")
-        elif device is not None and step.kind == "notice":
+            self._unused.append(step.instance)
+            self._fill()
+        elif device is None:
+            if step.kind == "remove" and step.instance in self._unused:
+                self._unused.remove(step.instance)
+        elif step.kind == "notice":
             device.noticed = True
             self.counts.notices += 1
             self.counts.changes += 1
             if self.phase is not None:
                 self.phase.on_notice(device)
-        elif device is not None:
-            self._on_device_lost(device)
+            self._fill()
+        else:
+            del self._on[step.instance]
+            self._on_gone(device)
 
-    def _on_device_lost(self, device: SimulatedDevice) -> None:
+    def _fill(self) -> None:
+        """Workers begin on instances that are there, as many as there are places without one that stays."""
+        filled = sum(device.market == "spot" and not device.noticed for device in self)
+        while self._unused and filled < self._plan.spot:
+            instance = self._unused.pop(0)
+            self._on[instance] = self._add(f"spot-{self._begun}", "spot")
+            self._begun += 1
+            filled += 1
+
+    def _on_gone(self, device: SimulatedDevice) -> None:
+        """An instance is gone; the run learns of it where a call to its worker fails."""
         self.counts.losses += 1
         self.counts.changes += 1
-        for event in (device.loading, device.coming):
-            if event is not None:
-                event.cancel()
-        # First, so that the phase's other devices see the fleet without it.
-        del self._devices[device.name]
-        if self.phase is not None:
+        device.known_gone = self._loop.now + self._loss
+        if device.loading is not None:
+            device.loading.cancel()
+        if self.phase is not None and device.joined:
+            self.phase.on_gone(device)
+        self._loop.at(device.known_gone, partial(self._on_known, device))
+
+    def _on_known(self, device: SimulatedDevice) -> None:
+        self.counts.changes += 1
+        if device.loading is not None:
+            # It died while it loaded: what that cost is on the bill all the same.
+            self._start_paying(device)
+            self._remove(device)
+        elif self.phase is not None and (device.flight is not None or device.coming is not None):
+            # First, so that the phase's other devices see the fleet without it.
+            del self._devices[device.name]
             self.phase.on_lost(device)
+            self._remove(device)
+
+    def _remove(self, device: SimulatedDevice) -> None:
+        self._devices.pop(device.name, None)
         self.timeline.remove(device.name, self._loop.now)
         self.meter.stop(device.name, self._loop.now)
+        self._fill()

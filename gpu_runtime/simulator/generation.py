@@ -15,10 +15,10 @@ from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.commit_interval import steps_to_commit
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.simulator.fleet import Flight, SimulatedDevice, SimulatedFleet
 from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.virtual_time import EventLoop
+from gpu_runtime.simulator.virtual_time import Event, EventLoop
 from storage.database.records import DeviceState
 from storage.errors import SchedulingError
 
@@ -32,7 +32,8 @@ class PhaseWork:
         version: of the weights of all.
         batches: how many.
         steps: denoising steps of each.
-        images: of a batch.
+        size: images of a batch.
+        images: of all batches; the last one may not be full.
         commit_steps: `runtime.commit_steps`.
         beside_training: whether the trainers are busy otherwise.
         deadline: when the phase is over in any case, in ticks; None for when all is delivered.
@@ -42,6 +43,7 @@ class PhaseWork:
     version: WeightsVersion
     batches: int
     steps: int
+    size: int
     images: int
     commit_steps: int = 0
     beside_training: bool = False
@@ -57,6 +59,7 @@ class PhaseOutcome:
         lease: ticks that devices had the delivered batches.
         share: what was done of them under these leases, in batches.
         judged: images of drafts that were judged within the phase.
+        judging: ticks that scorers need for the last images once all are delivered.
         redone: denoising steps of batches that losses took with them.
     """
 
@@ -64,6 +67,7 @@ class PhaseOutcome:
     lease: int = 0
     share: float = 0.0
     judged: int = 0
+    judging: int = 0
     redone: int = 0
 
 
@@ -98,6 +102,7 @@ class GenerationPhase:
         self._scheduler = scheduler
         self._times = times
         self._work = work
+        self._step = times.step_of(work.kind)
         self._next = first
         self._last = first + work.batches
         self._gate = gate
@@ -108,6 +113,7 @@ class GenerationPhase:
         self._idle: dict[str, SimulatedDevice] = {}
         self._busy = 0
         self._scorers_free = loop.now
+        self._loaded_by = 0
 
     def run(self) -> PhaseOutcome:
         """Let it happen.
@@ -116,8 +122,14 @@ class GenerationPhase:
             SchedulingError: if no device is left, nor will come, while batches are.
         """
         self._fleet.phase = self
+        gone = [device for device in self._fleet if device.joined and device.known_gone is not None]
+        for device in gone:
+            self._call_in_vain(device)
+        # All wait until each one that the run counts on holds the weights, or is known to be lost.
+        self._loaded_by = max((device.known_gone or 0 for device in gone if device.coming), default=0)
         for device in list(self._fleet):
             self._take_in(device)
+        self._loaded_by = 0
         finished = self._loop.run_until(self._is_over, self._work.deadline)
         if not finished and self._work.deadline is None:
             raise SchedulingError(
@@ -136,26 +148,32 @@ class GenerationPhase:
         flight = device.flight
         if flight is None:
             return
-        done = -(-(self._loop.now - flight.since) // self._times.step)
+        done = -(-(self._loop.now - flight.since) // self._step)
         reached = flight.lease.step + done
         if reached < flight.lease.steps:  # what is being decoded is delivered
             flight.end.cancel()
-            at = flight.since + done * self._times.step
+            at = flight.since + done * self._step
             flight.end = self._loop.at(at, partial(self._hand_back, device, flight, reached))
 
-    def on_lost(self, device: SimulatedDevice) -> None:
-        """A device is gone: its batch goes on elsewhere from the last commit."""
+    def on_gone(self, device: SimulatedDevice) -> None:
+        """A device does nothing any more, but holds what it has until the run knows that it is lost."""
         self._idle.pop(device.name, None)
         if device.coming is not None:
-            self._busy -= 1
+            device.coming.cancel()
+        if device.flight is not None:
+            device.flight.end.cancel()
+            device.flight.halted = self._loop.now
+
+    def on_lost(self, device: SimulatedDevice) -> None:
+        """A device is lost: its batch goes on elsewhere from the last commit."""
+        self._busy -= 1
         flight = device.flight
         if flight is None:
             return
-        flight.end.cancel()
         device.flight = None
-        self._busy -= 1
         lease, now = flight.lease, self._loop.now
-        done = (now - flight.since) // self._times.step
+        assert flight.halted is not None, "a device is gone before it is lost"
+        done = (flight.halted - flight.since) // self._step
         # The last chunk ends with the images: it is delivered, not committed.
         chunks = min(done // self._chunk, (lease.steps - lease.step - 1) // self._chunk)
         committed = lease.step + chunks * self._chunk
@@ -164,13 +182,12 @@ class GenerationPhase:
         begun = min(lease.steps, committed + self._chunk)
         self._scheduler.on_worker_lost(device.name, dict.fromkeys(lease.requests, begun))
         self.outcome.redone += begun - committed
-        # What was done since the commit is lost with it.
-        since_commit = flight.since + (committed - lease.step) * self._times.step
-        self._fleet.timeline.enter(device.name, "lost", since_commit)
         self._wake()
 
     def _take_in(self, device: SimulatedDevice) -> None:
-        if device.loading is not None or device.noticed or (device.trains and self._work.beside_training):
+        if not device.joined or device.known_gone is not None or device.noticed:
+            return
+        if device.trains and self._work.beside_training:
             return
         now, behind = self._loop.now, device.holds != self._work.version
         if not behind and device.free_at <= now:
@@ -178,8 +195,18 @@ class GenerationPhase:
             return
         self._enter(device, "load" if behind else "idle")
         ready = max(now, device.free_at) + (self._times.weights if behind else 0)
+        ready = max(ready, self._loaded_by)
         self._busy += 1
         device.coming = self._loop.at(ready, partial(self._ready, device))
+
+    def _call_in_vain(self, device: SimulatedDevice) -> None:
+        """A device that is gone is asked to load the weights, as the run does not know of it yet."""
+        if device.holds == self._work.version or (device.trains and self._work.beside_training):
+            return
+        assert device.known_gone is not None, "it is gone"
+        self._enter(device, "load")
+        self._busy += 1
+        device.coming = Event(device.known_gone, lambda: None)
 
     def _ready(self, device: SimulatedDevice) -> None:
         self._busy -= 1
@@ -198,12 +225,13 @@ class GenerationPhase:
             return
         self._busy += 1
         self._enter(device, self._state)
-        at = now + (lease.steps - lease.step) * self._times.step + self._times.decode
+        at = now + (lease.steps - lease.step) * self._step + self._times.decode
         event = self._loop.at(at, partial(self._deliver, device))
         device.flight = Flight(lease, now, event)
 
     def _may_pull(self, device: SimulatedDevice) -> bool:
-        if device.noticed:
+        closed = self._work.deadline is not None and self._loop.now >= self._work.deadline
+        if device.noticed or closed:
             return False
         kind = self._work.kind
         if not self._scheduler.waiting(kind):
@@ -213,7 +241,7 @@ class GenerationPhase:
             self._scheduler.add((WorkItem(self._next, kind, self._work.steps, 0, self._work.version),))
             self._next += 1
         elapsed = self._loop.now - self._began
-        return self._gate is None or self._gate.may_begin(device.name, elapsed, float(self._work.images))
+        return self._gate is None or self._gate.may_begin(device.name, elapsed, float(self._work.size))
 
     def _deliver(self, device: SimulatedDevice) -> None:
         flight, now = device.flight, self._loop.now
@@ -225,15 +253,17 @@ class GenerationPhase:
         self.outcome.delivered += len(accepted)
         self.outcome.lease += now - flight.since
         self.outcome.share += (lease.steps - lease.step) / lease.steps
-        if self._drafts:
-            self._judge(now)
+        self._judge(lease, now)
         self._pull(device)
 
-    def _judge(self, now: int) -> None:
-        """Scorers take drafts in turn; what they have not judged at the deadline does not count."""
-        self._scorers_free = max(now, self._scorers_free) + self._work.images * self._times.score
-        if self._work.deadline is None or self._scorers_free <= self._work.deadline:
-            self.outcome.judged += self._work.images
+    def _judge(self, lease: Lease[int], now: int) -> None:
+        """Scorers take images in turn; drafts that they have not judged at the deadline do not count."""
+        work = self._work
+        is_last = lease.requests[0] == self._last - 1
+        images = work.images - (work.batches - 1) * work.size if is_last else work.size
+        self._scorers_free = max(now, self._scorers_free) + images * self._times.score
+        if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
+            self.outcome.judged += images
 
     def _hand_back(self, device: SimulatedDevice, flight: Flight, reached: int) -> None:
         """A device under notice gives its batch back, committed at the step that it has reached."""
@@ -265,6 +295,7 @@ class GenerationPhase:
         """What devices still do is not wanted any more; they are busy to the end of their chunk."""
         self._fleet.phase = None
         now = self._loop.now
+        self.outcome.judging = max(0, self._scorers_free - now)
         for device in self._fleet:
             if device.coming is not None:
                 device.coming.cancel()
@@ -272,12 +303,12 @@ class GenerationPhase:
             flight = device.flight
             if flight is not None:
                 flight.end.cancel()
-                chunk = self._chunk * self._times.step
+                chunk = self._chunk * self._step
                 begun = max(1, -(-(now - flight.since) // chunk))
                 device.free_at = min(flight.end.at, flight.since + begun * chunk)
                 device.flight = None
                 self._scheduler.drop(flight.lease.requests)
-            if device.loading is None and not (device.trains and self._work.beside_training):
+            if device.joined and not (device.trains and self._work.beside_training):
                 self._enter(device, "idle")
         self._scheduler.drop_waiting(self._work.kind)
 
@@ -300,7 +331,7 @@ def devices_alike(
         (
             max(0, device.free_at - now),
             device.holds == work.version,
-            device.noticed or device.loading is not None,
+            device.noticed or not device.joined or device.known_gone is not None,
             device.trains,
         )
         for device in devices

@@ -16,12 +16,16 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.virtual_time import ticks
 from storage.errors import ConfigurationError
 from storage.text import read_text_file
 
 Evidence = Literal["measured", "published", "modelled"]
 """`measured` on the device that is named, `published` in the document that is named, or `modelled`."""
+
+_REQUIRED = ("step", "decode_s", "score_s", "train_sample_s", "weights_s", "start_s", "regroup_s")
+_OPTIONAL = ("evaluation", "driver_s", "opening_s", "loss_s")
 
 
 class _Part(BaseModel):
@@ -100,6 +104,18 @@ class Profile(_Part):
     regroup_s: Quantity
     """Devices forming a group that shares samples."""
 
+    evaluation: Quantity = Quantity(value=1.0, source="taken as a rollout's")
+    """A denoising step of an evaluation, over one of a rollout."""
+
+    driver_s: Quantity = Quantity(value=0.0, source="left out")
+    """What an iteration takes beside rollout, reward and training steps: records, publishing the weights."""
+
+    opening_s: Quantity = Quantity(value=0.0, source="left out")
+    """From loaded devices to the first phase of a run: its scorers, its tracking."""
+
+    loss_s: Quantity = Quantity(value=0.0, source="left out")
+    """From the loss of an instance to the failure of a call to its worker."""
+
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         known = [(step.batch, step.degree) for step in self.steps]
@@ -156,6 +172,8 @@ class Profile(_Part):
         step_s = self.step_s(batch) * (value(self.step) / self.step.value)
         decode_s, score_s, train_s = map(value, (self.decode_s, self.score_s, self.train_sample_s))
         weights_s, start_s, regroup_s = map(value, (self.weights_s, self.start_s, self.regroup_s))
+        driver_s, opening_s, loss_s = map(value, (self.driver_s, self.opening_s, self.loss_s))
+        evaluation = value(self.evaluation)
         return WorkloadTimes(
             step=max(1, ticks(step_s)),
             decode=ticks(batch * decode_s),
@@ -164,6 +182,10 @@ class Profile(_Part):
             weights=ticks(weights_s),
             start=ticks(start_s),
             regroup=ticks(regroup_s),
+            driver=ticks(driver_s),
+            opening=ticks(opening_s),
+            loss=ticks(loss_s),
+            evaluation_step=max(1, ticks(step_s * evaluation)),
             step_s=step_s,
         )
 
@@ -171,10 +193,15 @@ class Profile(_Part):
     def evidence(self) -> Mapping[Evidence, tuple[str, ...]]:
         """The names of its quantities by where they come from."""
         found: dict[Evidence, tuple[str, ...]] = {}
-        for name in ("step", "decode_s", "score_s", "train_sample_s", "weights_s", "start_s", "regroup_s"):
-            quantity: Quantity = getattr(self, name)
+        for name, quantity in self.quantities.items():
             found[quantity.evidence] = (*found.get(quantity.evidence, ()), name)
         return found
+
+    @property
+    def quantities(self) -> dict[str, Quantity]:
+        """Its quantities by name; the optional ones only where they were given."""
+        given = {name: getattr(self, name) for name in (*_REQUIRED, *_OPTIONAL)}
+        return {name: found for name, found in given.items() if name in self.model_fields_set}
 
 
 @dataclass(frozen=True)
@@ -189,6 +216,10 @@ class WorkloadTimes:
         weights: a device takes new weights.
         start: from an instance's coming to a loaded worker.
         regroup: a group forms.
+        driver: an iteration's end, beside its phases.
+        opening: from loaded devices to the first phase.
+        loss: from a loss to the moment when the run can know of it.
+        evaluation_step: a denoising step of an evaluation's batch; 0 for that of a rollout's.
         step_s: `step` in seconds, by which commits are planned.
     """
 
@@ -200,6 +231,14 @@ class WorkloadTimes:
     start: int
     regroup: int
     step_s: float
+    driver: int = 0
+    opening: int = 0
+    loss: int = 0
+    evaluation_step: int = 0
+
+    def step_of(self, kind: RequestKind) -> int:
+        """Ticks of a denoising step of a batch of a kind."""
+        return self.evaluation_step or self.step if kind is RequestKind.EVALUATE else self.step
 
 
 def read_profile(path: Path) -> Profile:

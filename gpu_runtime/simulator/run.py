@@ -7,9 +7,10 @@ with, not on the time: one that no event of the trace disturbs is worked out onc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
@@ -22,6 +23,8 @@ from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
 from storage.database.records import DeviceState, Market, StateInterval
+
+SimulatedPhase = Literal["draft", "rollout", "reward", "train", "driver", "evaluate"]
 
 _NEVER = 2**62
 """Ticks; no lease expires here, since no simulated device hangs."""
@@ -49,10 +52,12 @@ class SimulatedRun:
 
     Attributes:
         wall: ticks from its beginning to its end.
+        phases: ticks of all iterations by phase; evaluations are one of them.
         iterations: ticks of each iteration, evaluations not included.
         spent: ticks by market and state, over all devices.
         paid: ticks by market, metered apart from the states.
         usd_per_hour: price of a device by market.
+        step: ticks of a batch's denoising step.
         drafts: made and judged in time.
         batches: rolled out.
         redone: denoising steps of batches that losses took with them.
@@ -63,7 +68,9 @@ class SimulatedRun:
     """
 
     usd_per_hour: dict[Market, float]
+    step: int
     wall: int = 0
+    phases: Counter[SimulatedPhase] = field(default_factory=Counter)
     iterations: list[int] = field(default_factory=list)
     spent: Counter[tuple[Market, DeviceState]] = field(default_factory=Counter)
     paid: Counter[Market] = field(default_factory=Counter)
@@ -95,10 +102,20 @@ class SimulatedRun:
         whole = sum(of.values())
         return sum(value for key, value in of.items() if key[1] == state) / whole if whole else 0.0
 
+    @property
+    def redone_share(self) -> float:
+        """Share of the paid time that went into steps which losses took with them; at most.
+
+        No state of its own: as in the ledger of a live run, it is in that which the device was in.
+        """
+        paid = sum(self.paid.values())
+        return self.redone * self.step / paid if paid else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; whole numbers are ticks."""
         return {
             "wall": self.wall,
+            "phases": {phase: self.phases[phase] for phase in sorted(self.phases)},
             "iterations": self.iterations,
             "spent": {f"{market}/{state}": self.spent[market, state] for market, state in sorted(self.spent)},
             "paid": dict(sorted(self.paid.items())),
@@ -151,7 +168,7 @@ class Simulation:
         self._plan = plan
         self._times = times
         self._loop = EventLoop()
-        self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay)
+        self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss)
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
         self._next_batch = 0
@@ -159,7 +176,8 @@ class Simulation:
         self._keeps_intervals = keeps_intervals
         self._calm: dict[Hashable, _Calm] = {}
         markets: tuple[Market, ...] = ("reserved", "spot")
-        self._run = SimulatedRun({market: plan.fleet.usd_per_hour(market) for market in markets})
+        prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
+        self._run = SimulatedRun(prices, times.step)
 
     def run(self, on_iteration: Callable[[int], None] = lambda iteration: None) -> SimulatedRun:
         """Do it all.
@@ -169,18 +187,12 @@ class Simulation:
         """
         config, run, loop = self._config, self._run, self._loop
         loop.run_until(lambda: self._fleet.reserved_loaded)
+        self._fleet.take_in()
+        self._pass(self._times.opening)
         self._evaluate(0)
         for iteration in range(1, config.iterations + 1):
             began = loop.now
-            version = WeightsVersion(iteration - 1)
-            if self._plan.timing is DraftTiming.BEFORE_ROLLOUT:
-                self._draft_on_all(version)
-            batches = self._batches(config.algorithm.prompts_per_iteration * config.algorithm.group_size)
-            self._generate(self._work(RequestKind.ROLLOUT, version, batches, config.sampling.rollout_steps))
-            run.batches += batches
-            samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
-            self._pass(samples * self._times.score)
-            self._train(version, samples * self._times.train_sample, iteration < config.iterations)
+            self._iterate(WeightsVersion(iteration - 1), iteration < config.iterations)
             run.iterations.append(loop.now - began)
             self._account()
             every = config.evaluation.every
@@ -194,46 +206,71 @@ class Simulation:
         run.returned = self._scheduler.counters.returned
         return run
 
-    def _batches(self, images: int) -> int:
-        return -(-images // self._config.sampling.batch_size)
+    def _iterate(self, version: WeightsVersion, more: bool) -> None:
+        """One iteration; drafts beside reward and training where another one follows."""
+        config, run = self._config, self._run
+        if self._plan.timing is DraftTiming.BEFORE_ROLLOUT:
+            with self._timed("draft"):
+                self._draft_on_all(version)
+        samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+        work = self._work(RequestKind.ROLLOUT, version, samples, config.sampling.rollout_steps)
+        with self._timed("rollout"):
+            judging = self._generate(work).judging
+        run.batches += work.batches
+        training = samples * self._times.train_sample
+        run.phases["reward"] += judging
+        run.phases["train"] += training
+        self._train(version, judging, training, more)
+        with self._timed("driver"):
+            self._pass(self._times.driver)
 
-    def _work(self, kind: RequestKind, version: WeightsVersion, batches: int, steps: int) -> PhaseWork:
+    @contextmanager
+    def _timed(self, phase: SimulatedPhase) -> Iterator[None]:
+        began = self._loop.now
+        yield
+        self._run.phases[phase] += self._loop.now - began
+
+    def _work(self, kind: RequestKind, version: WeightsVersion, images: int, steps: int) -> PhaseWork:
         size, commit_steps = self._config.sampling.batch_size, self._config.runtime.commit_steps
-        return PhaseWork(kind, version, batches, steps, size, commit_steps)
+        return PhaseWork(kind, version, -(-images // size), steps, size, images, commit_steps)
 
     def _evaluate(self, iteration: int) -> None:
         settings = self._config.evaluation
         images = settings.prompts * settings.images_per_prompt
         averaged = self._config.optimizer.ema_decay > 0 and iteration > 0
         version = WeightsVersion(iteration, averaged)
-        steps = self._config.sampling.evaluate_steps
-        self._generate(self._work(RequestKind.EVALUATE, version, self._batches(images), steps))
-        self._pass(images * self._times.score)
+        work = self._work(RequestKind.EVALUATE, version, images, self._config.sampling.evaluate_steps)
+        with self._timed("evaluate"):
+            self._pass(self._generate(work).judging)
         self._account()
 
     def _pass(self, length: int) -> None:
         """Nothing is generated for a while."""
         self._loop.run_until(lambda: False, self._loop.now + length)
 
-    def _train(self, version: WeightsVersion, length: int, more: bool) -> None:
-        """Training steps; drafts beside them where another iteration follows."""
+    def _train(self, version: WeightsVersion, judging: int, length: int, more: bool) -> None:
+        """Training steps once the last images are judged; drafts beside both, where there is more to do."""
         began = self._loop.now
+        closes = began + judging + length
         for device in self._fleet.trainers:
-            self._fleet.enter(device, "train")
+            self._fleet.enter(device, "train", began + judging)
         if more and self._plan.timing is DraftTiming.TRAINING_WINDOW:
-            self._draft_in_window(version, began + length)
-        self._pass(began + length - self._loop.now)
+            self._draft_in_window(version, closes)
+        self._pass(closes - self._loop.now)
         for device in self._fleet.trainers:
             self._fleet.enter(device, "idle")
 
     def _draft_in_window(self, version: WeightsVersion, closes: int) -> None:
         began = self._loop.now
-        drafters = sum(d.loading is None and not d.noticed and not d.trains for d in self._fleet)
+        self._fleet.take_in()
+        drafters = sum(
+            d.joined and not d.noticed and not d.trains and d.known_gone is None for d in self._fleet
+        )
         budget = self._budget(drafters)
         size = self._config.sampling.batch_size
         if drafters and budget >= size:
             steps = self._config.sampling.rollout_steps
-            work = self._work(RequestKind.EXPLORE, version, int(budget // size), steps)
+            work = self._work(RequestKind.EXPLORE, version, int(budget // size) * size, steps)
             work = replace(work, beside_training=True, deadline=closes)
             outcome = self._generate(work, DraftGate(self._forecast.fits))
             self._forecast.add_drafts(outcome.lease, outcome.share * size)
@@ -256,16 +293,13 @@ class Simulation:
 
     def _draft_on_all(self, version: WeightsVersion) -> None:
         """Drafts with the rollout's own weights, on all devices; their judging ends before the rollout."""
-        batches = self._batches(round(min(self._plan.drafts or self._candidates, self._candidates)))
-        work = self._work(RequestKind.EXPLORE, version, batches, self._config.sampling.rollout_steps)
-        began = self._loop.now
-        outcome = self._generate(work)
-        # Scorers work beside the devices; what they lag behind, all wait for.
-        judging = outcome.judged * self._times.score
-        self._pass(max(0, began + judging - self._loop.now))
+        drafts = round(min(self._plan.drafts or self._candidates, self._candidates))
+        work = self._work(RequestKind.EXPLORE, version, drafts, self._config.sampling.rollout_steps)
+        self._pass(self._generate(work).judging)
 
     def _generate(self, work: PhaseWork, gate: DraftGate | None = None) -> PhaseOutcome:
         """Do a phase, or repeat it as it was where nothing can disturb it."""
+        self._fleet.take_in()
         loop, devices = self._loop, list(self._fleet)
         began, changes = loop.now, self._fleet.counts.changes
         key = self._key(work, gate)

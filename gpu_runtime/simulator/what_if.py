@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.policies import POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.profile import Profile, WorkloadTimes
@@ -105,7 +106,7 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
     shares = {
         "idle_share": [run.share("idle") for run in runs],
         "spot_idle_share": [run.share("idle", "spot") for run in runs],
-        "lost_share": [run.share("lost") for run in runs],
+        "redone_share": [run.redone_share for run in runs],
     }
     values = {
         "wall_s": [run.wall_s for run in runs],
@@ -158,18 +159,28 @@ def undisturbed(config: RunConfig, times: WorkloadTimes, devices: int) -> int:
     """
     sampling, algorithm, evaluation = config.sampling, config.algorithm, config.evaluation
 
-    def generate(images: int, steps: int) -> int:
-        batches = -(-images // sampling.batch_size)
-        turns = -(-batches // devices)
-        return times.weights + turns * (steps * times.step + times.decode) + images * times.score
+    def generate(images: int, steps: int, step: int) -> int:
+        size = sampling.batch_size
+        batches = -(-images // size)
+        turns, turn = -(-batches // devices), steps * step + times.decode
+        # Scorers take a turn's images as it ends: the first turn whose images wait is the first or one of the
+        # last two, since all turns but the last bring as much.
+        judged = max(
+            (ended * turn + (images - (ended - 1) * devices * size) * times.score)
+            for ended in {1, max(1, turns - 1), turns}
+        )
+        return times.weights + judged
 
     samples = algorithm.prompts_per_iteration * algorithm.group_size
-    iteration = generate(samples, sampling.rollout_steps) + samples * times.train_sample
+    rollout = generate(samples, sampling.rollout_steps, times.step)
+    iteration = rollout + samples * times.train_sample + times.driver
     every = evaluation.every
     evaluations = 1 + (config.iterations // every + bool(config.iterations % every) if every else 1)
     # An evaluation of the weights that the next rollout has: they are taken once.
     shared = 1 if config.optimizer.ema_decay > 0 else evaluations - 1
-    whole = times.start + config.iterations * iteration - shared * times.weights
+    whole = times.start + times.opening + config.iterations * iteration - shared * times.weights
     return whole + evaluations * generate(
-        evaluation.prompts * evaluation.images_per_prompt, sampling.evaluate_steps
+        evaluation.prompts * evaluation.images_per_prompt,
+        sampling.evaluate_steps,
+        times.step_of(RequestKind.EVALUATE),
     )

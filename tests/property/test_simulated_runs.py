@@ -35,14 +35,16 @@ def rough_trace(spot: int, seed: int) -> Trace:
     timing=TIMINGS,
     notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
     step=SECONDS,
+    loss=st.sampled_from([0.0, 0.7, 20.0]),
 )
 def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_bytes(
-    reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float
-):
+    reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float,
+    loss: float,
+):  # fmt: skip
     config, trace = small_config(), rough_trace(spot, seed)
     runs = [
         simulated(
-            config, reserved, spot, trace, timing, notice_s, times_of(step=step),
+            config, reserved, spot, trace, timing, notice_s, times_of(step=step, loss=loss),
             repeats=repeats, keeps_intervals=True,
         )
         for repeats in (True, False)
@@ -68,7 +70,7 @@ def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_byte
     every=st.integers(0, 3),
     iterations=st.integers(1, 4),
     ema=st.sampled_from([0.0, 0.9]),
-    seconds=st.tuples(SECONDS, SECONDS, SECONDS, SECONDS, SECONDS),
+    seconds=st.tuples(*[SECONDS] * 7),
 )
 def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
     devices: int,
@@ -76,10 +78,18 @@ def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
     every: int,
     iterations: int,
     ema: float,
-    seconds: tuple[float, float, float, float, float],
+    seconds: tuple[float, ...],
 ):
-    step, decode, score, train, weights = seconds
-    times = times_of(step=step, decode=decode, score=score, train_sample=train, weights=weights)
+    step, decode, score, train, weights, driver, evaluation = seconds
+    times = times_of(
+        step=step,
+        decode=decode,
+        score=score,
+        train_sample=train,
+        weights=weights,
+        driver=driver,
+        evaluation_step=evaluation,
+    )
     config = small_config(iterations, prompts, every, optimizer={"ema_decay": ema})
     run = simulated(config, devices, times=times)
     assert run.wall == undisturbed(config, times, devices)

@@ -1,7 +1,8 @@
 """Simulated runs whose times are worked by hand.
 
 Four prompts of four samples in batches of four: four batches of five steps, a second each, and one to
-decode. Judging takes a quarter of a second an image, training one a sample, weights two, a start ten.
+decode. Judging takes a quarter of a second an image, beside the devices; training one a sample, weights two,
+a start ten.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError
-from tests.simulated import simulated, small_config
+from tests.simulated import simulated, small_config, times_of
 
 ONE = small_config(iterations=1)
 STAYS = Trace((TraceEvent(0.0, "add", "s"),), 1000.0)
@@ -26,44 +27,89 @@ def goes(at_s: float) -> Trace:
 
 def test_one_device_does_all_in_turn():
     run = simulated(ONE, 1)
-    # Start 10; evaluation 2 + 8 + 1; rollout 24 with the same weights; reward 4; training 16; evaluation 11.
-    assert run.wall_s == 10 + 11 + 24 + 4 + 16 + 11
-    assert run.usd == pytest.approx(76 * 10.0 / 3600)
+    # Start 10; evaluation 2 + 8 + 1; rollout 24 with the same weights; the last batch is judged in 1;
+    # training 16; evaluation 11.
+    assert run.wall_s == 10 + 11 + 24 + 1 + 16 + 11
+    assert run.usd == pytest.approx(73 * 10.0 / 3600)
     assert {state: time / TICKS_PER_S for (_, state), time in run.spent.items()} == {
-        "load": 10 + 2 + 2, "rollout": 8 + 24 + 8, "train": 16, "idle": 1 + 4 + 1,
+        "load": 10 + 2 + 2, "rollout": 8 + 24 + 8, "train": 16, "idle": 1 + 1 + 1,
+    }  # fmt: skip
+    assert {phase: time / TICKS_PER_S for phase, time in run.phases.items()} == {
+        "rollout": 24, "reward": 1, "train": 16, "driver": 0, "evaluate": 11 + 11,
     }  # fmt: skip
 
 
 def test_two_devices_halve_the_rollout_and_the_spot_one_is_cheaper():
     run = simulated(ONE, 1, 1, STAYS)
-    assert run.wall_s == 10 + 11 + 12 + 4 + 16 + 11
-    assert run.usd == pytest.approx(64 * 10.0 / 3600 + 64 * 2.5 / 3600)
+    # Both deliver at the same time: their two batches are judged in 2.
+    assert run.wall_s == 10 + 11 + 12 + 2 + 16 + 11
+    assert run.usd == pytest.approx(62 * 10.0 / 3600 + 62 * 2.5 / 3600)
     assert (run.joined, run.losses) == (1, 0)
-    assert run.share("rollout", "spot") == pytest.approx(12 / 64)
+    assert run.share("rollout", "spot") == pytest.approx(12 / 62)
 
 
 def test_a_lost_device_s_batch_goes_on_from_its_commit():
     # The rollout begins at 21. At 24.5 the spot device has done three steps; two are committed at 23.
     run = simulated(ONE, 1, 1, goes(24.5))
-    assert run.spent["spot", "lost"] == 1.5 * TICKS_PER_S
+    # As in the ledger of a live run, no state is of its own: it was rolling out.
+    assert run.spent["spot", "rollout"] == 3.5 * TICKS_PER_S
+    assert ("spot", "lost") not in run.spent
     # The reserved device ends its batch at 27, the three steps that are left at 31, the two others at 43.
-    assert run.wall_s == 43 + 4 + 16 + 11
+    assert run.wall_s == 43 + 1 + 16 + 11
     assert (run.losses, run.returned, run.redone) == (1, 1, 2)
     assert run.paid["spot"] == 24.5 * TICKS_PER_S
 
 
 def test_under_notice_a_device_stops_at_the_next_step_and_loses_nothing():
     run = simulated(ONE, 1, 1, goes(24.5), notice_s=2.2)  # at 22.3: the second step ends at 23
-    assert run.wall_s == 43 + 4 + 16 + 11
+    assert run.wall_s == 43 + 1 + 16 + 11
     assert (run.notices, run.losses, run.returned, run.redone) == (1, 1, 1, 0)
-    assert ("spot", "lost") not in run.spent
 
 
 def test_a_newcomer_loads_takes_the_weights_and_pulls_in_the_midst_of_a_rollout():
     run = simulated(ONE, 1, 1, Trace((TraceEvent(13.0, "add", "s"),), 1000.0))
     # Loaded at 23, it holds the weights at 25; both do two batches, it ends the last at 37.
-    assert run.wall_s == 37 + 4 + 16 + 11
+    assert run.wall_s == 37 + 1 + 16 + 11
     assert run.paid["spot"] == (run.wall - 13 * TICKS_PER_S)
+
+
+def test_a_loss_is_known_later_and_the_device_is_paid_for_until_then():
+    run = simulated(ONE, 1, 1, goes(24.5), times=times_of(loss=4))
+    # Its batch, committed at 23, waits until 28.5: the reserved device begins another one at 27, and goes on
+    # with it at 33 for three steps.
+    assert run.wall_s == 43 + 1 + 16 + 11
+    assert run.spent["spot", "rollout"] == 7.5 * TICKS_PER_S
+    assert run.paid["spot"] == 28.5 * TICKS_PER_S
+
+
+def test_the_loss_of_an_idle_device_is_known_with_the_next_phase():
+    config = small_config(iterations=2)
+    # The training of the first iteration is from 35 to 51; the second one begins with loading weights.
+    run = simulated(config, 1, 1, goes(40.0))
+    assert run.paid["spot"] == 51 * TICKS_PER_S
+
+
+def test_an_instance_that_finds_no_place_takes_the_next_one_that_is_free():
+    events = (TraceEvent(0.0, "add", "s"), TraceEvent(0.0, "add", "t"), TraceEvent(24.5, "remove", "s"))
+    run = simulated(ONE, 1, 1, Trace(events, 1000.0))
+    # Its worker begins at 24.5 and holds the weights at 36.5. The reserved device, at work until 37, then
+    # has one batch left to begin; the other one ends it at 42.5.
+    assert run.joined == 2
+    assert run.wall_s == 42.5 + 1 + 16 + 11
+
+
+def test_what_died_while_it_loaded_is_paid_for_and_what_loads_at_the_end_is_not():
+    dies = Trace((TraceEvent(20.0, "add", "s"), TraceEvent(25.0, "remove", "s")), 1000.0)
+    assert simulated(ONE, 1, 1, dies).paid["spot"] == 5 * TICKS_PER_S
+    late = Trace((TraceEvent(70.0, "add", "s"),), 1000.0)
+    assert simulated(ONE, 1, 1, late).paid["spot"] == 0
+
+
+def test_the_driver_s_own_time_is_idle():
+    run = simulated(ONE, 1, times=times_of(driver=3, opening=5))
+    assert run.wall_s == 73 + 3 + 5
+    assert run.iterations == [(24 + 1 + 16 + 3) * TICKS_PER_S]
+    assert run.spent["reserved", "idle"] == (1 + 1 + 1 + 3 + 5) * TICKS_PER_S
 
 
 def test_a_place_is_filled_once():
@@ -75,19 +121,20 @@ def test_drafts_fill_the_training_window_and_do_not_lengthen_the_run():
     config = small_config(iterations=2)
     plain = simulated(config, 1, 1, STAYS)
     stale = simulated(config, 1, 1, STAYS, DraftTiming.TRAINING_WINDOW)
-    # 16 s hold two batches of drafts and the first steps of a third, which are dropped; there is one window.
+    # 2 s of judging and 16 of training hold three batches of drafts; the third is not judged in time. There
+    # is one window.
     assert stale.drafts == 8
     assert stale.wall == plain.wall
-    assert stale.spent["spot", "explore"] == 16 * TICKS_PER_S
+    assert stale.spent["spot", "explore"] == 18 * TICKS_PER_S
     assert plain.drafts == 0 and ("spot", "explore") not in plain.spent
 
 
 def test_drafts_on_the_critical_path_lengthen_it():
     config = small_config(iterations=1, exploration={"candidates": 2})
     run = simulated(config, 1, 1, STAYS, DraftTiming.BEFORE_ROLLOUT)
-    # Eight drafts in two batches: 6 s on two devices; the scorers take 2 s, beside them.
+    # Eight drafts in two batches: 6 s on two devices, and 2 of judging.
     assert run.drafts == 8
-    assert run.wall_s == 64 + 6
+    assert run.wall_s == 62 + 8
 
 
 def test_a_fleet_that_cannot_train_is_refused():

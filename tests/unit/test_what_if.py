@@ -20,7 +20,8 @@ from storage.config.loading import load_config
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
-from tasks.what_if import PROFILES, find_profile, model_key, recorded_profile
+from tasks.recorded_profile import _score_s, model_key, recorded_profile
+from tasks.what_if import PROFILES, find_profile
 from tests.sample_run import write_sample_run
 from tests.simulated import small_config, small_profile
 
@@ -147,6 +148,32 @@ def test_a_profile_from_a_recorded_run(tmp_path: Path):
     copy = tmp_path / "copy.json"
     copy.write_text(profile.model_dump_json())
     assert read_profile(copy) == profile
+
+
+def test_the_profile_of_several_runs_is_written_to_a_file(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    for run_id in ("one", "two"):
+        write_sample_run(RunStore(home), run_id, iterations=4)
+    out = tmp_path / "mine.json"
+    arguments = ["profile", "one", "two", "--out", str(out)]
+    result = CliRunner().invoke(
+        app, arguments, catch_exceptions=False, env={"SPOTLIGHT_HOME": str(tmp_path), "COLUMNS": "160"}
+    )
+    assert result.exit_code == 0 and str(out) in result.stdout
+    profile = read_profile(out)
+    assert profile == recorded_profile(home, "one", "two")
+    assert profile.train_sample_s.value == pytest.approx(7 / 256)
+    assert "2 runs: one, two" in profile.step.source
+
+
+def test_the_wait_for_the_last_scores_says_what_a_score_takes():
+    # 256 samples on one reserved and two spot devices: 16 batches in 6 turns, the last of one batch.
+    config = load_config("glyphs", ["runtime.scorer_workers=2"], {})
+    (keeps_up,) = _score_s(config, 256, rollout_s=12.0, reward_s=0.4)
+    assert keeps_up == pytest.approx(0.4 * 2 / 16)
+    # Behind from the first turn on: all images take from 2 s to 12 + 3 s.
+    (lags,) = _score_s(config, 256, rollout_s=12.0, reward_s=3.0)
+    assert lags == pytest.approx(13.0 * 2 / 256)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from gpu_runtime.cluster.ray.local_instances import LocalInstances
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
+from gpu_runtime.spot.traces.trace import TraceEvent
+from storage.clock import now
 
 
 @dataclass
@@ -18,12 +20,14 @@ class Replayed:
         added: when instances had come, in seconds from its beginning.
         removed: when instances were removed, likewise.
         warned: notices given.
+        happened: instances that had come and went, with their names, at the same times.
         failure: why it ended early; None where it did not.
     """
 
     added: list[float] = field(default_factory=list)
     removed: list[float] = field(default_factory=list)
     warned: int = 0
+    happened: list[TraceEvent] = field(default_factory=list)
     failure: BaseException | None = None
 
 
@@ -37,6 +41,8 @@ class TraceReplay:
 
     def __init__(self, replay: Replay, instances: LocalInstances) -> None:
         self.done = Replayed()
+        self.began_at: float | None = None
+        """Unix seconds; None before `start`."""
         self._replay = replay
         self._instances = instances
         self._stopped = threading.Event()
@@ -55,6 +61,7 @@ class TraceReplay:
     def start(self) -> None:
         """Time begins to pass, unless it does already."""
         if self._thread.ident is None:
+            self.began_at = now()
             self._thread.start()
 
     def stop(self) -> None:
@@ -86,9 +93,11 @@ class TraceReplay:
         if step.kind == "add":
             self._instances.add(step.instance)
             self.done.added.append(time.monotonic() - began)
+            self.done.happened.append(TraceEvent(self.done.added[-1], "add", step.instance))
         elif step.kind == "notice":
             self._instances.warn(step.instance)
             self.done.warned += 1
         else:
             self._instances.remove(step.instance)
             self.done.removed.append(time.monotonic() - began)
+            self.done.happened.append(TraceEvent(self.done.removed[-1], "remove", step.instance))

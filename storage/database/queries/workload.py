@@ -1,6 +1,7 @@
-"""What a recorded run says of its workload: device time and samples of each iteration, starts and loads.
+"""What a recorded run says of its workload: time and samples of each iteration, starts, loads, evaluations.
 
-Like storage/database/queries/runs.py: each function takes an open connection and gives a pandas frame.
+Like storage/database/queries/runs.py: each function takes an open connection and gives a pandas frame, or a
+list of seconds.
 """
 
 from __future__ import annotations
@@ -8,25 +9,50 @@ from __future__ import annotations
 import duckdb
 import pandas as pd
 
+_PHASES = ("rollout_s", "reward_s", "explore_s", "redraft_s", "iteration_s")
+
+# Devices begin with the loading of their model; what follows is numbered from 2.
+_NUMBERED = """
+    SELECT *, row_number() OVER (PARTITION BY worker ORDER BY started_at) AS number
+    FROM worker_states WHERE run_id = $run
+"""
+
 
 def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """The kept iterations in order.
 
-    Columns: iteration, samples (rolled out), rollout_device_s, train_device_s, reward_s (of the phase; NaN
-    where it was not recorded).
+    Columns: iteration, samples (rolled out), rollout_device_s, train_device_s, and the seconds of the phases
+    rollout_s, reward_s, explore_s, redraft_s and iteration_s (NaN where not recorded).
     """
+    metrics = ", ".join(f"max(value) FILTER (name = '{name}') AS {name}" for name in _PHASES)
     return connection.execute(
-        """
+        f"""
         WITH own AS (SELECT * FROM costs WHERE run_id = $run AND phase = 'iteration'),
         done AS (
             SELECT iteration, count(*) AS samples FROM samples WHERE run_id = $run GROUP BY iteration
+        ),
+        timed AS (
+            SELECT iteration, {metrics} FROM iteration_metrics WHERE run_id = $run GROUP BY iteration
         )
         SELECT iteration, samples,
             coalesce(sum(device_s) FILTER (state = 'rollout'), 0) AS rollout_device_s,
             coalesce(sum(device_s) FILTER (state = 'train'), 0) AS train_device_s,
-            (SELECT value FROM iteration_metrics m
-                WHERE m.run_id = $run AND m.iteration = own.iteration AND name = 'reward_s') AS reward_s
-        FROM own JOIN done USING (iteration) GROUP BY iteration, samples ORDER BY iteration
+            {", ".join(f"any_value({name}) AS {name}" for name in _PHASES)}
+        FROM own JOIN done USING (iteration) LEFT JOIN timed USING (iteration)
+        GROUP BY iteration, samples ORDER BY iteration
+        """,
+        {"run": run_id},
+    ).df()
+
+
+def evaluation_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """The evaluations in order. Columns: iteration, images, rollout_device_s."""
+    return connection.execute(
+        """
+        SELECT iteration, (SELECT count(*) FROM evaluation_images i
+                WHERE i.run_id = $run AND i.iteration = c.iteration) AS images,
+            sum(device_s) FILTER (state = 'rollout') AS rollout_device_s
+        FROM costs c WHERE run_id = $run AND phase = 'evaluation' GROUP BY iteration ORDER BY iteration
         """,
         {"run": run_id},
     ).df()
@@ -35,21 +61,48 @@ def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Dat
 def changes_of_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """How long devices loaded weights and formed groups, a row each time. Columns: state, lasted_s.
 
-    The first iteration's are left out: its loading is that of the start.
+    The first iteration's are left out: its weights are those that devices begin with.
     """
     return connection.execute(
-        "SELECT state, ended_at - started_at AS lasted_s FROM worker_states WHERE run_id = ? "
-        "AND phase = 'iteration' AND iteration > 1 AND state IN ('load', 'regroup') "
+        f"SELECT state, ended_at - started_at AS lasted_s FROM ({_NUMBERED}) "
+        "WHERE phase = 'iteration' AND iteration > 1 AND state IN ('load', 'regroup') AND number > 1 "
         "ORDER BY started_at, worker",
-        [run_id],
+        {"run": run_id},
     ).df()
 
 
-def first_start_s(connection: duckdb.DuckDBPyConnection, run_id: str) -> float | None:
-    """Seconds from the run's beginning to its first device that had loaded; None where none was recorded."""
+def start_times(connection: duckdb.DuckDBPyConnection, run_id: str) -> list[float]:
+    """Seconds from the beginning of each device's process until it had loaded its model."""
+    rows = connection.execute(
+        f"SELECT ended_at - started_at FROM ({_NUMBERED}) WHERE number = 1 AND state = 'load' "
+        "ORDER BY started_at, worker",
+        {"run": run_id},
+    ).fetchall()
+    return [float(lasted_s) for (lasted_s,) in rows]
+
+
+def opening_s(connection: duckdb.DuckDBPyConnection, run_id: str) -> float | None:
+    """Seconds from the first loaded device to the first phase of a run; None where that was not recorded."""
     row = connection.execute(
-        "SELECT min(happened_at) - (SELECT created_at FROM runs WHERE run_id = $run) FROM device_events "
-        "WHERE run_id = $run AND kind = 'joined'",
+        f"SELECT min(started_at) FILTER (number > 1 AND state <> 'idle') "
+        f"- min(ended_at) FILTER (number = 1 AND state = 'load') FROM ({_NUMBERED}) "
+        "WHERE phase = 'evaluation' AND iteration = 0",
         {"run": run_id},
     ).fetchone()
     return None if row is None or row[0] is None else max(0.0, float(row[0]))
+
+
+def losses_at_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> list[float]:
+    """When the losses of devices became known that had something to do (Unix seconds)."""
+    rows = connection.execute(
+        """
+        WITH last AS (
+            SELECT worker, arg_max(state, started_at) AS state FROM worker_states WHERE run_id = $run
+            GROUP BY worker
+        )
+        SELECT happened_at FROM device_events JOIN last USING (worker)
+        WHERE run_id = $run AND kind = 'lost' AND state IN ('rollout', 'explore') ORDER BY happened_at
+        """,
+        {"run": run_id},
+    ).fetchall()
+    return [float(at) for (at,) in rows]

@@ -1,0 +1,363 @@
+"""The simulator against live runs that its profile was not taken from.
+
+Live runs of the embedded models on this machine are done one after another and kept in the home
+(benchmarks/backtest_runs.py), so that an interrupted backtest goes on where it was. Let nothing else run
+meanwhile. Each is then simulated: the same settings, fleet and trace, by a profile recorded from other runs
+of its kind, which have as many devices. Devices share the machine's cores, so their times hold for as many
+devices only. For a run under losses, the time of a start and that from a loss to its discovery come from
+the other runs under losses.
+
+`iteration_error`: mean of the simulated iterations over that of the live ones, less 1, without sign; the
+first iteration, which warms up, is left out of both. `dollars_error`: the same of the whole bill, with start
+and evaluations. `ranking_kept`: of every two runs whose live figures differ by more than the interval of the
+simulated ones, the simulation has the same one first, by seconds and by dollars of a sample.
+`closed_form_error`: of the simulated duration, against the formula for devices that are alike and stay.
+
+    SPOTLIGHT_HOME=FOLDER python -m benchmarks.backtest [--quick] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, kept_runs
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.profile import Profile, WorkloadTimes
+from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from gpu_runtime.simulator.what_if import undisturbed
+from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.config.run_config import RunConfig
+from storage.database.queries.workload import iteration_work, losses_at_work, start_times
+from storage.database.run_store import RunStore
+from storage.environment import environment
+from storage.home import Home
+from tasks.recorded_profile import quantity_of, recorded_profile
+
+_FULL, _SHORT = 10, 4
+"""Iterations of a run."""
+
+_DRAWS = 20
+"""Simulations by values drawn from the profile, for an interval."""
+
+_PHASES = ("rollout", "reward", "train", "driver", "evaluate")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run came to, live or simulated.
+
+    Attributes:
+        iteration_s: mean of its iterations but the first.
+        usd: of all devices, from the first start to the end.
+        phase_s: mean seconds of each phase; of `driver`, what an iteration takes beside the others.
+        state_s: device-seconds by market and state.
+        losses: of spot devices.
+    """
+
+    iteration_s: float
+    usd: float
+    phase_s: dict[str, float]
+    state_s: dict[str, float]
+    losses: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A live run beside its simulation.
+
+    Attributes:
+        kept: the run.
+        live, simulated: what they came to.
+        low, high: of simulated iterations, by drawn values, over that by the values themselves.
+        samples: of an iteration.
+        closed_form: duration by formula over the simulated one, where there is a formula.
+    """
+
+    kept: KeptRun
+    live: Figures
+    simulated: Figures
+    low: float
+    high: float
+    samples: int
+    closed_form: float | None
+
+    @property
+    def iteration_error(self) -> float:
+        """Of the mean iteration."""
+        return abs(self.simulated.iteration_s / self.live.iteration_s - 1)
+
+    @property
+    def dollars_error(self) -> float:
+        """Of the bill."""
+        return abs(self.simulated.usd / self.live.usd - 1)
+
+    def phase_error(self, phase: str) -> float | None:
+        """Of a phase, in shares of an iteration: a phase of no length has no error of its own."""
+        if phase not in self.live.phase_s or phase not in self.simulated.phase_s:
+            return None
+        return abs(self.simulated.phase_s[phase] - self.live.phase_s[phase]) / self.live.iteration_s
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values: a row of the table."""
+        return {
+            "run": self.kept.live.name,
+            "preset": self.kept.live.preset,
+            "under_losses": self.kept.trace is not None,
+            "losses": {"live": self.live.losses, "simulated": self.simulated.losses},
+            "iteration_s": {"live": self.live.iteration_s, "simulated": self.simulated.iteration_s},
+            "usd": {"live": self.live.usd, "simulated": self.simulated.usd},
+            "phase_s": _beside(self.live.phase_s, self.simulated.phase_s),
+            "state_s": _beside(self.live.state_s, self.simulated.state_s),
+            "interval": [self.low, self.high],
+            "busy": self.kept.busy,
+        }
+
+
+def _beside(live: Mapping[str, float], simulated: Mapping[str, float]) -> dict[str, list[float]]:
+    """Live and simulated values by name."""
+    return {name: [live.get(name, 0.0), simulated.get(name, 0.0)] for name in sorted({*live, *simulated})}
+
+
+def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
+    """What a recorded run came to."""
+    with RunStore(home).database.reading() as connection:
+        work = iteration_work(connection, run_id)[1:]
+        states = connection.execute(
+            "SELECT market || '/' || state, sum(ended_at - started_at), "
+            "sum((ended_at - started_at) * usd_per_hour / 3600) FROM worker_states WHERE run_id = ? "
+            "GROUP BY 1",
+            [run_id],
+        ).fetchall()
+        evaluated = connection.execute(
+            "SELECT avg(ended_at - started_at) FROM evaluations WHERE run_id = ?", [run_id]
+        ).fetchone()
+        lost = connection.execute(
+            "SELECT count(*) FROM device_events WHERE run_id = ? AND kind IN ('lost', 'failed')", [run_id]
+        ).fetchone()
+
+    def mean(column: str) -> float:
+        return statistics.fmean(float(value) for value in work[column])
+
+    phases = {name: mean(f"{name}_s") for name in ("rollout", "reward")}
+    phases["train"] = mean("train_device_s") / config.runtime.trainer_workers
+    iteration_s = mean("iteration_s")
+    phases["driver"] = iteration_s - sum(phases.values())
+    if evaluated is not None and evaluated[0] is not None:
+        phases["evaluate"] = float(evaluated[0])
+    return Figures(
+        iteration_s,
+        sum(usd for *_, usd in states),
+        phases,
+        {name: seconds for name, seconds, _ in states},
+        0 if lost is None else int(lost[0]),
+    )
+
+
+def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
+    """What a simulated run came to."""
+    every = config.evaluation.every
+    evaluations = (
+        1
+        + len({*range(every, config.iterations + 1, every)} if every else ())
+        + (not every or config.iterations % every > 0)
+    )
+    phases = {
+        name: run.phases[name] / TICKS_PER_S / (evaluations if name == "evaluate" else config.iterations)
+        for name in _PHASES
+    }
+    return Figures(
+        statistics.fmean(run.iterations[1:]) / TICKS_PER_S,
+        run.usd,
+        phases,
+        {f"{market}/{state}": time / TICKS_PER_S for (market, state), time in run.spent.items()},
+        run.losses,
+    )
+
+
+def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: float) -> SimulatedRun:
+    """Simulate a live run: its settings, its fleet, its trace.
+
+    Args:
+        config: of the live run.
+        times: of its workload.
+        kept: the live run.
+        late_s: from its first phase to the beginning of its trace.
+    """
+    runtime, price = config.runtime, config.price
+    fleet = FleetPlan(
+        runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers,
+        price.reserved_usd_per_hour, price.spot_usd_per_hour,
+    )  # fmt: skip
+    if kept.trace is None:
+        trace = Trace(tuple(TraceEvent(0.0, "add", f"spot-{n}") for n in range(runtime.spot_workers)), 1.0)
+    else:
+        begins_s = (times.start + times.opening) / TICKS_PER_S + late_s
+        trace = _shifted(kept.trace, begins_s)
+    plan = SimulatedPlan(fleet, strategy_of(config).timing, config.exploration.drafts)
+    return Simulation(config, plan, times, Replay(trace, kept.live.notice_s)).run()
+
+
+def _shifted(trace: Trace, by_s: float) -> Trace:
+    events = tuple(TraceEvent(max(0.0, e.at_s + by_s), e.kind, e.instance) for e in trace.events)
+    return Trace(events, max(trace.length_s, *(event.at_s for event in events)) + abs(by_s))
+
+
+def first_phase_at(home: Home, run_id: str) -> float:
+    """When the first images of a run were begun (Unix seconds)."""
+    with RunStore(home).database.reading() as connection:
+        row = connection.execute(
+            "SELECT min(started_at) FROM worker_states WHERE run_id = ? AND state = 'rollout'", [run_id]
+        ).fetchone()
+    assert row is not None, "a finished run has rolled out"
+    return float(row[0])
+
+
+def profile_for(home: Home, kept: KeptRun, runs: Iterable[KeptRun]) -> Profile | None:
+    """A profile from other runs of the same kind; None where there are none."""
+    others = [other for other in runs if other.live.kind == kept.live.kind and other is not kept]
+    calm = [other.run_id for other in others if other.trace is None]
+    if not calm:
+        return None
+    profile = recorded_profile(home, *calm)
+    if kept.trace is None:
+        return profile
+    starts, losses = [], []
+    for other in others:
+        if other.trace is not None:
+            with RunStore(home).database.reading() as connection:
+                starts += start_times(connection, other.run_id)
+                lost = losses_at_work(connection, other.run_id)
+            losses += _discoveries_s(other, lost)
+    source = "other runs under losses"
+    known = {"start_s": quantity_of(starts, source), "loss_s": quantity_of(losses, source)}
+    return profile.model_copy(update={name: found for name, found in known.items() if found.value})
+
+
+def _discoveries_s(kept: KeptRun, lost: Sequence[float]) -> list[float]:
+    """Seconds from each loss of an instance to the moment at which the run knew of it.
+
+    Args:
+        kept: a run under losses.
+        lost: when it knew of the losses of devices that had something to do.
+    """
+    assert kept.trace is not None, "a run under losses"
+    gone = [kept.began_at + event.at_s for event in kept.trace.events if event.kind == "remove"]
+    return [at - max(before) for at in lost if (before := [time for time in gone if time <= at])]
+
+
+def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | None:
+    """A live run beside its simulation; None where no profile stands for it."""
+    profile = profile_for(home, kept, runs)
+    if profile is None:
+        return None
+    config = RunStore(home).run(kept.run_id).config
+    late_s = 0.0 if kept.trace is None else kept.began_at - first_phase_at(home, kept.run_id)
+    runtime = config.runtime
+    shape = config.sampling.batch_size, runtime.scorer_workers, runtime.trainer_workers
+    times = profile.times(*shape)
+    run = simulate(config, times, kept, late_s)
+    found = simulated_figures(run, config)
+    drawn = [
+        simulate(config, profile.times(*shape, random.Random(f"draw {number}")), kept, late_s)
+        for number in range(_DRAWS)
+    ]
+    ratios = sorted(simulated_figures(one, config).iteration_s / found.iteration_s for one in drawn)
+    equal = kept.trace is None and strategy_of(config).timing is DraftTiming.NEVER
+    devices = runtime.reserved_workers + runtime.spot_workers
+    closed = undisturbed(config, times, devices) / run.wall if equal else None
+    samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
+    live = live_figures(home, kept.run_id, config)
+    return Compared(kept, live, found, ratios[0], ratios[-1], samples, closed)
+
+
+def ranking(rows: Sequence[Compared], of: Callable[[Figures], float]) -> tuple[int, int]:
+    """Pairs of runs that differ by more than the interval, and how many of them are simulated in their order.
+
+    Args:
+        rows: the runs.
+        of: the figure of a sample by which they are ranked.
+    """
+    pairs = kept = 0
+    for one, other in itertools.combinations(rows, 2):
+        a, b = of(one.live) / one.samples, of(other.live) / other.samples
+        half = max((one.high - one.low), (other.high - other.low)) / 2
+        if abs(a - b) <= half * min(a, b):
+            continue
+        pairs += 1
+        kept += (a < b) == (of(one.simulated) / one.samples < of(other.simulated) / other.samples)
+    return pairs, kept
+
+
+def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: int) -> dict[str, Any]:
+    """The result's figures."""
+    calm = [row for row in rows if row.kept.trace is None]
+    rough = [row for row in rows if row.kept.trace is not None]
+    by_time = ranking(rows, lambda figures: figures.iteration_s)
+    by_usd = ranking(rows, lambda figures: figures.usd / iterations)
+    closed = [abs(row.closed_form - 1) for row in rows if row.closed_form is not None]
+
+    def median(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
+
+    return {
+        "runs": len(rows),
+        "runs_under_losses": len(rough),
+        "losses": sum(row.live.losses for row in rough),
+        "iterations": iterations,
+        "iteration_error_median": median(row.iteration_error for row in calm),
+        "iteration_error_max": max((row.iteration_error for row in calm), default=None),
+        "dollars_error_median": median(row.dollars_error for row in calm),
+        "error_under_losses_median": median(row.iteration_error for row in rough),
+        "dollars_error_under_losses_median": median(row.dollars_error for row in rough),
+        "phase_error_median": {name: median(row.phase_error(name) for row in rows) for name in _PHASES},
+        "ranking_pairs": by_time[0] + by_usd[0],
+        # Without such a pair nothing is ranked.
+        "ranking_kept": (by_time[0] == by_time[1] and by_usd[0] == by_usd[1])
+        if any((by_time[0], by_usd[0]))
+        else None,
+        "closed_form_error": max(closed, default=None),
+        "busy_before_max": max(run.busy for run in kept),
+        "table": [row.to_json() for row in rows],
+    }
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="4 tiny runs of 4 iterations instead of 15 of 10"
+    )
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    wanted, iterations = (QUICK, _SHORT) if arguments.quick else (RUNS, _FULL)
+    commit = environment()["commit"]
+    home = Home.from_environment().ensure()
+    kept = kept_runs(home, wanted, iterations, "backtest-quick" if arguments.quick else "backtest")
+    rows = [row for run in kept if (row := compare(home, run, kept)) is not None]
+    for row in rows:
+        print(
+            f"{row.kept.live.name:16} iteration {row.live.iteration_s:6.2f} s live, "
+            f"{row.simulated.iteration_s:6.2f} s simulated ({row.iteration_error:.1%}); bill "
+            f"{row.dollars_error:.1%} off; {row.live.losses} losses",
+            file=sys.stderr,
+        )
+    finish("backtest", figures_of(rows, kept, iterations), arguments.keep, began_at=commit)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""The live runs of the backtest: which there are, and how each is done once and kept in the home."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from flows.disturbed_run import disturb, start
+from flows.progress import reporter
+from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.config.loading import load_config
+from storage.database.run_store import RunStore
+from storage.errors import RunNotFoundError, RuntimeFailure
+from storage.home import Home
+from tasks.chaos.replayed_trace import TracePlan, replayed
+
+_BUSY_FOR_S = 2.0
+"""How long the machine is looked at before a run begins."""
+
+_ALL = ("evaluation.every=0", "evaluation.prompts=96", "runtime.reserved_workers=1",
+        "runtime.scorer_workers=1", "runtime.start_timeout_s=600")  # fmt: skip
+_LOCAL = ("runtime.cluster=local",)
+_RAY = ("runtime.cluster=ray", "runtime.spot_workers=1", "runtime.history=true", "runtime.commit_steps=2",
+        "runtime.lease_s=60")  # fmt: skip
+"""As `spotlight chaos --trace` has it: histories are kept, and devices stop after each denoising step."""
+
+_SPOT_LIFE = TraceShape(
+    capacity=1, length_s=600.0, mean_lifetime_s=30.0, multi_loss_share=0.0, zones=1, mean_reacquire_s=12.0,
+    min_reacquire_s=8.0,
+)  # fmt: skip
+"""An instance lives as long as some iterations take; another one comes a few seconds after its loss."""
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """A run to be done.
+
+    Attributes:
+        name: short.
+        kind: runs of one kind have as many devices, alike in what they do beside each other, so that the
+            profile of one holds for the others, although devices share the machine's cores.
+        preset: what is computed.
+        settings: on top of the preset's and of those that all have.
+        trace_seed: of the trace that is replayed under it; None for none.
+        notice_s: seconds of notice before a loss.
+    """
+
+    name: str
+    kind: str
+    preset: str
+    settings: tuple[str, ...]
+    trace_seed: int | None = None
+    notice_s: float = 0.0
+
+    def all_settings(self, iterations: int) -> list[str]:
+        """What differs from the preset."""
+        return [f"iterations={iterations}", *_ALL, *self.settings]
+
+    def trace(self) -> Trace | None:
+        """What is replayed."""
+        return None if self.trace_seed is None else generate_trace(_SPOT_LIFE, self.trace_seed)
+
+
+def _spot(count: int, *more: str) -> tuple[str, ...]:
+    return (*_LOCAL, f"runtime.spot_workers={count}", *more)
+
+
+_WIDER, _WIDE = "algorithm.prompts_per_iteration=24", "algorithm.prompts_per_iteration=40"
+
+RUNS = (
+    LiveRun("one-glyphs", "one", "glyphs", _spot(0)),
+    LiveRun("one-shapes", "one", "shapes", _spot(0, _WIDER)),
+    LiveRun("two-glyphs", "two", "glyphs", _spot(1)),
+    LiveRun("two-shapes", "two", "shapes", _spot(1, _WIDER)),
+    LiveRun("two-reserved", "two", "glyphs", (*_spot(0), "runtime.reserved_workers=2", "evaluation.every=3")),
+    LiveRun("three-glyphs", "three", "glyphs", _spot(2, _WIDER)),
+    LiveRun("three-shapes", "three", "shapes", _spot(2)),
+    LiveRun("stale-glyphs", "stale", "glyphs-stale", _spot(1)),
+    LiveRun("stale-shapes", "stale", "shapes-stale", _spot(1, _WIDE)),
+    LiveRun("stale-glyphs-2", "stale", "glyphs-stale", _spot(1, "seed=2", _WIDE)),
+    LiveRun("ray-glyphs", "ray", "glyphs", _RAY),
+    LiveRun("ray-shapes", "ray", "shapes", (*_RAY, _WIDER)),
+    LiveRun("losses-glyphs", "ray", "glyphs", _RAY, trace_seed=5),
+    LiveRun("losses-shapes", "ray", "shapes", (*_RAY, _WIDER), trace_seed=6),
+    LiveRun("losses-notice", "ray", "glyphs", (*_RAY, "seed=2"), trace_seed=3, notice_s=5.0),
+)  # fmt: skip
+"""Of a full backtest, in the order in which they are done."""
+
+_TINY = ("algorithm.prompts_per_iteration=4", "evaluation.prompts=16")
+
+QUICK = tuple(
+    LiveRun(run.name, run.kind, run.preset, (*run.settings, *_TINY), run.trace_seed, run.notice_s)
+    for run in RUNS
+    if run.name in ("two-glyphs", "two-reserved", "ray-glyphs", "losses-glyphs")
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A live run that is finished.
+
+    Attributes:
+        live: which.
+        run_id: in the home.
+        busy: share of the machine's cores that other processes used just before it.
+        trace: instances as they came and went; None without a trace. Its times count from `began_at`.
+        began_at: when the replay began (Unix seconds).
+    """
+
+    live: LiveRun
+    run_id: str
+    busy: float
+    trace: Trace | None = None
+    began_at: float = 0.0
+
+
+def kept_runs(home: Home, runs: Iterable[LiveRun], iterations: int, prefix: str) -> list[KeptRun]:
+    """Do each run that the home does not hold finished yet, one after another.
+
+    An interrupted one is done again under another name: a resumed run says nothing of an undisturbed one.
+
+    Args:
+        home: where they are kept.
+        runs: which.
+        iterations: of each.
+        prefix: of their identifiers.
+
+    Raises:
+        RuntimeFailure: one of them failed.
+    """
+    return [_find(home, live, iterations, prefix) or _do(home, live, iterations, prefix) for live in runs]
+
+
+def _find(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun | None:
+    wanted = load_config(live.preset, live.all_settings(iterations), {})
+    for run_id in _names(home, live, prefix):
+        facts = _facts(home, run_id)
+        row = RunStore(home).run(run_id)
+        if row.status != "finished" or not facts.is_file():
+            continue
+        if (row.config.sampling, row.config.iterations) != (wanted.sampling, wanted.iterations):
+            continue
+        known = json.loads(facts.read_text(encoding="utf-8"))
+        events = tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in known["events"])
+        trace = Trace(events, known["length_s"]) if live.trace_seed is not None else None
+        return KeptRun(live, run_id, known["busy"], trace, known["began_at"])
+    return None
+
+
+def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
+    run_id = f"{prefix}-{live.name}-{len(_names(home, live, prefix)) + 1}"
+    settings = live.all_settings(iterations)
+    arguments = ["--preset", live.preset, *(part for setting in settings for part in ("--set", setting))]
+    busy = psutil.cpu_percent(_BUSY_FOR_S) / 100
+    reporter().note(f"{run_id}: other processes use {busy:.0%} of the machine")
+    trace = live.trace()
+    known: dict[str, object] = {"busy": busy, "events": [], "length_s": 0.0, "began_at": 0.0}
+    if trace is None:
+        if start(home, "train", "--run-id", run_id, *arguments).wait() != 0:
+            raise RuntimeFailure(f"the run {run_id} failed; look at it with `spotlight runs`")
+    else:
+        known |= _replay(home, run_id, live, arguments, trace, settings)
+    # Written last: a run without it is done again.
+    file = _facts(home, run_id)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(known), encoding="utf-8")
+    found = _find(home, live, iterations, prefix)
+    if found is None:
+        raise RuntimeFailure(f"the run {run_id} did not finish; look at it with `spotlight runs`")
+    return found
+
+
+def _replay(
+    home: Home, run_id: str, live: LiveRun, arguments: Sequence[str], trace: Trace, settings: Sequence[str]
+) -> dict[str, object]:
+    """Do a run under a trace, in the trace's own time; what its instances did."""
+    plan = TracePlan(live.name, trace, trace, most=1, notice_s=live.notice_s, stretch=1.0)
+    with replayed(plan, load_config(live.preset, list(settings), {}), trace.length_s) as replay:
+        joined = [part for setting in plan.settings(replay.address) for part in ("--set", setting)]
+        ran = disturb(home, run_id, [*arguments, *joined], (), replay)
+    if ran.restarts or ran.hung:
+        raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")
+    events = [(event.at_s, event.kind, event.instance) for event in replay.done.happened]
+    return {"events": events, "length_s": trace.length_s, "began_at": replay.began_at}
+
+
+def _names(home: Home, live: LiveRun, prefix: str) -> list[str]:
+    """The identifiers under which a run was begun, the first one first."""
+    found: list[str] = []
+    while True:
+        name = f"{prefix}-{live.name}-{len(found) + 1}"
+        try:
+            RunStore(home).run(name)
+        except RunNotFoundError:
+            return found
+        found.append(name)
+
+
+def _facts(home: Home, run_id: str) -> Path:
+    return home.path / "backtest" / f"{run_id}.json"

@@ -182,7 +182,7 @@ def _train(session: Session) -> dict[str, Any]:
             trained = train(session, rolled, scores)
             with session.timed("explore_wait", announced=False):
                 plan = exploring.result() if exploring is not None else None
-            review = review_seeds(session, rolled, scores, plan)
+            review = review_seeds(session, rolled, scores, trained, plan)
             plan = review.next_plan
             ended_at = now()
             intervals = session.runtime.take_intervals()

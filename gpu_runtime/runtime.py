@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -223,7 +223,8 @@ class Runtime:
         drafts = self._search.kept.of(plan.iteration)
         wanted = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
         requests = [one for one in wanted if (one.prompt_id, one.seed_index) not in drafts]
-        self._history.note("drafted", requests=names_of(one.sample.request for one in drafts.values()))
+        drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
+        self._history.note("drafted", requests=names_of(drafted))
         self._take_own_weights()
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(

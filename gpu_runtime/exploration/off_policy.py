@@ -62,7 +62,7 @@ class OffPolicyExplorer(SeedExplorer):
             "as with exploration.strategy=stale. A lower optimizer.learning_rate keeps drafts nearer to the "
             "policy"
         )
-        return (("off_policy", message),)
+        return (("staleness", message),)
 
     def state(self) -> dict[str, Any]:
         """JSON values, for a checkpoint."""

@@ -49,7 +49,8 @@ class KeptDrafts:
             if identity in wanted:
                 chosen[identity] = replace(draft, sample=replace(draft.sample, request=request.as_rollout))
         self._of = {number: kept for number, kept in self._of.items() if number == plan.iteration - 1}
-        self._of[plan.iteration] = chosen
+        # The order of arrival must not matter.
+        self._of[plan.iteration] = dict(sorted(chosen.items()))
 
     def of(self, iteration: int) -> Drafts:
         """The samples that an iteration need not roll out."""

@@ -30,6 +30,7 @@ from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 from storage.prompts.of_a_run import load_run_prompts
 
 _OWN, _AVERAGE = WeightsVersion(0), WeightsVersion(0, averaged=True)
@@ -88,6 +89,11 @@ class LearningCurve:
         train, self._held_out = load_run_prompts(config)
         self._by_id = {prompt.prompt_id: prompt for prompt in train}
         self._explorer = build_explorer(config, train)
+        if self._explorer.trains_on_drafts:
+            raise ConfigurationError(
+                f"exploration.strategy is {config.exploration.strategy}, which trains on its drafts: this "
+                "loop rolls every seed out; set exploration.strategy=stale"
+            )
         self._scorer = build_scorer(config.reward)
         self._worker = DeviceWorker(config, trains=True)
         self._worker.use_training_weights(_OWN)

@@ -8,7 +8,8 @@ Scorers judge the images of `rollout(i)` as they are delivered; `reward(i)` wait
 `explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
 its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
 waits for both. With exploration.strategy=fresh, and where stale drafts are not trusted, it comes between
-train(i) and rollout(i+1) instead.
+train(i) and rollout(i+1) instead. With exploration.strategy=off_policy the chosen drafts are samples of
+`rollout(i+1)`, which generates only what they did not reach.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ def _train(session: Session) -> dict[str, Any]:
             trained = train(session, rolled, scores)
             with session.timed("explore_wait", announced=False):
                 plan = exploring.result() if exploring is not None else None
-            review = review_seeds(session, rolled, scores, plan)
+            review = review_seeds(session, rolled, scores, trained, plan)
             plan = review.next_plan
             ended_at = now()
             intervals = session.runtime.take_intervals()

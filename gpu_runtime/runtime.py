@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,19 @@ from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
-from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.explorer import DraftTiming, TrainingEvidence
 from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
 from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.learning.advantages import Advantages
-from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.learning.groups import check_versions, training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score, judged
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
-from gpu_runtime.worker.history_log import HistoryLog, new_life
+from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
 from storage.database.records import (
@@ -137,6 +137,11 @@ class Runtime:
         return self._search.timing is not DraftTiming.BEFORE_ROLLOUT
 
     @property
+    def trains_on_drafts(self) -> bool:
+        """Whether the drafts that exploration chooses are trained on, rather than rolled out again."""
+        return self._search.trains_on_drafts
+
+    @property
     def lost_workers(self) -> list[str]:
         """Workers that died since the start, after they had joined."""
         return list(self._fleet.lost)
@@ -207,13 +212,19 @@ class Runtime:
     def rollout(self, plan: SeedPlan, explores_for: int | None = None) -> Rollout:
         """Generate the planned seeds with the current weights on all devices; scorers judge them meanwhile.
 
+        Drafts that are trained on are taken as they are: their seeds are not generated again.
+
         Args:
             plan: the seeds.
             explores_for: the iteration that devices draft for when they find nothing more to roll out;
                 `explore` goes on with it. None lets them be idle.
         """
         self.enter("rollout", plan.iteration)
-        requests = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
+        drafts = self._search.kept.of(plan.iteration)
+        wanted = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
+        requests = [one for one in wanted if (one.prompt_id, one.seed_index) not in drafts]
+        drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
+        self._history.note("drafted", requests=names_of(drafted))
         self._take_own_weights()
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
@@ -223,7 +234,9 @@ class Runtime:
             lambda: None if explores_for is None else self._search.begin(explores_for),
         )
         self._search.open_window()
-        return Rollout(plan, self.policy_version, delivered)
+        rolled = iter(delivered)
+        samples = [drafts.get((one.prompt_id, one.seed_index)) or next(rolled) for one in wanted]
+        return Rollout(plan, self.policy_version, samples)
 
     def reward(self, rollout: Rollout) -> list[Score]:
         """The scores of a rollout in the order of its samples, once scorers have judged the last of them.
@@ -245,13 +258,18 @@ class Runtime:
         Exploration beside it is told when the training steps are done.
 
         Raises:
-            TrainingError: if the first ratio is off, a loss is not finite, or nothing changed.
+            TrainingError: if a sample is of weights that it must not be of, the first ratio is off, a loss
+                is not finite, or nothing changed.
             RewardError: if the scorer failed in every prompt group.
         """
         self.enter("train", rollout.plan.iteration)
         try:
             generated = [delivered.sample for delivered in rollout.delivered]
-            advantages, samples = training_samples(generated, scores, self.config, rollout.plan.pool)
+            oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
+            check_versions(generated, self.policy_version, oldest)
+            advantages, samples = training_samples(
+                generated, scores, self.config, rollout.plan.pool, self.policy_version
+            )
             self._take_own_weights()
             self._book_trainers("train")
             report = self._fleet.trainers.ask(Worker.train, samples)
@@ -266,20 +284,27 @@ class Runtime:
             check_sync(self._current.digest, before)
         return Trained(report, advantages, self.policy_version)
 
-    def review(self, rollout: Rollout, scores: Sequence[Score], next_plan: SeedPlan | None) -> SeedReview:
+    def review(
+        self,
+        rollout: Rollout,
+        scores: Sequence[Score],
+        next_plan: SeedPlan | None,
+        evidence: TrainingEvidence | None = None,
+    ) -> SeedReview:
         """What an iteration has shown of its seeds, once both `train` and `explore` have ended.
 
         Args:
             rollout: the iteration's samples.
             scores: their scores.
             next_plan: what `explore` has chosen meanwhile for the next iteration.
+            evidence: of its training, where `trains_on_drafts`.
         """
         requests = [delivered.sample.request for delivered in rollout.delivered]
         scored = {
             (request.prompt_id, request.seed_index): score
             for request, score in zip(requests, scores, strict=True)
         }
-        return self._search.review(rollout.plan, scored, next_plan, self.policy_version)
+        return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
     def explorer_state(self) -> dict[str, Any]:
         """What exploration has learned, as JSON values, for a checkpoint."""
@@ -308,10 +333,15 @@ class Runtime:
         samples = [one.sample for one in delivered]
         return Evaluation(samples, self._scores(delivered), self.policy_version)
 
-    def blobs(self) -> dict[str, bytes]:
-        """The trainer's complete state, for a checkpoint."""
+    def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
+        """The trainer's complete state, for a checkpoint.
+
+        Args:
+            iteration: that follows: the drafts that it will be trained on are saved, too. None for no drafts.
+        """
         self._take_own_weights()
-        return self._fleet.trainers.ask(Worker.blobs)
+        drafts = {} if iteration is None else self._search.kept.blobs(iteration)
+        return self._fleet.trainers.ask(Worker.blobs) | drafts
 
     def restore(
         self, blobs: Mapping[str, bytes], policy_version: int, explorer_state: Mapping[str, Any] | None = None
@@ -319,13 +349,14 @@ class Runtime:
         """Go on from a checkpoint's state.
 
         Args:
-            blobs: of the trainer, by file name.
+            blobs: what `blobs` gave.
             policy_version: of the restored weights.
             explorer_state: of the exploration, where it had one.
         """
         self._search.forget()
         if explorer_state is not None:
             self._search.restore(explorer_state)
+            self._search.kept.restore(blobs)
         self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
         self._current = self._publish(policy_version)

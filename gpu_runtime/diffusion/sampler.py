@@ -50,7 +50,7 @@ class SampleState:
         step: denoising steps done.
         window_start: first stochastic step (rollout and explore).
         latents_SC: float32 on the CPU.
-        trajectory: stochastic steps done so far; a draft has none.
+        trajectory: stochastic steps done so far; a draft that is not trained on has none.
     """
 
     request: SampleRequest
@@ -264,8 +264,7 @@ class Sampler:
                     after = policy.sample(noise.to(device))
                 log_probs = log_prob(sampling.sde, after, policy)
                 for row in range(real):
-                    # Nothing is learned from a draft: it has no trajectory.
-                    if inside[row] and states[row].request.kind is not RequestKind.EXPLORE:
+                    if inside[row] and states[row].request.keeps_trajectory:
                         taken[row].append(
                             (
                                 step,

@@ -13,8 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Judge
+from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.window import DraftGate
@@ -52,11 +54,13 @@ class Drafted:
         candidates: judged drafts, in the order of their judgement.
         lease_s: time that devices, or groups of them, had the batches that were finished.
         full_drafts: what these batches have room for, in full drafts: a short one takes as long.
+        samples: drafts that may be trained on, judged or not.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
     lease_s: float = 0.0
     full_drafts: float = 0.0
+    samples: list[Delivered] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,11 @@ class DraftPhase:
         scores = self._judge(delivery.images)
         tasks = [self._tasks[image.request] for image in delivery.images]
         self._judging |= zip(scores, tasks, strict=True)
+        self.made.samples += [
+            Delivered(image, delivery.worker, score)
+            for image, score in zip(delivery.images, scores, strict=True)
+            if isinstance(image, GeneratedSample)
+        ]
         return scores
 
     def settle(self, call: Future[Score]) -> None:

@@ -20,10 +20,11 @@ from typing import Any, Protocol
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.training_window import TrainingWindow
 from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
-from gpu_runtime.exploration.explorer import DraftTiming, SeedExplorer
+from gpu_runtime.exploration.explorer import DraftTiming, Note, SeedExplorer, TrainingEvidence
 from gpu_runtime.exploration.fidelity import FULL, costs_of, denoising_steps, own_schedule, preview_step
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
@@ -157,6 +158,8 @@ class SeedSearch:
         steps = config.sampling.rollout_steps
         self._cost = costs_of((FULL, *self._settings.fidelities), config.sampling)
         self._steps = {name: denoising_steps(name, steps) for name in self._cost}
+        self.kept = KeptDrafts()
+        """Drafts that are trained on, where the strategy does that."""
         self._said_no_device = False
         self._window: TrainingWindow | None = None
         self._begun: _Search | None = None
@@ -189,6 +192,7 @@ class SeedSearch:
         """The weights are about to be others: there is no window to draft in."""
         self.abandon()
         self._window = self._begun = None
+        self.kept.forget()
 
     def plain(self, iteration: int) -> SeedPlan:
         """The first prompts and seeds, without a draft."""
@@ -257,7 +261,12 @@ class SeedSearch:
         return self._finish(iteration, planner, made)
 
     def review(
-        self, plan: SeedPlan, scored: Scored, next_plan: SeedPlan | None, policy_version: int
+        self,
+        plan: SeedPlan,
+        scored: Scored,
+        next_plan: SeedPlan | None,
+        policy_version: int,
+        evidence: TrainingEvidence | None = None,
     ) -> SeedReview:
         """Look back on an iteration: figures of its seeds, and whether the next ones may be trusted.
 
@@ -266,20 +275,29 @@ class SeedSearch:
             scored: its rollout's scores.
             next_plan: drafted meanwhile for the next iteration; None where there is none yet.
             policy_version: of the weights that the next iteration is rolled out with.
+            evidence: of its training, where the strategy trains on its drafts.
         """
         judged = {identity: score for identity, score in scored.items() if score.error is None}
         signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
-        values = {identity: score.value for identity, score in judged.items()}
+        drafted = self.kept.of(plan.iteration)
+        values = {identity: score.value for identity, score in judged.items() if identity not in drafted}
         figures = seed_figures(plan, signal, values, self._settings.criterion)
+        notes: tuple[Note, ...] = ()
+        if self._explorer.trains_on_drafts:
+            figures["drafts_trained"] = float(len(drafted))
+            if evidence is not None:
+                notes = self._explorer.after_training(plan.iteration, evidence)
+            if not self._explorer.trains_on_drafts and next_plan is not None:
+                self.kept.forget(next_plan.iteration)
         window = self._window
         if self.timing is not DraftTiming.TRAINING_WINDOW or window is None:
-            return SeedReview(figures, (), next_plan)
+            return SeedReview(figures, (), next_plan, notes)
         if window.length_s is not None:
             self._explorer.forecast.add_window(window.length_s)
         self._explorer.forecast.add_drafts(window.lease_s, window.full_drafts)
         verdict = self._explorer.review(plan, window.rescored, judged)
         if verdict is None:
-            return SeedReview(figures, window.rescored, next_plan)
+            return SeedReview(figures, window.rescored, next_plan, notes)
         for name in ("spearman", "kendall", "kept_overlap"):
             if (value := getattr(verdict.agreement, name)) is not None:
                 figures[name] = value
@@ -288,7 +306,12 @@ class SeedSearch:
                 next_plan = replace(next_plan, refused=True)
             else:
                 next_plan = self._explorer.plain(next_plan.iteration).in_place_of(next_plan)
-        return SeedReview(figures, window.rescored, next_plan, verdict.notes)
+        return SeedReview(figures, window.rescored, next_plan, (*notes, *verdict.notes))
+
+    @property
+    def trains_on_drafts(self) -> bool:
+        """Whether the chosen drafts are the training samples."""
+        return self._explorer.trains_on_drafts
 
     def state(self) -> dict[str, Any]:
         """What was learned, as JSON values, for a checkpoint."""
@@ -358,15 +381,19 @@ class SeedSearch:
         return phase.made
 
     def _finish(self, iteration: int, planner: DraftPlanner, made: Drafted) -> SeedPlan:
-        return self._explorer.finish(
+        plan = self._explorer.finish(
             iteration, planner, (draft for draft in made.candidates if draft.round != MONITOR_ROUND)
         )
+        if self._explorer.trains_on_drafts:
+            self.kept.keep(plan, made.samples)
+        return plan
 
     def _task(self, iteration: int, version: WeightsVersion, round_: int, draft: Draft) -> DraftTask:
         prompt = self._prompts[draft.prompt_id].text
         request = SampleRequest(
             RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
             version.policy_version, prompt, preview_step(draft.fidelity), own_schedule(draft.fidelity),
+            trainable=self._explorer.trains_on_drafts and round_ != MONITOR_ROUND,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
 

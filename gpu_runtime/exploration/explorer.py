@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -25,6 +25,12 @@ from storage.config.section import Section
 
 _MOST_ROUNDS = 16
 """Rounds that an iteration's drafts are planned in; more learn little more."""
+
+HeldOut = Mapping[int, Mapping[int, float]]
+"""Held-out scores by iteration and prompt."""
+
+Note = tuple[str, str]
+"""What people should know, as (kind of event, message)."""
 
 
 class DraftTiming(StrEnum):
@@ -52,6 +58,33 @@ class Judgement(Protocol):
     def exact(self) -> bool:
         """Whether the image does all that its prompt asks."""
         ...
+
+
+class OffPolicyFigures(Protocol):
+    """What training has measured of samples of older weights; `learning.trainer.OffPolicyFigures`."""
+
+    @property
+    def ratio_spread(self) -> float:
+        """Of the logarithm of the probability ratio before any weight changed."""
+        ...
+
+    @property
+    def clip_share(self) -> float:
+        """Share of their steps that had no gradient at the first update."""
+        ...
+
+
+@dataclass(frozen=True)
+class TrainingEvidence:
+    """What shows whether samples of older weights hurt.
+
+    Attributes:
+        figures: of those that an iteration was trained on; None where it had none.
+        held_out: scores of the evaluations before this iteration's, by iteration and prompt.
+    """
+
+    figures: OffPolicyFigures | None
+    held_out: HeldOut
 
 
 class SeedExplorer:
@@ -158,6 +191,15 @@ class SeedExplorer:
             judged: score of each judged draft, by prompt and seed index; the value that is learned from.
         """
         return planner.choose()
+
+    @property
+    def trains_on_drafts(self) -> bool:
+        """Whether the chosen drafts are the training samples; else their seeds are rolled out."""
+        return False
+
+    def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
+        """Look at what an iteration's training has shown; only where `trains_on_drafts`."""
+        return ()
 
     def monitored(self, plan: SeedPlan) -> list[Draft]:
         """The drafts to make with the rollout's weights, to see whether ranks hold."""

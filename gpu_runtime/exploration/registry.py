@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpu_runtime.exploration.explorer import DraftTiming, SeedExplorer
+from gpu_runtime.exploration.fidelity import FULL
+from gpu_runtime.exploration.off_policy import OffPolicyExplorer
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -23,11 +25,22 @@ class StrategyPlugin:
             options: `SeedExplorer`, or a subclass of it.
         timing: when it makes its drafts.
         options: what it reads of `[exploration.options]`.
+        check: refuses settings that it cannot work with; raises `ConfigurationError`.
     """
 
     build: Callable[[RunConfig, Sequence[int], DraftTiming, Any], SeedExplorer]
     timing: DraftTiming
     options: type[Section] = NoOptions
+    check: Callable[[RunConfig], None] = lambda config: None
+
+
+def _check_whole_drafts(config: RunConfig) -> None:
+    if config.exploration.fidelities != (FULL,):
+        raise ConfigurationError(
+            f"exploration.strategy is {config.exploration.strategy} with exploration.fidelities="
+            f"{list(config.exploration.fidelities)}: its drafts are trained on, and a cheaper draft is no "
+            "sample of the policy; leave fidelities out, or set exploration.strategy=stale"
+        )
 
 
 STRATEGIES = Registry(
@@ -38,6 +51,9 @@ STRATEGIES = Registry(
         "plain": StrategyPlugin(SeedExplorer, DraftTiming.NEVER),
         "stale": StrategyPlugin(SeedExplorer, DraftTiming.TRAINING_WINDOW),
         "fresh": StrategyPlugin(SeedExplorer, DraftTiming.BEFORE_ROLLOUT),
+        "off_policy": StrategyPlugin(
+            OffPolicyExplorer, DraftTiming.TRAINING_WINDOW, check=_check_whole_drafts
+        ),
     },
 )
 
@@ -60,6 +76,7 @@ def read_strategy_options(config: RunConfig) -> RunConfig:
     strategy = strategy_of(config)
     if strategy.timing is not DraftTiming.NEVER:
         _check_drafts(config, strategy.timing)
+    strategy.check(config)
     options = as_values(_options(config, strategy))
     return config.model_copy(
         update={"exploration": config.exploration.model_copy(update={"options": options})}

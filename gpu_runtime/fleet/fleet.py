@@ -133,7 +133,7 @@ class Fleet:
         """All requests with these weights, each exactly once, in the order of `requests`.
 
         Args:
-            requests: of one kind.
+            requests: of one kind; without any, devices are made to hold the weights, and no more.
             weights: those that the requests name.
             judge: lets scorers judge images as they are delivered.
             begin_beside: gives a phase for devices that find nothing more to do, once all hold the weights;
@@ -143,6 +143,8 @@ class Fleet:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         self.prepare(weights)
+        if not requests:
+            return []
         phase = SamplePhase(requests, self._config.sampling, judge)
         degrees = self._config.sequence_parallel.by_kind
         alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1

@@ -12,7 +12,7 @@ from gpu_runtime.learning.advantages import Advantages, group_advantages
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
-from storage.errors import RewardError
+from storage.errors import RewardError, TrainingError
 
 _NO_POOL = (math.nan, math.nan)
 
@@ -22,6 +22,7 @@ def training_samples(
     scores: Sequence[Score],
     config: RunConfig,
     pool: Mapping[int, tuple[float, float]] | None = None,
+    policy_version: int | None = None,
 ) -> tuple[Advantages, list[TrainingSample]]:
     """Advantages of P groups of G, and the samples of the groups that have variance.
 
@@ -33,6 +34,8 @@ def training_samples(
         config: says what is learned from (graded or exact) and how advantages are normalised.
         pool: mean and deviation of the drafts that a prompt's seeds were chosen from, by prompt_id; used
             where exploration.baseline asks for it.
+        policy_version: of the weights that training begins with; samples of another one are stale. None:
+            of those that drew all samples.
 
     Raises:
         RewardError: no group is judged whole.
@@ -60,7 +63,34 @@ def training_samples(
     kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [
-        TrainingSample(sample.request, sample.trajectory, sample.latents_SC, value)
+        TrainingSample(
+            sample.request, sample.trajectory, sample.latents_SC, value,
+            stale=policy_version not in (None, sample.request.policy_version),
+        )
         for sample, value, keep in zip(samples, values, kept, strict=True)
         if keep
-    ]
+    ]  # fmt: skip
+
+
+def check_versions(samples: Sequence[GeneratedSample], policy_version: int, oldest: int) -> None:
+    """Refuse samples of weights that training must not learn from.
+
+    Of samples of the weights of now the ratio at the first update is checked too. Of older ones this is the
+    check: a device computes with weights of a version only while their checksum is that of the version.
+
+    Args:
+        samples: of an iteration.
+        policy_version: of the weights that training begins with.
+        oldest: version that may be among them; lower only where a strategy trains on its drafts.
+
+    Raises:
+        TrainingError: one is of another version.
+    """
+    for sample in samples:
+        if not oldest <= sample.request.policy_version <= policy_version:
+            request = sample.request
+            raise TrainingError(
+                f"the sample of prompt {request.prompt_id}, seed {request.seed_index} in iteration "
+                f"{request.iteration} is of weights v{request.policy_version}; training from "
+                f"v{policy_version} takes v{oldest} to v{policy_version}. Resume from the last checkpoint"
+            )

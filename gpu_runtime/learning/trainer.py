@@ -17,6 +17,7 @@ import torch
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.ema import MovingAverage
 from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
+from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy, WeightState
 from gpu_runtime.learning.registry import build_objective
 from gpu_runtime.learning.sharding import gathered, local_shard
@@ -31,6 +32,26 @@ _WEIGHT_DECAY = 1e-4
 
 
 @dataclass(frozen=True)
+class OffPolicyFigures:
+    """What an iteration shows of its samples of older weights, before any weight changes.
+
+    Attributes:
+        samples: that older weights drew.
+        ratio_spread: root mean square of the logarithm of the probability ratio over stochastic steps; where
+            sampling is an ODE, of the change of a denoising step relative to its length.
+        kl: estimate of the divergence of the new policy from the old one, of a step and a number of the
+            latents: the mean of r - 1 - log r (Schulman, *Approximating KL divergence*, 2020); 0 of an ODE.
+        clip_share: share of these samples' steps without a gradient at the first update, since their ratio
+            is out of the objective's clip range.
+    """
+
+    samples: int
+    ratio_spread: float
+    kl: float
+    clip_share: float
+
+
+@dataclass(frozen=True)
 class TrainingReport:
     """What one iteration's training did.
 
@@ -38,7 +59,8 @@ class TrainingReport:
         training_steps: optimiser steps taken; 0 where no group had variance.
         loss, kl, clip_share, gradient_norm: means over the iteration's updates.
         ratio_deviation: largest |ratio - 1| at the first update, before any weight changed; `nft` looks
-            at one batch of stochastic steps.
+            at one batch of stochastic steps. Samples of older weights are left out.
+        off_policy: of these; None where there are none.
     """
 
     training_steps: int
@@ -47,6 +69,7 @@ class TrainingReport:
     clip_share: float
     gradient_norm: float
     ratio_deviation: float
+    off_policy: OffPolicyFigures | None = None
 
 
 class Trainer:
@@ -71,6 +94,7 @@ class Trainer:
             weight_decay=_WEIGHT_DECAY,
         )
         self._objective = build_objective(policy, sampler, config)
+        self._steps = StochasticSteps(policy, sampler, config)
         self.average = MovingAverage(policy.local_state(), settings.ema_decay, settings.ema_interval)
 
     def average_state(self) -> WeightState:
@@ -94,19 +118,28 @@ class Trainer:
         updates = _split_by_prompt(ordered, self._config.algorithm.updates_per_iteration)
         sums = np.zeros(4)
         deviation = 0.0
+        stale = [sample for sample in ordered if sample.stale]
+        spread, ratio_kl = self._steps.off_policy(stale) if stale else (0.0, 0.0)
+        clipped_stale = 0.0
         self._objective.begin(updates)
         for index, chosen in enumerate(updates):
             terms = self._accumulate(chosen)
             if index == 0:
                 deviation = terms.deviation
                 self._check_ratio(deviation)
+                # No weight has changed: what is out of the clip range is out of it for its age.
+                of_it = sum(sample.stale for sample in chosen) / len(chosen)
+                clipped_stale = terms.clipped / of_it if of_it else 0.0
             place = f"training step {index + 1} of {len(updates)} in iteration {chosen[0].request.iteration}"
             self._check_loss(terms, place)
             norm = self._apply(place)
             sums += (terms.loss, terms.kl, terms.clipped, norm)
         self._objective.end()
         loss, kl, clipped, norm = sums / max(len(updates), 1)
-        return TrainingReport(len(updates), float(loss), float(kl), float(clipped), float(norm), deviation)
+        off_policy = OffPolicyFigures(len(stale), spread, ratio_kl, clipped_stale) if stale else None
+        return TrainingReport(
+            len(updates), float(loss), float(kl), float(clipped), float(norm), deviation, off_policy
+        )
 
     def _check_ratio(self, deviation: float) -> None:
         tolerance = self._config.algorithm.ratio_tolerance

@@ -9,6 +9,7 @@ which samples were asked for, and how often each was accepted; which worker held
 - With a notice a loss costs a sample at most one denoising step, without at most the commit interval.
 
 The same holds of drafts, but that none has to be accepted: a training window that closes drops what is left.
+A draft that is trained on is a sample that was asked for; it may have been accepted in the life before.
 
 A life that ends in the middle (its driver died) leaves its last phase unfinished; a resumed run does that
 again from its checkpoint, which is no step of a sample done again.
@@ -85,6 +86,7 @@ class _Life:
     leases: dict[int, _Lease] = field(default_factory=dict)
     holder: dict[str, int] = field(default_factory=dict)
     held_twice: list[str] = field(default_factory=list)
+    drafted: Counter[str] = field(default_factory=Counter)
     dropped: int = 0
     lost_at: dict[str, float] = field(default_factory=dict)
     noticed_at: dict[str, float] = field(default_factory=dict)
@@ -126,16 +128,17 @@ def check_history(lines: Iterable[HistoryLine]) -> HistoryReport:
     numbered = {number: _read(of_life) for number, of_life in sorted(by_life.items())}
     alive = list(numbered.values())
     ended = [phase for life in alive for phase in life.phases if phase.ended and not phase.drafts]
+    made = {name for life in alive for phase in life.phases if phase.drafts for name in phase.accepted}
+    drafted = {name for life in alive for name in life.drafted}
+    counts = [life.drafted for life in alive]
+    counts += [phase.accepted for life in alive for phase in life.phases]
     return HistoryReport(
-        requested=sum(len(phase.requests) for phase in ended),
-        lost=tuple(name for phase in ended for name in phase.requests if not phase.accepted[name]),
-        duplicated=tuple(
-            name
-            for life in alive
-            for phase in life.phases
-            for name, times in phase.accepted.items()
-            if times > 1
+        requested=sum(len(phase.requests) for phase in ended) + len(drafted),
+        lost=(
+            *(name for phase in ended for name in phase.requests if not phase.accepted[name]),
+            *sorted(drafted - made),
         ),
+        duplicated=tuple(name for times in counts for name in times if times[name] > 1),
         held_twice=tuple(name for life in alive for name in life.held_twice),
         incomplete=tuple(
             name for life in alive for phase in life.phases for name in _incomplete(life, phase)
@@ -189,6 +192,8 @@ def _read_driver(life: _Life, line: HistoryLine) -> None:
     elif line.event == "generate":
         drafts = facts.get("kind") == RequestKind.EXPLORE
         life.phases.append(_Phase(facts["steps"], list(facts["requests"]), drafts))
+    elif line.event == "drafted":
+        life.drafted.update(facts["requests"])
     elif line.event == "generated":
         life.phase_of(facts.get("kind")).ended = True
     elif line.event == "lease":

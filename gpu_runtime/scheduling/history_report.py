@@ -56,7 +56,7 @@ class HistoryReport:
     """What a history says of the promises.
 
     Attributes:
-        requested: samples asked for in phases that ended.
+        requested: samples asked for in phases that ended, and drafts that were trained on.
         lost: those of them that were never accepted.
         duplicated: samples accepted more than once.
         held_twice: samples leased to one worker while another held them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class SampleRequest:
             the finished image.
         schedule_steps: denoising steps from noise to image; 0 for those of its kind.
         averaged: the moving average of those weights is used.
+        trainable: a draft that may be trained on: its trajectory is kept, as that of every rollout is.
     """
 
     kind: RequestKind
@@ -58,6 +59,17 @@ class SampleRequest:
     preview_step: int = 0
     schedule_steps: int = 0
     averaged: bool = False
+    trainable: bool = False
+
+    @property
+    def keeps_trajectory(self) -> bool:
+        """Whether more is wanted than the image."""
+        return self.trainable or self.kind is not RequestKind.EXPLORE
+
+    @property
+    def as_rollout(self) -> SampleRequest:
+        """The rollout with the same weights, which a trainable draft equals to the bit."""
+        return replace(self, kind=RequestKind.ROLLOUT, trainable=False)
 
     @property
     def weights(self) -> WeightsVersion:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_runtime.diffusion.sampler import GeneratedImage, Sampler, SampleState
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog, names_of
 from storage.errors import RuntimeFailure
@@ -23,7 +23,8 @@ class SampleChunk:
 
     Attributes:
         states: the samples as far as they are; empty when they are finished, or not a step further.
-        samples: the finished ones, all at once; of drafts the images alone, as only scorers want them.
+        samples: the finished ones, all at once; of drafts that are not trained on the images alone, as only
+            scorers want them.
         notice: the machine's preemption notice, where one stands. The device has then given the lease up.
         step_s: seconds that each denoising step of the call took, on average; None where it did none.
     """
@@ -140,9 +141,10 @@ class SamplesInFlight:
                 self._sampler.predict(states)
             return ()
         samples = self._sampler.finish(states)
-        if first.kind is RequestKind.EXPLORE:
-            return tuple(GeneratedImage(sample.request, sample.image_HWC) for sample in samples)
-        return tuple(samples)
+        return tuple(
+            sample if sample.request.keeps_trajectory else GeneratedImage(sample.request, sample.image_HWC)
+            for sample in samples
+        )
 
     def _step(self, lease: int, until: int) -> float:
         """Do one denoising step where notices are watched or a history is kept, else all; their seconds."""

@@ -26,6 +26,20 @@ def evaluated_iterations(database: Database, run_id: str) -> set[int]:
     return {iteration for (iteration,) in rows}
 
 
+def held_out_scores(database: Database, run_id: str) -> dict[int, dict[int, float]]:
+    """Mean score of each held-out prompt's judged images, by iteration and prompt_id."""
+    with database.reading() as connection:
+        rows = connection.execute(
+            "SELECT iteration, prompt_id, avg(score) FROM evaluation_images "
+            "WHERE run_id = ? AND error IS NULL GROUP BY iteration, prompt_id ORDER BY iteration, prompt_id",
+            [run_id],
+        ).fetchall()
+    scores: dict[int, dict[int, float]] = {}
+    for iteration, prompt_id, score in rows:
+        scores.setdefault(iteration, {})[prompt_id] = score
+    return scores
+
+
 def last_recorded_at(database: Database, run_id: str) -> float | None:
     """When what was recorded last of a run ended (Unix seconds), discarded work included; None of nothing."""
     with database.reading() as connection:

@@ -14,6 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
+from gpu_runtime.learning.trainer import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
 from storage.database.records import (
@@ -55,7 +56,10 @@ def _commit(session: Session, record: IterationRecord) -> None:
     config = session.config
     if record.iteration % config.checkpoint.every == 0 or record.iteration == config.iterations:
         session.checkpoints.save(
-            record.iteration, session.runtime.blobs(), record_to_json(record), config.model_dump(mode="json")
+            record.iteration,
+            session.runtime.blobs(record.iteration + 1),
+            record_to_json(record),
+            config.model_dump(mode="json"),
         )
     session.store.commit_iteration(record)
     session.spent_usd += record.metrics["cost_usd"]
@@ -137,6 +141,7 @@ def iteration_record(
         "clip_share": report.clip_share,
         "gradient_norm": report.gradient_norm,
         "ratio_deviation": report.ratio_deviation,
+        **_off_policy_metrics(report.off_policy),
         "samples_returned": float(session.runtime.samples_returned),
         "samples_dropped": float(session.runtime.samples_dropped),
         "commits": float(session.runtime.commits),
@@ -165,6 +170,17 @@ def iteration_record(
         paid_time=session.runtime.take_paid_time(),
         standby_time=session.runtime.take_standby_time(),
     )
+
+
+def _off_policy_metrics(figures: OffPolicyFigures | None) -> dict[str, float]:
+    if figures is None:
+        return {}
+    return {
+        "off_policy_samples": float(figures.samples),
+        "off_policy_ratio_spread": figures.ratio_spread,
+        "off_policy_kl": figures.kl,
+        "off_policy_clip_share": figures.clip_share,
+    }
 
 
 def evaluation_record(

@@ -10,10 +10,12 @@ import numpy as np
 from PIL import Image
 
 from gpu_runtime.dispatch.seed_search import SeedReview
+from gpu_runtime.exploration.explorer import TrainingEvidence
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.runtime import Rollout
+from gpu_runtime.runtime import Rollout, Trained
 from storage.database.records import CandidateRecord, SampleImage
+from storage.database.results import held_out_scores
 from tasks.iteration.session import Session
 
 GALLERY_PROMPTS = 2
@@ -24,7 +26,7 @@ _THUMBNAIL_SIDE = 256
 
 
 def review_seeds(
-    session: Session, rolled: Rollout, scores: list[Score], next_plan: SeedPlan | None
+    session: Session, rolled: Rollout, scores: list[Score], trained: Trained, next_plan: SeedPlan | None
 ) -> SeedReview:
     """Look back on an iteration's seeds, and tell people what they should know of them and the next.
 
@@ -32,9 +34,14 @@ def review_seeds(
         session: of the run.
         rolled: the rollout.
         scores: of its samples, in their order.
+        trained: what training did with them.
         next_plan: of the next iteration; None where there is none yet.
     """
-    review = session.runtime.review(rolled, scores, next_plan)
+    evidence = None
+    if session.runtime.trains_on_drafts:
+        held_out = held_out_scores(session.store.database, session.run_id)
+        evidence = TrainingEvidence(trained.report.off_policy, held_out)
+    review = session.runtime.review(rolled, scores, next_plan, evidence)
     notes = (*(next_plan.notes if next_plan is not None else ()), *review.notes)
     for kind, message in notes:
         session.store.add_event(session.run_id, kind, message)

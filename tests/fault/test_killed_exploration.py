@@ -13,20 +13,25 @@ pytestmark = pytest.mark.slow
 
 # Drafts are counted and all of them made; with one spot worker dead, another drafts.
 SETTINGS = (
-    "runtime.spot_workers=2", "exploration.strategy=stale", "exploration.candidates=12",
+    "runtime.spot_workers=2", "exploration.candidates=12",
     "exploration.drafts=40", "exploration.stop_with_training=false", "runtime.cluster=local",
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module", params=["stale", "off_policy"])
+def settings(request):
+    return (*SETTINGS, f"exploration.strategy={request.param}")
+
+
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
+def home(tmp_path_factory, settings):
     with served(tmp_path_factory.mktemp("killed")) as folder:
         yield folder
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home):
-    return undisturbed_state(home, SETTINGS)
+def undisturbed(home, settings):
+    return undisturbed_state(home, settings)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +39,9 @@ def undisturbed(home):
     [(Kill("driver", "train", 3, 0.1), "resumed"), (Kill("spot", "train", 2, 0.05), "survived")],
     ids=["driver-while-drafting", "spot-while-drafting"],
 )
-def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, how):
+def test_the_final_state_is_that_of_a_run_never_killed(home, settings, undisturbed, kill, how):
     assert undisturbed
     run_id = f"killed-{kill.victim}"
-    assert disturb(home, kill, run_id, SETTINGS).how == how
+    assert disturb(home, kill, run_id, settings).how == how
     assert state_of(home, run_id) == undisturbed
     assert RunStore(Home(home)).run(run_id).status == "finished"

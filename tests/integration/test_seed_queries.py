@@ -92,6 +92,11 @@ class TestStaleAndFresh:
         with store.database.reading() as connection:
             return seed_queries.stale_and_fresh(connection, "r")
 
+    def test_a_draft_that_was_trained_on_is_no_fresh_score_of_itself(self, store: RunStore):
+        older = dataclasses.replace(sample(0, 0.5), policy_version=3)
+        committed(store, samples=[older, sample(1, 0.2)], candidates=[draft(0, 0.5), draft(1, 0.9)])
+        assert rows(self.pairs(store), "seed_index", "stale", "fresh") == [(1, 0.9, 0.2)]
+
     def test_the_rollout_or_the_re_score(self, store: RunStore):
         committed(
             store,

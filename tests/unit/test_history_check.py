@@ -197,3 +197,30 @@ def test_drafts_beside_a_rollout_are_told_apart_from_it():
     assert (report.requested, report.steps_needed, report.steps_done) == (2, 8, 8)
     assert beside(rollout_accepted=("a",)).report().lost == ("b",)
     assert beside(draft_times=2).report().duplicated == ("c",)
+
+
+def drafted(life: int, draft: str, accepted: bool = True, trained: int = 1) -> list[HistoryLine]:
+    """A life in which a draft is made, or not, and trained on so many times."""
+    story = Story(life)
+    story.lines.clear()
+    story.driver("generate", kind="explore", requests=[], steps=STEPS)
+    if accepted:
+        story.driver("lease", lease=0, kind="explore", worker="w", step=0, requests=[draft])
+        story.steps(0, "w", 0, 4).deliver(0, (draft,))
+    story.driver("generated", kind="explore").driver("drafted", requests=[draft] * trained)
+    return story.lines
+
+
+def test_a_draft_that_is_trained_on_was_asked_for_and_accepted_once():
+    report = check_history(drafted(1, "d"))
+    assert report.broken() == [] and report.requested == 1
+
+
+def test_a_resumed_run_trains_on_a_draft_of_the_life_before():
+    report = check_history([*drafted(1, "d"), *drafted(2, "d", accepted=False)])
+    assert report.broken() == [] and report.requested == 1
+
+
+def test_a_draft_that_was_never_made_or_is_trained_on_twice_breaks_a_promise():
+    assert check_history(drafted(1, "d", accepted=False)).lost == ("d",)
+    assert check_history(drafted(1, "d", trained=2)).duplicated == ("d",)

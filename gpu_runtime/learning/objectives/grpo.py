@@ -101,5 +101,6 @@ class GrpoObjective:
             kl = (kl_to_reference(policy, reference) * weight_R).sum()
         (loss + self._kl_weight * kl).backward()
         clipped = float((terms.clipped_R * weight_R).sum())
-        deviation = float((terms.ratio_R[:real] - 1).abs().max())
+        fresh = [place for place, row in enumerate(rows) if not row.sample.stale]
+        deviation = float((terms.ratio_R[fresh] - 1).abs().max()) if fresh else 0.0
         return BatchTerms(float(loss.detach()), float(kl.detach()), clipped, deviation)

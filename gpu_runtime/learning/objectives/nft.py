@@ -74,7 +74,9 @@ class NftObjective:
     def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
         """Keep the old policy's velocities; with one update the policy itself still is the old one."""
         self._old = {}  # an iteration that was refused did not come to its end
-        self._deviation = self._steps.deviation([sample for samples in updates for sample in samples])
+        self._deviation = self._steps.deviation(
+            [sample for samples in updates for sample in samples if not sample.stale]
+        )
         if len(updates) < 2:
             return
         size = self._config.sampling.batch_size

@@ -25,12 +25,15 @@ class TrainingSample:
         trajectory: its stochastic denoising steps (`grpo` learns from them, `nft` checks weights by them).
         latents_SC: its final latents, float32 (read by `nft`).
         advantage: how much better it is than what its group is measured from.
+        stale: older weights drew it than those that training begins with, as the strategy wants it: its
+            ratio need not be 1 at the first update.
     """
 
     request: SampleRequest
     trajectory: Trajectory
     latents_SC: np.ndarray
     advantage: float
+    stale: bool = False
 
 
 class Row(NamedTuple):
@@ -47,8 +50,8 @@ class BatchTerms(NamedTuple):
         loss: without the KL.
         kl: distance from the reference policy, unweighted; 0 where algorithm.kl_weight is 0.
         clipped: share of the update's rows whose gradient is cut off.
-        deviation: largest |ratio - 1| of stochastic steps; 0 at an iteration's first update, when the
-            weights are those that drew the samples.
+        deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
+            iteration's first update, when the weights are those that drew them.
     """
 
     loss: float

@@ -15,6 +15,9 @@ from gpu_runtime.learning.policy import Policy
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.run_config import RunConfig
 
+_BATCHES = 4
+"""Batches of steps that show how far samples of older weights lie from the policy."""
+
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -94,10 +97,30 @@ class StochasticSteps:
         rows = self.rows(samples)[: self._sampling.batch_size]
         if not rows:
             return 0.0
-        inputs = self.inputs(self.padded(rows))
+        moved_R = self._moved(rows)
         if self._sampling.sde == "none":
-            apart_R = (self.transition(inputs).mean_BSC - inputs.after_RSC).flatten(1).norm(dim=1)
+            return float(moved_R.max())
+        return float((torch.exp(moved_R) - 1).abs().max())
+
+    @torch.no_grad()
+    def off_policy(self, samples: Sequence[TrainingSample]) -> tuple[float, float]:
+        """`ratio_spread` and `kl` of `OffPolicyFigures`, by some batches of steps, evenly among all."""
+        rows, size = self.rows(samples), self._sampling.batch_size
+        count = min(len(rows), _BATCHES * size)
+        looked = [rows[place * len(rows) // count] for place in range(count)]
+        batches = [looked[first : first + size] for first in range(0, count, size)]
+        moved = torch.cat([self._moved(batch) for batch in batches]).double()
+        spread = float(moved.square().mean().sqrt())
+        if self._sampling.sde == "none":
+            return spread, 0.0
+        return spread, float((torch.expm1(moved) - moved).mean())
+
+    def _moved(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Of at most a batch of rows: log of the ratio, or an ODE step's relative change; shape (R,)."""
+        inputs = self.inputs(self.padded(rows))
+        policy = self.transition(inputs)
+        if self._sampling.sde == "none":
+            apart_R = (policy.mean_BSC - inputs.after_RSC).flatten(1).norm(dim=1)
             length_R = (inputs.after_RSC - inputs.before_RSC).flatten(1).norm(dim=1)
-            return float((apart_R / length_R)[: len(rows)].max())
-        ratio_R = torch.exp(self.log_prob(inputs, self.transition(inputs)) - inputs.old_log_prob_R)
-        return float((ratio_R[: len(rows)] - 1).abs().max())
+            return (apart_R / length_R)[: len(rows)]
+        return (self.log_prob(inputs, policy) - inputs.old_log_prob_R)[: len(rows)]

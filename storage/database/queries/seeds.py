@@ -235,6 +235,6 @@ def _pairs(own: str) -> str:
             LEFT JOIN fresh c ON c.iteration = d.iteration AND c.prompt_id = d.prompt_id
                 AND c.seed_index = d.seed_index
             LEFT JOIN rolled s ON s.iteration = d.iteration AND s.prompt_id = d.prompt_id
-                AND s.seed_index = d.seed_index
+                AND s.seed_index = d.seed_index AND s.policy_version > d.policy_version
             WHERE d.error IS NULL AND (c.score IS NOT NULL OR s.error IS NULL AND s.score IS NOT NULL))
     """

@@ -1,0 +1,115 @@
+"""Drafts that are trained on: kept from their window's end to the iteration that they are samples of.
+
+They travel in its checkpoint, since a resumed run no longer has the weights that drew them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
+from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+
+_ARRAYS, _FACTS = "drafts.safetensors", "drafts.json"
+"""Files of a checkpoint: what devices made, and what is known of it."""
+
+Drafts = Mapping[tuple[int, int], Delivered]
+"""An iteration's samples by prompt_id and seed index."""
+
+
+class KeptDrafts:
+    """The drafts of the last two plans: one is written to its checkpoint while the other is drafted."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[tuple[int, int], Delivered]] = {}
+
+    def keep(self, plan: SeedPlan, drafts: Iterable[Delivered]) -> None:
+        """Keep the drafts that a plan has chosen, as the rollouts that they equal to the bit.
+
+        Args:
+            plan: of the iteration that is trained on them.
+            drafts: all that were made for it; one without a judgement is not chosen.
+        """
+        judged = plan.explored_score
+        wanted = {(prompt, seed) for prompt, seeds in plan.seeds.items() for seed in seeds} & judged.keys()
+        chosen: dict[tuple[int, int], Delivered] = {}
+        for draft in drafts:
+            request = draft.sample.request
+            identity = request.prompt_id, request.seed_index
+            if identity in wanted:
+                chosen[identity] = replace(draft, sample=replace(draft.sample, request=request.as_rollout))
+        self._of = {number: kept for number, kept in self._of.items() if number == plan.iteration - 1}
+        # The order of arrival must not matter.
+        self._of[plan.iteration] = dict(sorted(chosen.items()))
+
+    def of(self, iteration: int) -> Drafts:
+        """The samples that an iteration need not roll out."""
+        return self._of.get(iteration, {})
+
+    def forget(self, iteration: int | None = None) -> None:
+        """Drop an iteration's samples, which are rolled out then; by default those of all."""
+        if iteration is None:
+            self._of = {}
+        else:
+            self._of.pop(iteration, None)
+
+    def blobs(self, iteration: int) -> dict[str, bytes]:
+        """An iteration's samples as files of a checkpoint, by name; none where there are none."""
+        drafts = list(self.of(iteration).values())
+        if not drafts:
+            return {}
+        samples = [draft.sample for draft in drafts]
+        arrays = {
+            "step_NW": [sample.trajectory.step_W for sample in samples],
+            "before_NWSC": [sample.trajectory.before_WSC for sample in samples],
+            "after_NWSC": [sample.trajectory.after_WSC for sample in samples],
+            "log_prob_NW": [sample.trajectory.log_prob_W for sample in samples],
+            "latents_NSC": [sample.latents_SC for sample in samples],
+            "image_NHWC": [sample.image_HWC for sample in samples],
+        }
+        facts = [_facts(draft) for draft in drafts]
+        return {
+            _ARRAYS: save({name: np.stack(rows) for name, rows in arrays.items()}),
+            _FACTS: json.dumps({"iteration": iteration, "drafts": facts}).encode(),
+        }
+
+    def restore(self, blobs: Mapping[str, bytes]) -> None:
+        """The inverse of `blobs`, from all files of a checkpoint: it may have none of drafts."""
+        self._of = {}
+        if _FACTS not in blobs:
+            return
+        facts, arrays = json.loads(blobs[_FACTS]), load(bytes(blobs[_ARRAYS]))
+        drafts = [_from_facts(one, {name: rows[place] for name, rows in arrays.items()})
+                  for place, one in enumerate(facts["drafts"])]  # fmt: skip
+        self._of[facts["iteration"]] = {
+            (draft.sample.request.prompt_id, draft.sample.request.seed_index): draft for draft in drafts
+        }
+
+
+def _facts(draft: Delivered) -> dict[str, Any]:
+    """JSON values; a draft that was chosen has its score."""
+    assert draft.score is not None
+    return {
+        "request": asdict(draft.sample.request),
+        "worker": draft.worker,
+        "score": asdict(draft.score.result()),
+    }
+
+
+def _from_facts(facts: Mapping[str, Any], row: Mapping[str, np.ndarray]) -> Delivered:
+    request = SampleRequest(**facts["request"] | {"kind": RequestKind(facts["request"]["kind"])})
+    trajectory = Trajectory(row["step_NW"], row["before_NWSC"], row["after_NWSC"], row["log_prob_NW"])
+    score: Future[Score] = Future()
+    score.set_result(Score(**facts["score"]))
+    sample = GeneratedSample(request, row["image_NHWC"], trajectory, row["latents_NSC"])
+    return Delivered(sample, facts["worker"], score)

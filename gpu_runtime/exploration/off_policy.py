@@ -1,0 +1,114 @@
+"""One-step off-policy: the chosen drafts are the training samples, until a guard finds that this hurts.
+
+Drafts are made as `stale` makes them, and are trained on as they are: nothing is rolled out but what they
+did not reach. Whether their age hurts is looked at after every training; once it does, the run goes on as
+`stale`, which rolls the chosen seeds out with newer weights.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.exploration.draft_planner import Draft
+from gpu_runtime.exploration.explorer import HeldOut, Note, OffPolicyFigures, SeedExplorer, TrainingEvidence
+from gpu_runtime.exploration.plan import SeedPlan
+
+_ITERATIONS = 3
+"""Iterations whose mean share of clipped steps is judged: one update's share is of few samples."""
+
+_MOST_CLIPPED = 0.25
+"""Share of stale steps without a gradient. About half of those out of the clip range have none: their
+advantage pulls them back into it. So at a quarter, half of all steps are out of it."""
+
+_STANDARD_ERRORS = 3.0
+"""By how many a held-out score must have fallen below the best one before."""
+
+_LEAST_PROMPTS = 8
+"""Held-out prompts that a standard error is trusted of."""
+
+
+class OffPolicyExplorer(SeedExplorer):
+    """Arguments as of `SeedExplorer`."""
+
+    _gave_up = False
+    _clipped: tuple[float, ...] = ()
+
+    @property
+    def trains_on_drafts(self) -> bool:
+        """Until the guard has found that it hurts."""
+        return not self._gave_up
+
+    def monitored(self, plan: SeedPlan) -> list[Draft]:
+        """None while drafts are trained on: their scores are those of the samples."""
+        return [] if self.trains_on_drafts else super().monitored(plan)
+
+    def after_training(self, iteration: int, evidence: TrainingEvidence) -> tuple[Note, ...]:
+        """Give training on drafts up where too many steps lack a gradient, or the policy got worse."""
+        if self._gave_up:
+            return ()
+        figures = evidence.figures
+        if figures is not None:
+            self._clipped = (*self._clipped, figures.clip_share)[-_ITERATIONS:]
+        reason = self._too_old(figures) or _fallen(evidence.held_out)
+        if reason is None:
+            return ()
+        self._gave_up = True
+        message = (
+            f"iteration {iteration}: {reason}; from the next iteration on the chosen seeds are rolled out, "
+            "as with exploration.strategy=stale. A lower optimizer.learning_rate keeps drafts nearer to the "
+            "policy"
+        )
+        return (("staleness", message),)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values, for a checkpoint."""
+        return super().state() | {"off_policy": {"gave_up": self._gave_up, "clipped": list(self._clipped)}}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        super().restore(state)
+        self._gave_up = state["off_policy"]["gave_up"]
+        self._clipped = tuple(state["off_policy"]["clipped"])
+
+    def _too_old(self, figures: OffPolicyFigures | None) -> str | None:
+        """In words, that the objective's clip range leaves too little of the drafts' gradient."""
+        if figures is None or len(self._clipped) < _ITERATIONS:
+            return None
+        share = statistics.fmean(self._clipped)
+        if share <= _MOST_CLIPPED:
+            return None
+        return (
+            f"{share:.0%} of the drafts' denoising steps had no gradient at the first update (mean of "
+            f"{_ITERATIONS} iterations, limit {_MOST_CLIPPED:.0%}), because their probability ratio, which "
+            f"spreads by {figures.ratio_spread:.2g}, was out of the clip range. Raise "
+            "algorithm.options.clip_range above that spread in a new run"
+        )
+
+
+def _fallen(held_out: HeldOut) -> str | None:
+    """In words, that the newest evaluation is worse than one before it, beyond chance."""
+    if len(held_out) < 2:
+        return None
+    newest = max(held_out)
+    best = max((each for each in held_out if each != newest), key=lambda each: _mean(held_out[each]))
+    # The same prompts and noise every time, so that differences of a prompt are what training has changed.
+    prompts = sorted(held_out[newest].keys() & held_out[best].keys())
+    apart = np.array([held_out[newest][prompt] - held_out[best][prompt] for prompt in prompts])
+    if len(apart) < _LEAST_PROMPTS:
+        return None
+    error = float(apart.std(ddof=1)) / len(apart) ** 0.5
+    if not float(apart.mean()) < -_STANDARD_ERRORS * error:
+        return None
+    return (
+        f"the held-out score after iteration {newest} is {_mean(held_out[newest]):.3f}, below the "
+        f"{_mean(held_out[best]):.3f} after iteration {best} by more than {_STANDARD_ERRORS:g} standard "
+        "errors"
+    )
+
+
+def _mean(scores: Mapping[int, float]) -> float:
+    return statistics.fmean(scores.values()) if scores else 0.0

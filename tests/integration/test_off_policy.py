@@ -1,0 +1,196 @@
+"""Training on drafts, on local processes: the samples, their ages, losses, resumption, giving it up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.exploration.explorer import TrainingEvidence
+from gpu_runtime.exploration.plan import SeedPlan
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.runtime import Rollout, Runtime, Trained
+from gpu_runtime.scheduling.requests import RequestKind
+from storage.config.loading import load_config
+from storage.errors import TrainingError
+from tests.live_workers import worker_process
+
+pytestmark = pytest.mark.slow
+
+# 24 drafts of 4 prompts, evenly: each has more than its group of 4.
+SETTINGS = [
+    "sampling.batch_size=4",
+    "runtime.cluster=local",
+    "exploration.strategy=off_policy",
+    "exploration.candidates=8",
+    "exploration.drafts=24",
+    "exploration.stop_with_training=false",
+    "exploration.allocation=uniform",
+]
+
+
+@pytest.fixture(scope="module")
+def runtime():
+    config = load_config("smoke", SETTINGS, {})
+    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="module")
+def untrained(runtime):
+    return runtime.blobs(), runtime.explorer_state()
+
+
+@pytest.fixture
+def fresh(runtime, untrained):
+    """The runtime as at its start: one set of workers serves all tests of this file."""
+    runtime.restore(untrained[0], 0, untrained[1])
+    return runtime
+
+
+def iterate(runtime: Runtime, plan: SeedPlan) -> tuple[Rollout, list[Score], Trained, SeedPlan]:
+    """Roll out, reward and train, the last two beside exploring, as the flow does."""
+    rolled = runtime.rollout(plan, plan.iteration + 1)
+    found: list[SeedPlan] = []
+    exploring = threading.Thread(target=lambda: found.append(runtime.explore(plan.iteration + 1)))
+    exploring.start()
+    scores = runtime.reward(rolled)
+    trained = runtime.train(rolled, scores)
+    exploring.join(60)
+    assert found
+    evidence = TrainingEvidence(trained.report.off_policy, {})
+    review = runtime.review(rolled, scores, found[0], evidence)
+    assert review.next_plan is not None
+    return rolled, scores, trained, review.next_plan
+
+
+def rollouts(runtime: Runtime) -> int:
+    """Devices' times in state rollout since this was asked last."""
+    return sum(interval.state == "rollout" for interval in runtime.take_intervals())
+
+
+def bits(rolled: Rollout) -> list[tuple[object, ...]]:
+    return [
+        (one.sample.request, one.sample.image_HWC.tobytes(), one.sample.trajectory.log_prob_W.tobytes())
+        for one in rolled.delivered
+    ]
+
+
+def test_the_chosen_drafts_are_the_samples_and_nothing_is_rolled_out(fresh):
+    _, _, first, plan = iterate(fresh, fresh.explore(1))
+    assert first.report.off_policy is None
+    rollouts(fresh)
+    rolled, scores, trained, _ = iterate(fresh, plan)
+    assert rollouts(fresh) == 0
+    requests = [one.sample.request for one in rolled.delivered]
+    assert [(one.prompt_id, one.seed_index) for one in requests] == [
+        (prompt, seed) for prompt, seeds in sorted(plan.seeds.items()) for seed in seeds
+    ]
+    assert {(one.kind, one.policy_version) for one in requests} == {(RequestKind.ROLLOUT, 0)}
+    assert rolled.policy_version == 1
+    # Their scores are those that chose them.
+    for request, score in zip(requests, scores, strict=True):
+        assert plan.explored_score[request.prompt_id, request.seed_index] == score.value and score.detail
+    assert {one.worker for one in rolled.delivered} <= {"spot-0", "spot-1"}
+    figures = trained.report.off_policy
+    assert figures is not None and 0 < figures.samples <= 16
+    assert 0 < figures.ratio_spread < 0.5
+    assert trained.report.ratio_deviation == 0 and trained.policy_version == 2
+
+
+def test_a_draft_equals_the_rollout_by_the_same_weights_to_the_bit(fresh, untrained):
+    rolled = fresh.rollout(fresh.explore(1), 2)
+    plan = fresh.explore(2)
+    drafts = dict(fresh._search.kept.of(2))
+    assert len(drafts) == 16
+    fresh._search.kept.forget()
+    again = fresh.rollout(plan)  # nothing was trained: the weights are still those of the drafts
+    for one in again.delivered:
+        request = one.sample.request
+        draft = drafts[request.prompt_id, request.seed_index]
+        assert draft.sample.request == request
+        for name in ("step_W", "before_WSC", "after_WSC", "log_prob_W"):
+            ours, theirs = getattr(draft.sample.trajectory, name), getattr(one.sample.trajectory, name)
+            assert ours.size and np.array_equal(ours, theirs)
+        assert np.array_equal(draft.sample.latents_SC, one.sample.latents_SC)
+    assert len(rolled.delivered) == 16
+
+
+def test_seeds_without_a_draft_are_rolled_out_with_the_weights_of_now(fresh):
+    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    kept = fresh._search.kept._of[2]
+    gone = sorted(kept)[:5]
+    for identity in gone:
+        del kept[identity]
+    rolled, _, trained, _ = iterate(fresh, plan)
+    versions = {
+        (one.sample.request.prompt_id, one.sample.request.seed_index): one.sample.request.policy_version
+        for one in rolled.delivered
+    }
+    assert {identity for identity, version in versions.items() if version == 1} == set(gone)
+    assert {version for identity, version in versions.items() if identity not in gone} == {0}
+    # Theirs is the ratio that must be 1.
+    assert trained.report.ratio_deviation <= fresh.config.algorithm.ratio_tolerance
+
+
+def test_a_run_that_is_resumed_trains_on_the_same_drafts(fresh, untrained):
+    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    saved, state = fresh.blobs(2), fresh.explorer_state()
+    assert {"drafts.safetensors", "drafts.json"} <= saved.keys()
+    once, _, _, following = iterate(fresh, plan)
+    expected: Mapping[str, bytes] = fresh.blobs(3)
+    fresh.restore(untrained[0], 0, untrained[1])
+    assert fresh._search.kept.of(2) == {}
+    fresh.restore(saved, 1, state)
+    again, _, _, same = iterate(fresh, plan)
+    assert bits(again) == bits(once)
+    found = fresh.blobs(3)
+    assert same.seeds == following.seeds and found.keys() == expected.keys()
+    # Which device made a draft, and when it was judged, is told beside it.
+    assert [name for name in found if found[name] != expected[name] and name != "drafts.json"] == []
+
+
+def test_samples_of_another_age_are_refused(fresh):
+    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    rolled = fresh.rollout(plan)
+    scores = fresh.reward(rolled)
+    fresh._search.kept.forget()
+    with pytest.raises(TrainingError, match="is of weights v0; training from v1 takes v1 to v1"):
+        fresh.train(rolled, scores)
+
+
+def test_what_hurts_is_rolled_out_from_the_next_iteration_on(fresh):
+    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    falls = {0: dict.fromkeys(range(8), 0.5), 1: {prompt: 0.1 + prompt / 100 for prompt in range(8)}}
+    rolled, scores, _, following = iterate(fresh, plan)
+    review = fresh.review(rolled, scores, following, TrainingEvidence(None, falls))
+    assert [kind for kind, _ in review.notes] == ["staleness"]
+    assert not fresh.trains_on_drafts
+    rolled = fresh.rollout(following)
+    assert {one.sample.request.policy_version for one in rolled.delivered} == {2}
+
+
+def test_a_killed_drafter_changes_no_sample(fresh, untrained):
+    """Last in this file: workers have other names afterwards."""
+    _, _, _, plan = iterate(fresh, fresh.explore(1))
+    undisturbed = bits(fresh.rollout(plan))
+    fresh.restore(untrained[0], 0, untrained[1])
+    enter = fresh._fleet.enter
+
+    def kill(worker, state):
+        enter(worker, state)
+        if (worker, state) == ("spot-0", "explore"):
+            os.kill(worker_process("spot-0").pid, signal.SIGKILL)
+
+    fresh._fleet.enter = kill
+    try:
+        _, _, _, plan = iterate(fresh, fresh.explore(1))
+    finally:
+        fresh._fleet.enter = enter
+    assert fresh.lost_workers == ["spot-0"]
+    assert bits(fresh.rollout(plan)) == undisturbed

@@ -80,3 +80,8 @@ def part_means(scores: Sequence[Score]) -> dict[str, float]:
     judgements = judged(scores)
     names = dict.fromkeys(name for score in judgements for name in score.parts)
     return {name: statistics.fmean(score.parts[name] for score in judgements) for name in names}
+
+
+def part_figures(score: Score) -> dict[str, float]:
+    """The parts of a weighted sum as figures of its image: `part_NAME`; empty for other scorers."""
+    return {f"part_{name}": value for name, value in score.parts.items()}

@@ -309,10 +309,9 @@ class Runtime:
                 return self._scoring.judge(images, prompts)
 
             delivered = self._fleet.generate(requests, weights, judge)
-            samples, scores = [one.sample for one in delivered], self._scores(delivered)
-            looks = meter.figures(
-                [(s.request.prompt_id, s.request.seed_index, s.latents_SC) for s in samples]
-            )
+            samples = [one.sample for one in delivered]
+            latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
+            scores, looks = self._scores(delivered), meter.figures(latents)
         figures = [look | part_figures(score) for look, score in zip(looks, scores, strict=True)]
         return Evaluation(samples, scores, self.policy_version, figures)
 

@@ -9,10 +9,11 @@ Shape suffixes: N prompts, R resamples.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import pandas as pd
@@ -34,6 +35,25 @@ _CELLS = 8_000_000
 """Most weights of resamples in memory: 32 MB; of very many prompts there are fewer resamples."""
 
 Group = Literal["truth", "look", "variety", "judge"]
+
+
+class FiguredImage(Protocol):
+    """A held-out image as it is stored."""
+
+    @property
+    def prompt_id(self) -> int:
+        """Its prompt."""
+        ...
+
+    @property
+    def seed_index(self) -> int:
+        """Its seed."""
+        ...
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What it looks like."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -142,6 +162,31 @@ class QualityVerdict:
         return "; ".join([f"Score {self.score.before:.3f} -> {self.score.after:.3f}", *parts])
 
 
+def quality_means(images: Iterable[FiguredImage]) -> dict[str, float]:
+    """The mean of each figure of `QUALITY` over the images that have it."""
+    values: dict[str, list[float]] = {}
+    for image in images:
+        for name, value in image.figures.items():
+            values.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values[name]) for name in QUALITY if name in values}
+
+
+def image_changes(pairs: Iterable[tuple[FiguredImage, FiguredImage]]) -> list[FigureChange]:
+    """The changes of the figures of `QUALITY` between images of the same prompt and seed.
+
+    Args:
+        pairs: an image before and after.
+    """
+    rows = [
+        (late.prompt_id, late.seed_index, name, value, late.figures[name])
+        for early, late in pairs
+        for name, value in early.figures.items()
+        if name in late.figures
+    ]
+    frame = pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
+    return figure_changes(frame, QUALITY)
+
+
 def quality_verdict(pairs: pd.DataFrame) -> QualityVerdict | None:
     """Compare the images of an evaluation with the untouched model's.
 
@@ -163,16 +208,13 @@ def figure_changes(pairs: pd.DataFrame, names: Iterable[str]) -> list[FigureChan
         pairs: columns prompt_id, seed_index, name, before, after.
         names: of figures.
     """
-    if pairs.empty:
-        return []
-    means = pairs.groupby(["name", "prompt_id"], sort=True)[["before", "after"]].mean()
-    known = set(means.index.get_level_values("name"))
-    return [
-        _change(name, of_name["before"].to_numpy(dtype=float), of_name["after"].to_numpy(dtype=float))
-        for name in names
-        if name in known
-        for of_name in (means.loc[name],)
-    ]
+    changes = []
+    for name in names:
+        of_name = pairs.loc[pairs["name"] == name]
+        if not of_name.empty:
+            means = of_name.groupby("prompt_id", sort=True)[["before", "after"]].mean()
+            changes.append(_change(name, means["before"].to_numpy(float), means["after"].to_numpy(float)))
+    return changes
 
 
 def _change(name: str, before_N: np.ndarray, after_N: np.ndarray) -> FigureChange:

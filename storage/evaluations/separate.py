@@ -159,7 +159,7 @@ class EvaluationStore:
                 [evaluation_id],
             ).fetchall():
                 figures[prompt_id, seed_index][name] = value
-        return [JudgedImage(*row, figures.get(row[:2], {})) for row in rows]
+        return [JudgedImage(*row, figures=figures.get((row[0], row[1]), {})) for row in rows]
 
 
 def _insert_images(connection: duckdb.DuckDBPyConnection, key: str, images: Sequence[JudgedImage]) -> None:

@@ -51,12 +51,12 @@ def recorded_name(name: str) -> str | None:
     section, slash, rest = name.partition("/")
     if not slash:
         return name
-    prefixed = {
+    cut = {
         "phase_s": f"{rest}{_SECONDS}",
         "cost": f"{_DOLLARS}{rest}",
         "quality": f"{QUALITY_FIGURE}{rest}",
     }
-    figure = prefixed.get(section, rest)
+    figure = cut.get(section, rest)
     return None if figure in (TOTAL_USD, EVALUATION_USD) else figure
 
 

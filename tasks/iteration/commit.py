@@ -6,7 +6,7 @@ import base64
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from prefect import task
@@ -25,7 +25,7 @@ from storage.database.records import (
     StateInterval,
     record_to_json,
 )
-from storage.evaluations.quality import QUALITY, quality_verdict
+from storage.evaluations.quality import quality_means, quality_verdict
 from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
@@ -83,22 +83,13 @@ def record_evaluation(session: Session, record: EvaluationRecord) -> str | None:
         "evaluation_score": record.score,
         "evaluation_exact": record.exact,
         **{f"evaluation_part_{name}": value for name, value in record.parts.items()},
-        **{f"{QUALITY_FIGURE}{name}": value for name, value in _quality_means(record.images).items()},
+        **{f"{QUALITY_FIGURE}{name}": value for name, value in quality_means(record.images).items()},
         EVALUATION_USD: usd,
         TOTAL_USD: session.spent_usd,
     }
     session.tracker.metrics(record.iteration, figures)
     session.tracker.images(record.iteration, _gallery(record))
     return None if record.iteration == 0 else _note_hacking(session, record.iteration)
-
-
-def _quality_means(images: Sequence[EvaluationImage]) -> dict[str, float]:
-    """The mean of each figure of quality over the images that have it."""
-    values: dict[str, list[float]] = {}
-    for image in images:
-        for name in QUALITY.keys() & image.figures.keys():
-            values.setdefault(name, []).append(image.figures[name])
-    return {name: statistics.fmean(values[name]) for name in QUALITY if name in values}
 
 
 def _note_hacking(session: Session, iteration: int) -> str | None:

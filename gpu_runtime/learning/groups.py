@@ -70,7 +70,7 @@ def training_samples(
 
 
 def _normalised(scores: Sequence[Score], reward_PG: torch.Tensor) -> torch.Tensor:
-    """What is learned from in place of the rewards; of a group with a failed image anything, as it is dropped."""
+    """What is learned from in place of the rewards; any value for a group that is dropped."""
     weights = [term.weight for term in next(score.terms for score in scores if score.terms)]
     nothing = [0.0] * len(weights)
     term_BK = torch.tensor(

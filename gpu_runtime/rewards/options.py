@@ -112,8 +112,8 @@ class SumOptions(Section):
                     ", ".join(other for other in self.parts if other != name) or "none: name a second one"
                 )
                 raise ValueError(
-                    f"reward.options.parts.{name}.gate is {gate!r}; it must be a table of other parts and the "
-                    f"score that each must reach, in [0, 1]; the other parts are {others}"
+                    f"reward.options.parts.{name}.gate is {gate!r}; it must be a table of other parts and "
+                    f"the score that each must reach, in [0, 1]; the other parts are {others}"
                 )
         return self
 

@@ -278,8 +278,8 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     """
     if _normalises(chosen_scorer(config.reward)) and config.exploration.baseline == "pool":
         raise ConfigurationError(
-            "reward.options.normalise is group, but exploration.baseline is pool: the parts of the drafts are "
-            "not normalised; use exploration.baseline=group, or normalise=none"
+            "reward.options.normalise is group, but exploration.baseline is pool: the parts of drafts "
+            "are not normalised; use exploration.baseline=group, or normalise=none"
         )
     reward = config.reward.model_copy(update={"options": chosen_scorer(config.reward).values})
     return config.model_copy(update={"reward": reward})

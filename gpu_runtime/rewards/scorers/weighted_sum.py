@@ -94,26 +94,20 @@ class WeightedSum:
 
     def _summed(self, said: Mapping[str, Score]) -> Score:
         parts = {name: score.value for name, score in said.items() if score.error is None}
-        counted = {name for name in parts if self._counts(name, parts)}
+        left_out = {name for name in parts if not self._counts(name, parts)}
         detail = "; ".join(
-            f"{name} {score.value:.3f}{'' if name in counted else ' (not counted)'} {score.detail}".rstrip()
+            f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
             for name, score in said.items()
         )
         errors = [f"{name}: {score.error}" for name, score in said.items() if score.error is not None]
         if errors:
             return Score(0.0, False, detail, error="; ".join(errors), parts=parts)
-        value = (
-            sum(self._parts[name][1] * part for name, part in parts.items() if name in counted) / self._total
-        )
+        counted = {name: 0.0 if name in left_out else part for name, part in parts.items()}
+        value = sum(self._parts[name][1] * part for name, part in counted.items()) / self._total
         verdicts = [score.exact for name, score in said.items() if name not in self._grading_only]
-        terms = [
-            Term(self._parts[name][1] / self._total, part if name in counted else 0.0)
-            for name, part in parts.items()
-        ]
         exact = bool(verdicts) and all(verdicts)
-        return Score(
-            min(value, 1.0), exact, detail, parts=parts, terms=tuple(terms) if self._normalised else ()
-        )
+        terms = tuple(Term(self._parts[name][1] / self._total, part) for name, part in counted.items())
+        return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms if self._normalised else ())
 
     def _counts(self, name: str, parts: Mapping[str, float]) -> bool:
         """Whether a part counts; one whose gate has failed does not, and then the sum has failed anyway."""

@@ -211,7 +211,7 @@ def test_a_part_of_another_package_is_written_as_one_table_on_the_command_line()
     assert config.reward.options == {"parts": {"jpeg": 1, path: {"weight": 2, "a": 3}}}
 
 
-def gated(ocr: float, jpeg: float, **rules: PartRule) -> Score:
+def gated(ocr: float, jpeg: float, /, **rules: PartRule) -> Score:
     parts = {"ocr": (Fixed("ocr", ocr), 3.0), "jpeg": (Fixed("jpeg", jpeg), 1.0)}
     return WeightedSum(parts, rules=rules).score(IMAGES[0], PROMPTS[0])
 

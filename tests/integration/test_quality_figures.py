@@ -110,7 +110,7 @@ def test_what_the_page_and_the_report_show_of_them(store: RunStore):
     assert list(drawn[2].data[0].y) == pytest.approx([0.0, -0.1])
     assert quality.verdict is not None
     assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "", ""]
-    [part] = part_charts(read_run(store, "r"), quality)
+    part: Any = part_charts(read_run(store, "r"), quality)[0]
     assert list(part.data[0].y) == [0.25, 0.5]
 
 

@@ -12,7 +12,7 @@ from storage.evaluations.quality import FigureChange, figure_changes, quality_me
 from storage.evaluations.separate import JudgedImage
 
 
-def pairs(prompts: int = 40, **figures: tuple[float, float]) -> pd.DataFrame:
+def pairs(prompts: int = 40, /, **figures: tuple[float, float]) -> pd.DataFrame:
     """Of each figure its mean before and after, with noise that both share, and a little that they do not."""
     rng = np.random.default_rng(0)
     rows = []
@@ -24,13 +24,13 @@ def pairs(prompts: int = 40, **figures: tuple[float, float]) -> pd.DataFrame:
 
 
 def worse(**figures: tuple[float, float]) -> list[str]:
-    verdict = quality_verdict(pairs(**figures))
+    verdict = quality_verdict(pairs(40, **figures))
     assert verdict is not None
     return [change.name for change in verdict.worse]
 
 
 def is_hacking(**figures: tuple[float, float]) -> bool:
-    verdict = quality_verdict(pairs(**figures))
+    verdict = quality_verdict(pairs(40, **figures))
     assert verdict is not None
     return verdict.is_hacking
 

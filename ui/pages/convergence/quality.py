@@ -32,7 +32,7 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
         figure = go.Figure()
         for place, name in enumerate(names):
             figure.add_scatter(
-                x=quality.means["iteration"], y=_change_since_start(quality.means[name], name),
+                x=quality.means["iteration"], y=_change_since_start(quality.means[name].to_numpy(dtype=float), name),
                 name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.0%}",
                 line={"color": RUN_COLOURS[place % len(RUN_COLOURS)], "width": 2},
             )  # fmt: skip
@@ -42,8 +42,8 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
     return figures
 
 
-def _change_since_start(means: pd.Series, name: str) -> np.ndarray:
-    values = means.to_numpy(dtype=float)
+def _change_since_start(values: np.ndarray, name: str) -> np.ndarray:
+    """The change from the first value, in parts of it."""
     return (values - values[0]) / max(abs(values[0]), QUALITY[name].least)
 
 

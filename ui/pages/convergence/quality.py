@@ -31,8 +31,9 @@ def quality_charts(quality: QualityView) -> list[go.Figure]:
             continue
         figure = go.Figure()
         for place, name in enumerate(names):
+            values = quality.means[name].to_numpy(dtype=float)
             figure.add_scatter(
-                x=quality.means["iteration"], y=_change_since_start(quality.means[name].to_numpy(dtype=float), name),
+                x=quality.means["iteration"], y=_change_since_start(values, name),
                 name=QUALITY[name].title, mode="lines+markers", hovertemplate="%{y:+.0%}",
                 line={"color": RUN_COLOURS[place % len(RUN_COLOURS)], "width": 2},
             )  # fmt: skip

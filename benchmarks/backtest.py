@@ -186,6 +186,13 @@ def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
     )
 
 
+def _workers(config: RunConfig) -> tuple[int, int]:
+    """Reserved and spot devices; the benchmark's own runs give numbers."""
+    reserved, spot = config.runtime.reserved_workers, config.runtime.spot_workers
+    assert isinstance(reserved, int) and isinstance(spot, int)
+    return reserved, spot
+
+
 def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: float) -> SimulatedRun:
     """Simulate a live run: its settings, its fleet, its trace.
 
@@ -195,13 +202,13 @@ def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: flo
         kept: the live run.
         late_s: from its first phase to the beginning of its trace.
     """
-    runtime, price = config.runtime, config.price
+    price, (reserved, spot) = config.price, _workers(config)
     fleet = FleetPlan(
-        runtime.reserved_workers, runtime.spot_workers, runtime.trainer_workers,
+        reserved, spot, config.runtime.trainer_workers,
         price.reserved_usd_per_hour, price.spot_usd_per_hour,
     )  # fmt: skip
     if kept.trace is None:
-        trace = Trace(tuple(TraceEvent(0.0, "add", f"spot-{n}") for n in range(runtime.spot_workers)), 1.0)
+        trace = Trace(tuple(TraceEvent(0.0, "add", f"spot-{n}") for n in range(spot)), 1.0)
     else:
         begins_s = (times.start + times.opening) / TICKS_PER_S + late_s
         trace = _shifted(kept.trace, begins_s)
@@ -275,7 +282,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
     ]
     ratios = sorted(simulated_figures(one, config).iteration_s / found.iteration_s for one in drawn)
     equal = kept.trace is None and strategy_of(config).timing is DraftTiming.NEVER
-    devices = runtime.reserved_workers + runtime.spot_workers
+    devices = sum(_workers(config))
     closed = undisturbed(config, times, devices) / run.wall if equal else None
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     live = live_figures(home, kept.run_id, config)

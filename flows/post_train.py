@@ -259,7 +259,9 @@ def _evaluate_if_due(session: Session, iteration: int) -> None:
     evaluation = evaluate(session, iteration)
     intervals = session.runtime.take_intervals()
     record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
-    record_evaluation(session, record)
+    alarm = record_evaluation(session, record)
     _note_troubles(session)
     reporter().evaluation(record)
+    if alarm is not None:
+        reporter().note(alarm)
     session.log.note(f"held-out score after iteration {iteration}: {record.score:.3f}")

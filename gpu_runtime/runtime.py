@@ -6,6 +6,7 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
@@ -27,8 +28,9 @@ from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import check_versions, training_samples
 from gpu_runtime.learning.policy import check_sync, weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
-from gpu_runtime.rewards.protocol import Score, judged
-from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.quality.meter import QualityMeter
+from gpu_runtime.rewards.protocol import Score, judged, part_figures
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion, evaluation_request
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
@@ -69,11 +71,16 @@ class Trained:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Held-out samples with their scores, ordered by prompt and seed."""
+    """Held-out samples with their scores, ordered by prompt and seed.
+
+    Attributes:
+        figures: what each image looks like (`quality.meter`), and the parts of its score as `part_NAME`.
+    """
 
     samples: list[GeneratedSample]
     scores: list[Score]
     policy_version: int
+    figures: list[dict[str, float]]
 
     @property
     def score(self) -> float:
@@ -311,27 +318,27 @@ class Runtime:
         return self._search.state()
 
     def evaluate(self) -> Evaluation:
-        """Held-out images by the ODE with the moving average, and their scores."""
-        settings = self.config.evaluation
+        """Held-out images by the ODE with the moving average, their scores, and what they look like."""
         weights = self._average() if self.config.optimizer.ema_decay > 0 else self._current
+        prompts = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
         requests = [
-            SampleRequest(
-                RequestKind.EVALUATE,
-                self.config.seed,
-                0,
-                prompt.prompt_id,
-                seed,
-                self.policy_version,
-                prompt.text,
-                averaged=weights.version.averaged,
-            )
+            evaluation_request(self.config.seed, prompt.prompt_id, seed, prompt.text, weights.version)
             for prompt in self.evaluate_prompts
-            for seed in range(settings.images_per_prompt)
+            for seed in range(self.config.evaluation.images_per_prompt)
         ]
-        by_id = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
-        delivered = self._fleet.generate(requests, weights, partial(self._scoring.judge, prompts=by_id))
-        samples = [one.sample for one in delivered]
-        return Evaluation(samples, self._scores(delivered), self.policy_version)
+        with QualityMeter(prompts) as meter:
+
+            def judge(images: Sequence[GeneratedImage]) -> list[Future[Score]]:
+                for image in images:
+                    meter.add(image.request.prompt_id, image.request.seed_index, image.image_HWC)
+                return self._scoring.judge(images, prompts)
+
+            delivered = self._fleet.generate(requests, weights, judge)
+            samples = [one.sample for one in delivered]
+            latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
+            scores, looks = self._scores(delivered), meter.figures(latents)
+        figures = [look | part_figures(score) for look, score in zip(looks, scores, strict=True)]
+        return Evaluation(samples, scores, self.policy_version, figures)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint.

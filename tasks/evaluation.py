@@ -22,6 +22,7 @@ from storage.evaluations.figures import figures_of
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
+from storage.tracking.names import QUALITY_FIGURE
 from storage.tracking.tracker import Tracker
 from tasks.image_folder import write_images
 from tasks.inputs import input_digests
@@ -128,7 +129,8 @@ def record_separately(
 
 
 def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
-    """The scores of an evaluation with their prompts' tags, by prompt and seed."""
+    """The scores and figures of an evaluation with their prompts' tags, by prompt and seed."""
+    evaluation = evaluated.evaluation
     tags = {prompt.prompt_id: str(prompt.metadata.get("tag", "")) for prompt in evaluated.prompts}
     return [
         JudgedImage(
@@ -140,8 +142,11 @@ def judged_images(evaluated: Evaluated) -> list[JudgedImage]:
             exact=score.exact,
             detail=score.detail,
             error=score.error,
+            figures=figures,
         )
-        for sample, score in zip(evaluated.evaluation.samples, evaluated.evaluation.scores, strict=True)
+        for sample, score, figures in zip(
+            evaluation.samples, evaluation.scores, evaluation.figures, strict=True
+        )
     ]
 
 
@@ -157,6 +162,7 @@ def tracked_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
             found[f"evaluation_{name}_low{ending}"] = low
             found[f"evaluation_{name}_high{ending}"] = high
     found |= {f"evaluation_part_{name}": value for name, value in figures.get("parts", {}).items()}
+    found |= {f"{QUALITY_FIGURE}{name}": value for name, value in figures.get("quality", {}).items()}
     return found
 
 

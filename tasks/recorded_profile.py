@@ -151,7 +151,7 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Measured) -> No
     columns = {str(name): [float(value) for value in work[name]] for name in work.columns}
     for values in zip(*columns.values(), strict=True):
         row = dict(zip(columns, values, strict=True))
-        found.scores += _score_s(config, row["samples"], row["rollout_s"] - weights_s, row["reward_s"])
+        found.scores += _score_s(config, row, row["rollout_s"] - weights_s)
         found.driver += _driver_s(config, row)
     evaluated = evaluations["rollout_device_s"] / (
         -(-evaluations["images"] // size) * config.sampling.evaluate_steps
@@ -159,7 +159,7 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Measured) -> No
     found.evaluation += [float(value) / statistics.median(step_s) for value in evaluated if value > 0]
 
 
-def _score_s(config: RunConfig, samples: float, rollout_s: float, reward_s: float) -> list[float]:
+def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float) -> list[float]:
     """Seconds in which a scorer judges one image, from how long a rollout's last scores were waited for.
 
     Devices deliver in turns, as many batches as they are; scorers judge a turn's images while the next turn
@@ -168,21 +168,20 @@ def _score_s(config: RunConfig, samples: float, rollout_s: float, reward_s: floa
 
     Args:
         config: of the run.
-        samples: of the rollout.
+        row: of the iteration; its device-seconds tell how many devices it had.
         rollout_s: that devices generated for.
-        reward_s: until the last score was there.
     """
-    if math.isnan(rollout_s) or math.isnan(reward_s):
+    samples, reward_s = row["samples"], row["reward_s"]
+    if math.isnan(rollout_s) or math.isnan(reward_s) or math.isnan(row["iteration_s"]):
         return []
-    runtime = config.runtime
-    devices = runtime.reserved_workers + runtime.spot_workers
+    devices = max(1, round(row["device_s"] / row["iteration_s"]))
     batches = -(-samples // config.sampling.batch_size)
     turns = -(-batches // devices)
     turn_s = rollout_s / turns
     lags = reward_s > turn_s
     images = samples if lags else min(samples, samples / batches * (batches - (turns - 1) * devices))
     judging_s = reward_s + (turns - 1) * turn_s if lags else reward_s
-    return [judging_s * runtime.scorer_workers / images]
+    return [judging_s * config.runtime.scorer_workers / images]
 
 
 def _driver_s(config: RunConfig, row: Mapping[str, float]) -> list[float]:

@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.exploration.plan import SeedPlan
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, Term
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 
 _ARRAYS, _FACTS = "drafts.safetensors", "drafts.json"
@@ -110,6 +110,7 @@ def _from_facts(facts: Mapping[str, Any], row: Mapping[str, np.ndarray]) -> Deli
     request = SampleRequest(**facts["request"] | {"kind": RequestKind(facts["request"]["kind"])})
     trajectory = Trajectory(row["step_NW"], row["before_NWSC"], row["after_NWSC"], row["log_prob_NW"])
     score: Future[Score] = Future()
-    score.set_result(Score(**facts["score"]))
+    terms = tuple(Term(*term) for term in facts["score"]["terms"])
+    score.set_result(Score(**facts["score"] | {"terms": terms}))
     sample = GeneratedSample(request, row["image_NHWC"], trajectory, row["latents_NSC"])
     return Delivered(sample, facts["worker"], score)

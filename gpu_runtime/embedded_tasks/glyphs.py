@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from gpu_runtime.embedded_tasks.protocol import is_held_out
+from gpu_runtime.embedded_tasks.protocol import RenderedPicture, is_held_out
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
@@ -59,17 +59,43 @@ class GlyphsTask:
         Raises:
             ConfigurationError: the prompt is none of this task's.
         """
-        match = _PATTERN.fullmatch(prompt.text)
-        if match is None or match.group(1) not in COLOURS:
-            raise ConfigurationError(
-                f"{prompt.text!r} is no prompt of the glyphs task; write it as in: a red sign that says "
-                f'"K7A", with one of {", ".join(COLOURS)}'
-            )
+        colour, text = _colour_and_text(prompt)
         right, down = (int(rng.integers(-limit, limit + 1)) for limit in _JITTER)
-        coverage_HW = np.roll(_coverage(match.group(2)), (down, right), axis=(0, 1))
-        background_3 = np.array(COLOURS[match.group(1)], dtype=np.float32)
-        image_HWC = background_3 + _TEXT_OFFSET * coverage_HW[..., None]
-        return image_HWC.round().clip(0, 255).astype(np.uint8)
+        return _drawn(colour, text, down, right).image_HWC
+
+    def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
+        """The sign in the displacement that is nearest to an image; see `EmbeddedTask`.
+
+        Raises:
+            ConfigurationError: the prompt is none of this task's.
+        """
+        colour, text = _colour_and_text(prompt)
+        pictures = _every_displacement(colour, text)
+        errors = [(image_HWC.astype(np.int32) - picture.image_HWC).ravel() for picture in pictures]
+        return pictures[int(np.argmin([error @ error for error in errors]))]
+
+
+def _colour_and_text(prompt: PromptRecord) -> tuple[str, str]:
+    match = _PATTERN.fullmatch(prompt.text)
+    if match is None or match.group(1) not in COLOURS:
+        raise ConfigurationError(
+            f"{prompt.text!r} is no prompt of the glyphs task; write it as in: a red sign that says "
+            f'"K7A", with one of {", ".join(COLOURS)}'
+        )
+    return match.group(1), match.group(2)
+
+
+@lru_cache(maxsize=256)
+def _every_displacement(colour: str, text: str) -> list[RenderedPicture]:
+    across, along = (range(-limit, limit + 1) for limit in _JITTER)
+    return [_drawn(colour, text, down, right) for down in along for right in across]
+
+
+def _drawn(colour: str, text: str, down: int, right: int) -> RenderedPicture:
+    """The sign, displaced by so many pixels."""
+    coverage_HW = np.roll(_coverage(text), (down, right), axis=(0, 1))
+    image_HWC = np.array(COLOURS[colour], dtype=np.float32) + _TEXT_OFFSET * coverage_HW[..., None]
+    return RenderedPicture(image_HWC.round().clip(0, 255).astype(np.uint8), coverage_HW > 0)
 
 
 @lru_cache(maxsize=65536)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,10 +11,23 @@ import numpy as np
 from storage.prompts.files import PromptRecord
 
 
+@dataclass(frozen=True)
+class RenderedPicture:
+    """A picture that a task's renderer could have drawn.
+
+    Attributes:
+        image_HWC: uint8 RGB, shape (H, W, 3).
+        drawn_HW: bool, shape (H, W): where something is drawn; the rest is background.
+    """
+
+    image_HWC: np.ndarray
+    drawn_HW: np.ndarray
+
+
 class EmbeddedTask(Protocol):
     """A little world that the project can draw itself: training data for the embedded model.
 
-    Both methods take all their randomness from the generator passed in.
+    The methods that draw take all their randomness from the generator passed in.
     """
 
     name: str
@@ -35,6 +49,18 @@ class EmbeddedTask(Protocol):
 
     def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
         """Draw a picture that fulfils a prompt of this task: uint8 RGB, shape (H, W, 3)."""
+        ...
+
+    def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
+        """Of all pictures that `render` may draw for a prompt, the one nearest to an image by squared error.
+
+        Args:
+            prompt: of this task.
+            image_HWC: uint8 RGB, shape (H, W, 3).
+
+        Raises:
+            ConfigurationError: the prompt is none of this task's.
+        """
         ...
 
 

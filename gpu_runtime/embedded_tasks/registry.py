@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
-from gpu_runtime.embedded_tasks.protocol import EmbeddedTask
+from gpu_runtime.embedded_tasks.protocol import EmbeddedTask, RenderedPicture
 from gpu_runtime.embedded_tasks.shapes import ShapesTask
 from storage.errors import ConfigurationError
+from storage.prompts.files import PromptRecord
 
 TASKS: dict[str, EmbeddedTask] = {"glyphs": GlyphsTask(), "shapes": ShapesTask()}
 
@@ -19,3 +22,19 @@ def find_task(name: str) -> EmbeddedTask:
     if name not in TASKS:
         raise ConfigurationError(f"unknown embedded task {name!r}; choose one of: {', '.join(sorted(TASKS))}")
     return TASKS[name]
+
+
+def rendered_picture(prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture | None:
+    """What an image should look like, where an embedded task draws such prompts in this size.
+
+    Args:
+        prompt: the image's prompt.
+        image_HWC: uint8 RGB, shape (H, W, 3).
+    """
+    for task in TASKS.values():
+        if image_HWC.shape[:2] == (task.height, task.width):
+            try:
+                return task.nearest_picture(prompt, image_HWC)
+            except ConfigurationError:  # another's prompt
+                continue
+    return None

@@ -5,13 +5,15 @@ Rows have GenEval's own format (Ghosh et al., 2023): tag, include, exclude, prom
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import permutations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from gpu_runtime.embedded_tasks.protocol import is_held_out
+from gpu_runtime.embedded_tasks.protocol import RenderedPicture, is_held_out
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
@@ -41,6 +43,7 @@ SIZE = 10
 _CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))
 MOST_OBJECTS = len(_CELLS)
 _CELL = 16
+_MARGIN = (_CELL - SIZE) // 2
 _JITTER = 1
 _SUPERSAMPLING = 8
 _HELD_OUT_ONE_IN = 5
@@ -88,14 +91,68 @@ class ShapesTask:
         image_HWC[:] = BACKGROUND
         for (name, colour, _), cell in zip(objects, cells, strict=True):
             colour = colour or list(COLOURS)[rng.integers(len(COLOURS))]
-            margin = (_CELL - SIZE) // 2
             top, left = (
-                place * _CELL + margin + int(rng.integers(-_JITTER, _JITTER + 1)) for place in _CELLS[cell]
+                place * _CELL + _MARGIN + int(rng.integers(-_JITTER, _JITTER + 1)) for place in _CELLS[cell]
             )
-            mask_HW1 = coverage(name)[..., None]
-            box = image_HWC[top : top + SIZE, left : left + SIZE]
-            box += mask_HW1 * (np.array(COLOURS[colour], dtype=np.float32) - box)
+            image_HWC[top : top + SIZE, left : left + SIZE] = _patch(name, colour)
         return image_HWC.round().astype(np.uint8)
+
+    def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
+        """The objects in the cells, displacements and colours nearest to an image; see `EmbeddedTask`.
+
+        Cells do not overlap: each object's best place in each cell is found by itself, then the best choice
+        of cells.
+
+        Raises:
+            ConfigurationError: the row asks for what this task cannot draw.
+        """
+        objects = _objects(prompt)
+        kinds = {(name, colour) for name, colour, _ in objects}
+        of_kind = {kind: [_best_in_cell(image_HWC, *kind, cell) for cell in _CELLS] for kind in kinds}
+        placed = [of_kind[name, colour] for name, colour, _ in objects]
+        chosen = min(
+            _allowed_cells(objects),
+            key=lambda cells: sum(best[cell].gain for best, cell in zip(placed, cells, strict=True)),
+        )
+        picture_HWC = np.empty((self.height, self.width, 3), dtype=np.float32)
+        picture_HWC[:] = BACKGROUND
+        drawn_HW = np.zeros((self.height, self.width), dtype=bool)
+        for number, cell in enumerate(chosen):
+            best, name = placed[number][cell], objects[number][0]
+            box = np.s_[best.top : best.top + SIZE, best.left : best.left + SIZE]
+            picture_HWC[box] = _patch(name, best.colour)
+            drawn_HW[box] = coverage(name) > 0
+        return RenderedPicture(picture_HWC.round().astype(np.uint8), drawn_HW)
+
+
+class _Placed(NamedTuple):
+    """Where in a cell an object is nearest to an image; `gain` is the squared error less the background's."""
+
+    gain: float
+    top: int
+    left: int
+    colour: str
+
+
+def _best_in_cell(image_HWC: np.ndarray, name: str, colour: str | None, cell: tuple[int, int]) -> _Placed:
+    """The best displacement and colour of an object in a cell; the first of equal ones."""
+    colours = list(COLOURS) if colour is None else [colour]
+    top, left = (place * _CELL + _MARGIN for place in cell)
+    places = [(top + down, left + right) for down, right in product(range(-_JITTER, _JITTER + 1), repeat=2)]
+    boxes_ND = np.stack([image_HWC[y : y + SIZE, x : x + SIZE].ravel() for y, x in places]).astype(np.float64)
+    patches_KD = np.stack([_patch(name, choice).round().ravel() for choice in colours]).astype(np.float64)
+    empty_D = np.tile(np.array(BACKGROUND, dtype=np.float64), SIZE * SIZE)
+    # |box - patch|^2 - |box - empty|^2; whole numbers, so without rounding.
+    gain_NK = (patches_KD**2).sum(axis=1) - empty_D @ empty_D - 2 * boxes_ND @ (patches_KD - empty_D).T
+    place, choice = divmod(int(gain_NK.argmin()), len(colours))
+    return _Placed(float(gain_NK[place, choice]), *places[place], colours[choice])
+
+
+@lru_cache(maxsize=len(CLASSES) * len(COLOURS))
+def _patch(name: str, colour: str) -> np.ndarray:
+    """A shape's bounding box on the background: float32, shape (SIZE, SIZE, 3)."""
+    background_3, colour_3 = (np.array(values, dtype=np.float32) for values in (BACKGROUND, COLOURS[colour]))
+    return background_3 + coverage(name)[..., None] * (colour_3 - background_3)
 
 
 @lru_cache(maxsize=len(CLASSES))
@@ -175,11 +232,25 @@ def _choose_cells(
     """Give each object a cell of its own, such that every relation holds."""
     while True:
         cells = [int(cell) for cell in rng.permutation(len(_CELLS))[: len(objects)]]
-        if all(
-            position is None or _holds(position[0], _CELLS[cell], _CELLS[cells[position[1]]])
-            for (_, _, position), cell in zip(objects, cells, strict=True)
-        ):
+        if _relations_hold(objects, cells):
             return cells
+
+
+def _allowed_cells(
+    objects: list[tuple[str, str | None, tuple[str, int] | None]],
+) -> list[tuple[int, ...]]:
+    """Every choice of cells in which all relations hold."""
+    every = permutations(range(len(_CELLS)), len(objects))
+    return [cells for cells in every if _relations_hold(objects, cells)]
+
+
+def _relations_hold(
+    objects: list[tuple[str, str | None, tuple[str, int] | None]], cells: Sequence[int]
+) -> bool:
+    return all(
+        position is None or _holds(position[0], _CELLS[cell], _CELLS[cells[position[1]]])
+        for (_, _, position), cell in zip(objects, cells, strict=True)
+    )
 
 
 def _holds(relation: str, cell: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +13,27 @@ _EPSILON = 1e-4
 
 _NO_SPREAD = 1e-8
 """A group whose rewards differ by less has no variance: it carries no gradient."""
+
+
+def normalised_sum(term_KPG: torch.Tensor, weight_K: Sequence[float]) -> torch.Tensor:
+    """Several rewards as one: each normalised in its prompt group, then weighed and added (GDPO, 2601.05242).
+
+    Of plain sums a group's normalisation sees the reward that varies most; here each counts by its weight.
+    A reward that is the same for the whole group adds nothing.
+
+    Args:
+        term_KPG: K rewards of P groups of G, any float type.
+        weight_K: of the rewards.
+
+    Returns:
+        float64 of shape (P, G); each group's mean is 0.
+    """
+    term = term_KPG.to(torch.float64)
+    centred = term - term.mean(dim=2, keepdim=True)
+    deviation_KP1 = term.std(dim=2, correction=0, keepdim=True)
+    varies_KP1 = centred.abs().amax(dim=2, keepdim=True) > _NO_SPREAD
+    normalised = torch.where(varies_KP1, centred / (deviation_KP1 + _EPSILON), torch.zeros_like(centred))
+    return torch.einsum("k,kpg->pg", torch.tensor(weight_K, dtype=torch.float64), normalised)
 
 
 @dataclass(frozen=True)

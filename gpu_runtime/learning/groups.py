@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from gpu_runtime.diffusion.sampler import GeneratedSample
-from gpu_runtime.learning.advantages import Advantages, group_advantages
+from gpu_runtime.learning.advantages import Advantages, group_advantages, normalised_sum
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
@@ -27,6 +27,7 @@ def training_samples(
     """Advantages of P groups of G, and the samples of the groups that have variance.
 
     A group with an image that the scorer failed on is dropped whole, so that every group has G samples.
+    Scores that have terms are learned from by `normalised_sum`, others by their value.
 
     Args:
         samples: P * G samples, the groups one after another.
@@ -56,6 +57,8 @@ def training_samples(
     pool_P2 = None
     if pool and config.exploration.baseline == "pool":
         pool_P2 = torch.tensor([pool.get(prompt, _NO_POOL) for prompt in prompts], dtype=torch.float64)
+    if any(score.terms for score in scores):
+        reward_PG = _normalised(scores, reward_PG)
     algorithm = config.algorithm
     advantages = group_advantages(
         reward_PG, algorithm.advantage_std, algorithm.advantage_clip, pool_P2, judged_P
@@ -94,3 +97,13 @@ def check_versions(samples: Sequence[GeneratedSample], policy_version: int, olde
                 f"{request.iteration} is of weights v{request.policy_version}; training from "
                 f"v{policy_version} takes v{oldest} to v{policy_version}. Resume from the last checkpoint"
             )
+
+
+def _normalised(scores: Sequence[Score], reward_PG: torch.Tensor) -> torch.Tensor:
+    """What is learned from in place of the rewards; any value for a group that is dropped."""
+    weights = [term.weight for term in next(score.terms for score in scores if score.terms)]
+    nothing = [0.0] * len(weights)
+    term_BK = torch.tensor(
+        [[term.value for term in score.terms] or nothing for score in scores], dtype=torch.float64
+    )
+    return normalised_sum(term_BK.T.reshape(len(weights), *reward_PG.shape), weights)

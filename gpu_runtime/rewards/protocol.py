@@ -5,11 +5,18 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from storage.prompts.files import PromptRecord
+
+
+class Term(NamedTuple):
+    """What a part adds to a sum: its weight (all sum to 1), and its value as far as it counts, in [0, 1]."""
+
+    weight: float
+    value: float
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,8 @@ class Score:
         detail: what was read or detected, for people.
         error: why there is no judgement; None when there is one. `value` is then 0, and of no meaning.
         parts: what each scorer of a weighted sum says, by name; empty for any other.
+        terms: of a sum whose parts are to be normalised in their prompt group before they are added; the
+            same number for all images. Empty where `value` is what is learned from.
     """
 
     value: float
@@ -29,6 +38,7 @@ class Score:
     detail: str
     error: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
+    terms: tuple[Term, ...] = ()
 
 
 class Scorer(Protocol):
@@ -80,3 +90,8 @@ def part_means(scores: Sequence[Score]) -> dict[str, float]:
     judgements = judged(scores)
     names = dict.fromkeys(name for score in judgements for name in score.parts)
     return {name: statistics.fmean(score.parts[name] for score in judgements) for name in names}
+
+
+def part_figures(score: Score) -> dict[str, float]:
+    """The parts of a weighted sum as figures of its image: `part_NAME`; empty for other scorers."""
+    return {f"part_{name}": value for name, value in score.parts.items()}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_runtime.embedded_tasks import shapes
 from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
+    PART_RULES,
     ClipScoreOptions,
     DeepseekOcrOptions,
     GenEvalOptions,
@@ -53,7 +54,8 @@ class ScorerPlugin:
     parts: Callable[[Any], Sequence[ChosenScorer]] | None = None
 
     def __post_init__(self) -> None:
-        assert "weight" not in self.options.model_fields, "in a sum it would be the part's weight"
+        taken = self.options.model_fields.keys() & set(PART_RULES)
+        assert not taken, f"in a sum {taken} would say how the part counts"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class ChosenScorer:
         options: as the plug-in declares them.
         section: of the settings, where its options stand.
         weight: in a sum.
+        rule: as the sum has it, its weight included; empty outside of one.
     """
 
     name: str
@@ -73,6 +76,7 @@ class ChosenScorer:
     options: Section
     section: str = "reward.options"
     weight: float = 1.0
+    rule: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def judges(self) -> Sequence[ChosenScorer]:
@@ -85,7 +89,9 @@ class ChosenScorer:
         values = as_values(self.options)
         if self.plugin.parts is not None:
             values["parts"] = {
-                part.name: {"weight": part.weight, **part.values} if part.values else part.weight
+                part.name: {"weight": part.weight, **part.rule, **part.values}
+                if len(part.rule) > 1 or part.values
+                else part.weight
                 for part in self.plugin.parts(self.options)
             }
         return values
@@ -175,12 +181,16 @@ def _remote(options: RemoteOptions) -> Scorer:
 
 
 def _sum(options: SumOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
+    from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
 
     parts = _parts(options)
     return WeightedSum(
         {part.name: (part.build(), part.weight) for part in parts},
         grading_only={part.name for part in parts if not part.plugin.gives_verdict},
+        rules={
+            part.name: PartRule(part.rule.get("threshold", 0.0), part.rule.get("gate", {})) for part in parts
+        },
+        normalised=options.normalise == "group",
     )
 
 
@@ -191,7 +201,8 @@ def _parts(options: SumOptions) -> list[ChosenScorer]:
         part = _chosen(name, options.options(name), f"reward.options.parts.{name}", "reward.options.parts")
         if part.plugin.parts is not None:
             raise ConfigurationError(f"{part.section} combines scorers itself; name those beside the others")
-        parts.append(replace(part, weight=options.weight(name)))
+        rule = options.rule(name)
+        parts.append(replace(part, weight=rule["weight"], rule=rule))
     return parts
 
 
@@ -240,6 +251,11 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
             f"reward.signal is exact, but {', '.join(judge.name for judge in judges)} never calls an image "
             "exact; use reward.signal=graded"
         )
+    if _normalises(chosen) and settings.signal == "exact":
+        raise ConfigurationError(
+            "reward.options.normalise is group, but reward.signal is exact: a verdict has no parts; use "
+            "reward.signal=graded, or normalise=none"
+        )
     return chosen
 
 
@@ -257,10 +273,20 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     """The settings with the scorer's options as they are stored: folders are absolute.
 
     Raises:
-        ConfigurationError: as `chosen_scorer`.
+        ConfigurationError: as `chosen_scorer`; or parts are normalised in their group, and advantages are to
+            be measured from a larger pool.
     """
+    if _normalises(chosen_scorer(config.reward)) and config.exploration.baseline == "pool":
+        raise ConfigurationError(
+            "reward.options.normalise is group, but exploration.baseline is pool: the parts of drafts "
+            "are not normalised; use exploration.baseline=group, or normalise=none"
+        )
     reward = config.reward.model_copy(update={"options": chosen_scorer(config.reward).values})
     return config.model_copy(update={"reward": reward})
+
+
+def _normalises(chosen: ChosenScorer) -> bool:
+    return isinstance(chosen.options, SumOptions) and chosen.options.normalise == "group"
 
 
 def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "") -> ChosenScorer:

@@ -75,3 +75,21 @@ class SampleRequest:
     def weights(self) -> WeightsVersion:
         """The weights that must be used."""
         return WeightsVersion(self.policy_version, self.averaged)
+
+
+def evaluation_request(
+    run_seed: int, prompt_id: int, seed_index: int, prompt: str, weights: WeightsVersion
+) -> SampleRequest:
+    """A held-out image; its noise is the same at every evaluation.
+
+    Args:
+        run_seed: the run's seed.
+        prompt_id: position of the prompt in the file of held-out ones.
+        seed_index: which of the prompt's noise streams.
+        prompt: the prompt's text.
+        weights: that must be used.
+    """
+    return SampleRequest(
+        RequestKind.EVALUATE, run_seed, 0, prompt_id, seed_index, weights.policy_version, prompt,
+        averaged=weights.averaged,
+    )  # fmt: skip

@@ -31,7 +31,7 @@ Columns = Mapping[str, tuple[str, Sequence[object]]]
 """Column name -> (SQL type, one value a row)."""
 
 _ITERATION_TABLES = ("iterations", "iteration_metrics", "samples", "candidates", "sample_images")
-_EVALUATION_TABLES = ("evaluations", "evaluation_images")
+_EVALUATION_TABLES = ("evaluations", "evaluation_images", "evaluation_image_figures")
 
 
 def write_iteration(connection: duckdb.DuckDBPyConnection, record: IterationRecord) -> None:
@@ -72,6 +72,8 @@ def write_evaluation(connection: duckdb.DuckDBPyConnection, record: EvaluationRe
         [*key, record.policy_version, record.started_at, record.ended_at, record.score, record.exact],
     )
     _insert(connection, "evaluation_images", record.run_id, record.iteration, _image_columns(record.images))
+    figures = _figure_columns(record.images)
+    _insert(connection, "evaluation_image_figures", record.run_id, record.iteration, figures)
     _write_prompts(connection, record.run_id, "evaluate", record.images)
     _write_intervals(connection, record.run_id, "evaluation", record.iteration, record.intervals)
     _write_device_events(connection, record.run_id, "evaluation", record.iteration, record.device_events)
@@ -156,6 +158,22 @@ def _insert(
     )
 
 
+def _replace(
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    run_id: str,
+    phase: str,
+    iteration: int,
+    columns: Columns,
+) -> None:
+    """Put a phase's rows in place of those it may have left before."""
+    connection.execute(
+        f"DELETE FROM {table} WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
+    )
+    rows = len(next(iter(columns.values()))[1])
+    _insert(connection, table, run_id, iteration, {"phase": ("VARCHAR", [phase] * rows), **columns})
+
+
 def _sample_columns(samples: Sequence[SampleRecord]) -> Columns:
     return {
         "prompt_id": ("BIGINT", [s.prompt_id for s in samples]),
@@ -208,6 +226,16 @@ def _image_columns(images: Sequence[EvaluationImage]) -> Columns:
     }
 
 
+def _figure_columns(images: Sequence[EvaluationImage]) -> Columns:
+    rows = [(i.prompt_id, i.seed_index, name, value) for i in images for name, value in i.figures.items()]
+    return {
+        "prompt_id": ("BIGINT", [prompt for prompt, *_ in rows]),
+        "seed_index": ("BIGINT", [seed for _, seed, *_ in rows]),
+        "name": ("VARCHAR", [name for *_, name, _ in rows]),
+        "value": ("DOUBLE", [value for *_, value in rows]),
+    }
+
+
 def _write_prompts(
     connection: duckdb.DuckDBPyConnection,
     run_id: str,
@@ -235,15 +263,9 @@ def _write_intervals(
     intervals: Sequence[StateInterval],
 ) -> None:
     """Write the device states of a phase and what they add up to."""
-    for table in ("worker_states", "costs"):
-        connection.execute(
-            f"DELETE FROM {table} WHERE run_id = ? AND phase = ? AND iteration = ?",
-            [run_id, phase, iteration],
-        )
-    _insert(
-        connection, "worker_states", run_id, iteration,
+    _replace(
+        connection, "worker_states", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(intervals)),
             "started_at": ("DOUBLE", [i.started_at for i in intervals]),
             "worker": ("VARCHAR", [i.worker for i in intervals]),
             "place": ("INTEGER", list(range(len(intervals)))),
@@ -258,10 +280,9 @@ def _write_intervals(
     for interval in intervals:
         device_s[interval.state, interval.market] += interval.ended_at - interval.started_at
         usd[interval.state, interval.market] += interval.usd
-    _insert(
-        connection, "costs", run_id, iteration,
+    _replace(
+        connection, "costs", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(usd)),
             "state": ("VARCHAR", [state for state, _ in usd]),
             "market": ("VARCHAR", [market for _, market in usd]),
             "device_s": ("DOUBLE", list(device_s.values())),
@@ -277,14 +298,9 @@ def _write_device_events(
     iteration: int,
     events: Sequence[DeviceEvent],
 ) -> None:
-    connection.execute(
-        "DELETE FROM device_events WHERE run_id = ? AND phase = ? AND iteration = ?",
-        [run_id, phase, iteration],
-    )
-    _insert(
-        connection, "device_events", run_id, iteration,
+    _replace(
+        connection, "device_events", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(events)),
             "happened_at": ("DOUBLE", [e.at for e in events]),
             "worker": ("VARCHAR", [e.worker for e in events]),
             "place": ("INTEGER", list(range(len(events)))),
@@ -302,14 +318,9 @@ def _write_groups(
     iteration: int,
     groups: Sequence[GroupRecord],
 ) -> None:
-    connection.execute(
-        "DELETE FROM sequence_groups WHERE run_id = ? AND phase = ? AND iteration = ?",
-        [run_id, phase, iteration],
-    )
-    _insert(
-        connection, "sequence_groups", run_id, iteration,
+    _replace(
+        connection, "sequence_groups", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(groups)),
             "started_at": ("DOUBLE", [g.started_at for g in groups]),
             "epoch": ("INTEGER", [g.epoch for g in groups]),
             "place": ("INTEGER", [g.place for g in groups]),
@@ -328,13 +339,9 @@ def _write_step_times(
     iteration: int,
     times: Sequence[StepTimeRecord],
 ) -> None:
-    connection.execute(
-        "DELETE FROM step_times WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
-    )
-    _insert(
-        connection, "step_times", run_id, iteration,
+    _replace(
+        connection, "step_times", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(times)),
             "request_class": ("VARCHAR", [t.request_class for t in times]),
             "degree": ("INTEGER", [t.degree for t in times]),
             "step_s": ("DOUBLE", [t.step_s for t in times]),
@@ -351,16 +358,12 @@ def _write_paid_time(
     paid: Sequence[PaidTime],
 ) -> None:
     """Write what each worker was paid for; one that came back under its name is added up."""
-    connection.execute(
-        "DELETE FROM paid_time WHERE run_id = ? AND phase = ? AND iteration = ?", [run_id, phase, iteration]
-    )
     paid_s: defaultdict[tuple[str, str], float] = defaultdict(float)
     for part in paid:
         paid_s[part.worker, part.market] += part.paid_s
-    _insert(
-        connection, "paid_time", run_id, iteration,
+    _replace(
+        connection, "paid_time", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(paid_s)),
             "worker": ("VARCHAR", [worker for worker, _ in paid_s]),
             "market": ("VARCHAR", [market for _, market in paid_s]),
             "paid_s": ("DOUBLE", list(paid_s.values())),
@@ -376,18 +379,13 @@ def _write_standby_time(
     times: Sequence[StandbyTime],
 ) -> None:
     """Write what each standby has used, a row each."""
-    connection.execute(
-        "DELETE FROM standby_time WHERE run_id = ? AND phase = ? AND iteration = ?",
-        [run_id, phase, iteration],
-    )
     by_name: defaultdict[str, list[StandbyTime]] = defaultdict(list)
     for time in times:
         by_name[time.standby].append(time)
     parts = list(by_name.values())
-    _insert(
-        connection, "standby_time", run_id, iteration,
+    _replace(
+        connection, "standby_time", run_id, phase, iteration,
         {
-            "phase": ("VARCHAR", [phase] * len(parts)),
             "standby": ("VARCHAR", list(by_name)),
             "waited_s": ("DOUBLE", [sum(t.waited_s for t in part) for part in parts]),
             "cpu_s": ("DOUBLE", [sum(t.cpu_s for t in part) for part in parts]),

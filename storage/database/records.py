@@ -230,7 +230,13 @@ class IterationRecord:
 
 @dataclass(frozen=True)
 class EvaluationImage:
-    """One held-out image: its score and, for the gallery, its PNG (base64 text), else None."""
+    """One held-out image.
+
+    Attributes:
+        png_base64: its PNG as base64 text, for the gallery; else None.
+        figures: what it looks like, by name (`storage/evaluations/quality.py`), and the parts of its score
+            as `part_NAME`.
+    """
 
     prompt_id: int
     prompt: str
@@ -240,6 +246,7 @@ class EvaluationImage:
     detail: str
     error: str | None
     png_base64: str | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -247,7 +254,7 @@ class EvaluationRecord:
     """A held-out evaluation after `iteration` iterations (0: the untouched model).
 
     Attributes:
-        parts: mean of each part of a weighted sum; goes to MLflow, not to the database.
+        parts: mean of each part of a weighted sum; goes to MLflow, as the images' figures have them.
     """
 
     run_id: str

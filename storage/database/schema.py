@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import duckdb
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 _FIRST_TABLES = """
 CREATE TABLE schema_version (version INTEGER NOT NULL);
@@ -176,6 +176,18 @@ CREATE TABLE run_links (                -- where else a run can be looked at; pl
     run_id VARCHAR, place VARCHAR,
     address VARCHAR NOT NULL, noted_at DOUBLE NOT NULL,
     PRIMARY KEY (run_id, place)
+);
+""",
+    8: """
+CREATE TABLE evaluation_image_figures ( -- what a held-out image looks like; `part_NAME`: parts of its score
+    run_id VARCHAR, iteration INTEGER, prompt_id BIGINT, seed_index BIGINT, name VARCHAR,
+    value DOUBLE NOT NULL,
+    PRIMARY KEY (run_id, iteration, prompt_id, seed_index, name)
+);
+CREATE TABLE separate_evaluation_image_figures (
+    evaluation_id VARCHAR, prompt_id BIGINT, seed_index BIGINT, name VARCHAR,
+    value DOUBLE NOT NULL,
+    PRIMARY KEY (evaluation_id, prompt_id, seed_index, name)
 );
 """,
 }

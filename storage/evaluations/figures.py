@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from storage.evaluations.intervals import METHOD, Estimate, TaggedEstimates, tagged_estimates
+from storage.evaluations.quality import quality_means
 from storage.evaluations.separate import JudgedImage
 
 PromptValues = list[tuple[str, float, float]]
@@ -20,7 +21,7 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
     Returns:
         `prompts`, `score`, `score_interval`, `exact`, `exact_interval`, `scorer_errors`, `interval` (the
         method); where prompts have tags, `by_tag` with the same of each, and `over_tags`, in which each
-        tag weighs the same.
+        tag weighs the same; `quality`, where it was measured: the means of all images.
     """
     by_prompt: defaultdict[int, list[JudgedImage]] = defaultdict(list)
     for image in images:
@@ -35,7 +36,9 @@ def figures_of(images: Sequence[JudgedImage]) -> dict[str, Any]:
         for of_prompt in by_prompt.values()
     ]
     errors = sum(image.error is not None for image in images)
-    return tagged_figures(values, lowest=0.0) | {"scorer_errors": errors}
+    quality = quality_means(images)
+    found = tagged_figures(values, lowest=0.0) | {"scorer_errors": errors}
+    return found | ({"quality": quality} if quality else {})
 
 
 def tagged_figures(values: PromptValues, lowest: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.evaluations.figures import tagged_figures
+from storage.evaluations.quality import image_changes
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
@@ -78,7 +80,8 @@ def difference_of(
     Returns:
         As `figures_of`, but of the differences (in [-1, 1]); and `before`, `after` (identifiers), `pairs`,
         `same_noise` (whether a pair began from the same noise), `settings_that_differ` (names of those
-        that may move a score).
+        that may move a score), `quality` (of each figure of the images' looks that both have: `before`,
+        `after`, `interval` of the difference).
 
     Raises:
         ConfigurationError: the two were judged by different scorers, or have no judged image of the same
@@ -115,6 +118,14 @@ def difference_of(
         "pairs": len(pairs),
         "same_noise": old.seed == new.seed,
         "settings_that_differ": _differing(old, new),
+        "quality": {
+            change.name: {
+                "before": change.before,
+                "after": change.after,
+                "interval": None if math.isinf(change.low) else [change.low, change.high],
+            }
+            for change in image_changes(pairs)
+        },
     } | tagged_figures(values, lowest=-1.0)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
@@ -24,6 +25,7 @@ class JudgedImage:
     Attributes:
         prompt_id: place of its prompt in the file.
         tag: the prompt's tag (GenEval's kind of task); empty where it has none.
+        figures: what it looks like, and the parts of its score (`storage/evaluations/quality.py`).
     """
 
     prompt_id: int
@@ -34,6 +36,7 @@ class JudgedImage:
     exact: bool
     detail: str
     error: str | None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,14 @@ class EvaluationStore:
                 "FROM separate_evaluation_images WHERE evaluation_id = ? ORDER BY prompt_id, seed_index",
                 [evaluation_id],
             ).fetchall()
-        return [JudgedImage(*row) for row in rows]
+            figures: defaultdict[tuple[int, int], dict[str, float]] = defaultdict(dict)
+            for prompt_id, seed_index, name, value in connection.execute(
+                "SELECT prompt_id, seed_index, name, value FROM separate_evaluation_image_figures "
+                "WHERE evaluation_id = ? ORDER BY ALL",
+                [evaluation_id],
+            ).fetchall():
+                figures[prompt_id, seed_index][name] = value
+        return [JudgedImage(*row, figures=figures.get((row[0], row[1]), {})) for row in rows]
 
 
 def _insert_images(connection: duckdb.DuckDBPyConnection, key: str, images: Sequence[JudgedImage]) -> None:
@@ -168,6 +178,13 @@ def _insert_images(connection: duckdb.DuckDBPyConnection, key: str, images: Sequ
     connection.execute(
         f"INSERT INTO separate_evaluation_images SELECT ?, {cells}", [key, *(values for _, values in columns)]
     )
+    rows = [(i.prompt_id, i.seed_index, name, value) for i in images for name, value in i.figures.items()]
+    if rows:
+        connection.execute(
+            "INSERT INTO separate_evaluation_image_figures SELECT ?, unnest(?::BIGINT[]), "
+            "unnest(?::BIGINT[]), unnest(?::VARCHAR[]), unnest(?::DOUBLE[])",
+            [key, *(list(column) for column in zip(*rows, strict=True))],
+        )
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[SeparateEvaluation]:

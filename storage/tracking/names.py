@@ -10,6 +10,9 @@ TOTAL_USD = "cost_total_usd"
 EVALUATION_USD = "cost_evaluation_usd"
 """Dollars of one held-out evaluation."""
 
+QUALITY_FIGURE = "evaluation_quality_"
+"""What the names of held-out images' figures begin with."""
+
 _TRAINING = frozenset(
     {"loss", "kl", "clip_share", "gradient_norm", "ratio_deviation", "training_steps", "groups",
      "groups_dropped", "groups_failed"}
@@ -27,6 +30,8 @@ def mlflow_name(figure: str) -> str:
         name = f"phase_s/{figure.removesuffix(_SECONDS)}"
     elif figure.startswith(_DOLLARS):
         name = f"cost/{figure.removeprefix(_DOLLARS)}"
+    elif figure.startswith(QUALITY_FIGURE):
+        name = f"quality/{figure.removeprefix(QUALITY_FIGURE)}"
     elif figure.startswith(_SCORES):
         name = f"score/{figure}"
     elif figure in _TRAINING:
@@ -46,7 +51,12 @@ def recorded_name(name: str) -> str | None:
     section, slash, rest = name.partition("/")
     if not slash:
         return name
-    figure = {"phase_s": f"{rest}{_SECONDS}", "cost": f"{_DOLLARS}{rest}"}.get(section, rest)
+    cut = {
+        "phase_s": f"{rest}{_SECONDS}",
+        "cost": f"{_DOLLARS}{rest}",
+        "quality": f"{QUALITY_FIGURE}{rest}",
+    }
+    figure = cut.get(section, rest)
     return None if figure in (TOTAL_USD, EVALUATION_USD) else figure
 
 

@@ -17,6 +17,7 @@ from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.learning.trainer import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
+from storage.database.queries.quality import paired_figures
 from storage.database.records import (
     EvaluationImage,
     EvaluationRecord,
@@ -25,7 +26,8 @@ from storage.database.records import (
     StateInterval,
     record_to_json,
 )
-from storage.tracking.names import EVALUATION_USD, TOTAL_USD
+from storage.evaluations.quality import quality_means, quality_verdict
+from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
 
@@ -72,8 +74,12 @@ def _commit(session: Session, record: IterationRecord) -> None:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def record_evaluation(session: Session, record: EvaluationRecord) -> None:
-    """Write a held-out evaluation to the database and to MLflow."""
+def record_evaluation(session: Session, record: EvaluationRecord) -> str | None:
+    """Write a held-out evaluation to the database and to MLflow.
+
+    Returns:
+        What a person should know of its images; None where nothing is wrong with them.
+    """
     session.store.commit_evaluation(record)
     usd = sum(interval.usd for interval in record.intervals)
     session.spent_usd += usd
@@ -81,11 +87,28 @@ def record_evaluation(session: Session, record: EvaluationRecord) -> None:
         "evaluation_score": record.score,
         "evaluation_exact": record.exact,
         **{f"evaluation_part_{name}": value for name, value in record.parts.items()},
+        **{f"{QUALITY_FIGURE}{name}": value for name, value in quality_means(record.images).items()},
         EVALUATION_USD: usd,
         TOTAL_USD: session.spent_usd,
     }
     session.tracker.metrics(record.iteration, figures)
     session.tracker.images(record.iteration, _gallery(record))
+    return None if record.iteration == 0 else _note_hacking(session, record.iteration)
+
+
+def _note_hacking(session: Session, iteration: int) -> str | None:
+    """An event where the score has risen while the images have become worse than the untouched model's.
+
+    The evaluations that follow add none, until one is sound again.
+    """
+    with session.store.database.reading() as connection:
+        verdict = quality_verdict(paired_figures(connection, session.run_id, iteration))
+    noted, session.hacking_noted = session.hacking_noted, verdict is not None and verdict.is_hacking
+    if noted or verdict is None or not verdict.is_hacking:
+        return None
+    message = f"the score rises while the images get worse, after iteration {iteration}: {verdict.in_words}"
+    session.store.add_event(session.run_id, "hacking", message)
+    return message
 
 
 def _gallery(record: EvaluationRecord) -> dict[str, Callable[[], bytes]]:
@@ -210,8 +233,11 @@ def evaluation_record(
             detail=score.detail,
             error=score.error,
             png_base64=png_base64(sample.image_HWC) if place < GALLERY else None,
+            figures=figures,
         )
-        for place, (sample, score) in enumerate(zip(evaluation.samples, evaluation.scores, strict=True))
+        for place, (sample, score, figures) in enumerate(
+            zip(evaluation.samples, evaluation.scores, evaluation.figures, strict=True)
+        )
     ]
     return EvaluationRecord(
         session.run_id, iteration, evaluation.policy_version, started_at, ended_at,

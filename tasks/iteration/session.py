@@ -42,6 +42,7 @@ class Session:
         losses_noted: how many lost workers have their event already.
         failed_starts_noted: how many workers that did not start have.
         lost_standbys_noted: how many lost standbys have.
+        hacking_noted: whether the newest evaluation has raised the alarm of `storage/evaluations/quality.py`.
         seconds: how long each phase of the running iteration took.
         spent_usd: what the run's devices have cost so far, in all its lives.
         log: says which phases go on, for the dashboard.
@@ -72,6 +73,7 @@ class Session:
         self.losses_noted = 0
         self.failed_starts_noted = 0
         self.lost_standbys_noted = 0
+        self.hacking_noted = False
         self.seconds: dict[str, float] = {}
         self.spent_usd = 0.0
         self.log = RunLog(store.home, run_id)

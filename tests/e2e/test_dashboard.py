@@ -56,7 +56,7 @@ def test_a_finished_run(recorded: None):
     assert shown["Spot share"] == "67 %"
     assert shown["Ratio deviation"].endswith("e-07")
     assert shown["Prompts without signal"].endswith("%")
-    assert len(page.get("plotly_chart")) == 3 + 2 + 4, "scores, costs, learning"
+    assert len(page.get("plotly_chart")) == 3 + 3 + 2 + 4, "scores, quality, costs, learning"
     assert "One run seed." in "".join(caption.value for caption in page.caption)
     gallery = pictures(page)
     assert gallery.count("data:image/png;base64,") == 24

@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no chromium on this machine"),
 ]
 
-PLOTS = 20  # of the run `explored`
+PLOTS = 23  # of the run `explored`
 TWO_IN_A_ROW_FROM_PX = 1280
 BACKGROUNDS = {"light": "rgb(255, 255, 255)", "dark": "rgb(14, 17, 23)"}
 MARGIN_PT = 12 / 25.4 * 72  # 12 mm

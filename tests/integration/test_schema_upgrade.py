@@ -36,10 +36,11 @@ _BY_VERSION = {
     5: {"paid_time"},
     6: {"standby_time"},
     7: {"run_notes", "run_links"},
+    8: {"evaluation_image_figures", "separate_evaluation_image_figures"},
 }  # fmt: skip
 LATER_TABLES = {
     version: {table for later, tables in _BY_VERSION.items() if later > version for table in tables}
-    for version in (1, 2, 3, 4, 5, 6)
+    for version in (1, 2, 3, 4, 5, 6, 7)
 }
 
 

@@ -45,7 +45,8 @@ def evaluated(run_id: str | None, scores: list[float]) -> Evaluated:
         for seed in range(2)
     ]  # fmt: skip
     judged = [Score(value, value == 1, "two of them") for value in scores]
-    return Evaluated(run_id, 4 if run_id else 0, Evaluation(samples, judged, 4), prompts, 10.0, 20.0)
+    evaluation = Evaluation(samples, judged, 4, [{"grain": 0.5}] * len(samples))
+    return Evaluated(run_id, 4 if run_id else 0, evaluation, prompts, 10.0, 20.0)
 
 
 @pytest.fixture

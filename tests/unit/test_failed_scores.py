@@ -131,7 +131,7 @@ def test_the_spread_of_a_rollout_is_of_groups_that_were_judged_whole():
 
 
 def test_an_evaluation_is_the_mean_of_what_was_judged():
-    evaluation = Evaluation(SAMPLES[:3], [score(1.0), FAILED, score(0.5)], 0)
+    evaluation = Evaluation(SAMPLES[:3], [score(1.0), FAILED, score(0.5)], 0, [{}] * 3)
     assert (evaluation.score, evaluation.exact) == (pytest.approx(0.75), pytest.approx(0.5))
 
 

@@ -11,9 +11,11 @@ import pytest
 
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunRow
+from storage.evaluations.quality import quality_verdict
 from storage.ledger.device_starts import UnjoinedDevice
 from storage.ledger.ledger import Entry, Ledger, Loss, Spent, WorkerAccount
 from tasks.inputs import plugin_facts
+from ui.data.quality import QualityView
 from ui.data.run import Change, RunView
 from ui.pages.health import device_rules, learning_rules
 from ui.pages.health.device_rules import DEVICE_RULES
@@ -254,3 +256,32 @@ def test_no_rule_fails_where_the_settings_are_of_another_version():
     book = ledger(("spot", "idle", 60.0), ("spot", "explore", 40.0), ("reserved", "idle", 10.0))
     levels = by_level([found(rule, other, book) for rule in (*LEARNING_RULES, *DEVICE_RULES)])
     assert "problem" in levels
+
+
+def quality(score: tuple[float, float], distance: tuple[float, float]) -> QualityView:
+    """Sixteen held-out images, each changed in the same way."""
+    rows = [
+        (place, 0, name, before, after)
+        for place in range(16)
+        for name, (before, after) in {"score": score, "truth_distance": distance}.items()
+    ]
+    frame = pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
+    return QualityView(verdict=quality_verdict(frame))
+
+
+@pytest.mark.parametrize(
+    ("score", "distance", "level"),
+    [
+        ((0.4, 0.6), (0.1, 0.15), "problem"),
+        ((0.6, 0.6), (0.1, 0.15), "warning"),
+        ((0.4, 0.6), (0.1, 0.1), "passed"),
+    ],
+)
+def test_a_score_that_rises_while_images_get_worse_is_a_problem(
+    score: tuple[float, float], distance: tuple[float, float], level: str
+):
+    finding = learning_rules.hacking(Evidence(view(), ledger(), quality(score, distance)))
+    assert finding.level == level
+    if level == "problem":
+        assert "Score 0.400 -> 0.600; Distance to the rendered picture (1 - SSIM) 0.1 -> 0.15" in finding.text
+        assert "`algorithm.kl_weight` (now 0)" in finding.advice

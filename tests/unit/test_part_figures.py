@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tasks.iteration.commit
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import Score, part_figures
 from storage.config.run_config import RunConfig
 from storage.database.records import EvaluationImage, EvaluationRecord, StateInterval
 from tasks.iteration.commit import evaluation_record, record_evaluation
@@ -47,14 +47,17 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
     evaluation: Any = SimpleNamespace(
         samples=[SimpleNamespace(request=request, image_HWC=None)] * len(scores),
         scores=scores, policy_version=1, score=0.5, exact=0.5,
+        figures=[{"grain": 0.01 * (place + 1)} | part_figures(score) for place, score in enumerate(scores)],
     )  # fmt: skip
     paid = StateInterval("reserved-0", "reserved", "rollout", 0.0, 1.0, 3600.0)
-    record = evaluation_record(session, evaluation, 3, 0.0, 1.0, [paid])
-    record_evaluation.fn(session, record)
+    record = evaluation_record(session, evaluation, 0, 0.0, 1.0, [paid])
+    assert record_evaluation.fn(session, record) is None
+    assert record.images[0].figures == {"grain": 0.01} | part_figures(scores[0])
     # The image that a scorer failed on counts in no mean.
     parts = {"evaluation_part_ocr": 0.5, "evaluation_part_jpeg": 0.5} if scores is SCORES else {}
     costs = {"cost_evaluation_usd": 1.0, "cost_total_usd": 3.0}
-    assert told == {"evaluation_score": 0.5, "evaluation_exact": 0.5, **parts, **costs}
+    grain = {"evaluation_quality_grain": pytest.approx(0.02 if scores is SCORES else 0.01)}
+    assert told == {"evaluation_score": 0.5, "evaluation_exact": 0.5, **parts, **grain, **costs}
     assert shown == {}
 
 
@@ -71,5 +74,5 @@ def test_pictures_have_the_same_names_at_every_evaluation():
         ),
         spent_usd=0.0,
     )
-    record_evaluation.fn(session, EvaluationRecord("r", 3, 3, 0.0, 1.0, 0.5, 0.0, images))
+    record_evaluation.fn(session, EvaluationRecord("r", 0, 3, 0.0, 1.0, 0.5, 0.0, images))
     assert {name: made() for name, made in shown.items()} == {"held-out/001-a-sign-that-says-K7A-1": b"png"}

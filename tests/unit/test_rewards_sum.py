@@ -5,10 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.plan import Candidate
+from gpu_runtime.exploration.selection import max_variance_subset
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, part_means
-from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
-from gpu_runtime.rewards.scorers.weighted_sum import WeightedSum
+from gpu_runtime.rewards.protocol import BatchScorer, Score, SupportsTo, Term, part_means
+from gpu_runtime.rewards.registry import build_scorer, chosen_scorer, read_scorer_options
+from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
 from storage.config.loading import differences, load_config
 from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig
@@ -206,3 +209,90 @@ def test_a_part_of_another_package_is_written_as_one_table_on_the_command_line()
     sets = ["reward.scorer=sum", f'reward.options.parts={{jpeg=1, "{path}"={{weight=2, a=3}}}}']
     config = load_config(None, sets, {})
     assert config.reward.options == {"parts": {"jpeg": 1, path: {"weight": 2, "a": 3}}}
+
+
+def gated(ocr: float, jpeg: float, /, **rules: PartRule) -> Score:
+    parts = {"ocr": (Fixed("ocr", ocr), 3.0), "jpeg": (Fixed("jpeg", jpeg), 1.0)}
+    return WeightedSum(parts, rules=rules).score(IMAGES[0], PROMPTS[0])
+
+
+def test_below_its_threshold_a_part_counts_as_0():
+    assert gated(0.4, 0.8, ocr=PartRule(0.5)).value == pytest.approx((0 + 0.8) / 4)
+    assert gated(0.5, 0.8, ocr=PartRule(0.5)).value == pytest.approx((3 * 0.5 + 0.8) / 4)
+    assert gated(0.4, 0.8, ocr=PartRule(0.5)).parts == {"ocr": 0.4, "jpeg": 0.8}, "recorded as it is"
+    assert gated(0.4, 0.8, ocr=PartRule(0.5)).detail == "ocr 0.400 (not counted) seen; jpeg 0.800 seen"
+
+
+def test_a_gate_lets_a_part_count_only_where_another_one_passes():
+    gate = PartRule(gate={"ocr": 0.8})
+    assert gated(0.7, 1.0, jpeg=gate).value == pytest.approx(3 * 0.7 / 4)
+    assert gated(0.8, 1.0, jpeg=gate).value == pytest.approx((3 * 0.8 + 1.0) / 4)
+    assert gated(0.7, 1.0, jpeg=gate).terms == ()
+
+
+def test_normalised_parts_travel_as_terms_and_leave_the_score_as_it_is():
+    parts = {"ocr": (Fixed("ocr", 0.6), 3.0), "jpeg": (Fixed("jpeg", 0.5), 1.0)}
+    rules = {"jpeg": PartRule(gate={"ocr": 0.8})}
+    score = WeightedSum(parts, rules=rules, normalised=True).score(IMAGES[0], PROMPTS[0])
+    assert score.terms == (Term(0.75, 0.6), Term(0.25, 0.0))
+    assert score.value == pytest.approx(0.45)
+
+
+def test_the_rules_come_from_the_settings_and_are_stored():
+    parts = {
+        "ocr": {"weight": 2.0, "threshold": 0.5, "layout": "page"},
+        "jpeg": {"weight": 1, "gate": {"ocr": 0.8}},
+    }
+    reward = RewardConfig(scorer="sum", options={"parts": parts, "normalise": "group"})
+    chosen = chosen_scorer(reward)
+    assert chosen.values == {"parts": parts, "normalise": "group"}
+    assert chosen_scorer(RewardConfig(scorer="sum", options=chosen.values)).values == chosen.values
+    assert chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"jpeg": 1.0}})).values == {
+        "parts": {"jpeg": 1.0}
+    }
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"threshold": 1.5}, r"parts\.jpeg\.threshold is 1\.5; it must be a score, in \[0, 1\]"),
+        ({"threshold": "high"}, r"parts\.jpeg\.threshold is 'high'"),
+        ({"gate": 0.5}, r"parts\.jpeg\.gate is 0\.5; it must be a table of other parts .* parts are ocr"),
+        ({"gate": {"jpeg": 0.5}}, r"parts\.jpeg\.gate is {'jpeg': 0\.5}"),
+        ({"gate": {"orc": 0.5}}, r"parts\.jpeg\.gate is {'orc': 0\.5}.* the other parts are ocr"),
+        ({"gate": {"ocr": True}}, r"parts\.jpeg\.gate is {'ocr': True}"),
+    ],
+)
+def test_a_rule_that_cannot_be_met_is_refused(rule: dict[str, Any], says: str):
+    options = {"parts": {"ocr": 1.0, "jpeg": {"weight": 1.0} | rule}}
+    with pytest.raises(ConfigurationError, match=says):
+        chosen_scorer(RewardConfig(scorer="sum", options=options))
+
+
+def test_parts_cannot_be_normalised_for_verdicts_or_against_a_pool():
+    options = {"parts": {"ocr": 1.0, "jpeg": 1.0}, "normalise": "group"}
+    with pytest.raises(ConfigurationError, match=r"normalise is group, but reward\.signal is exact"):
+        chosen_scorer(RewardConfig(scorer="sum", signal="exact", options=options))
+    config = RunConfig.model_validate(
+        {"reward": {"scorer": "sum", "options": options}, "exploration": {"baseline": "pool"}}
+    )
+    with pytest.raises(ConfigurationError, match=r"normalise is group, but exploration\.baseline is pool"):
+        read_scorer_options(config)
+
+
+def test_exact_selection_sees_what_the_sum_counts():
+    """ocr alone would keep 0 and 5; with jpeg behind a gate, the seed that has both is worth most."""
+    seeds = [(0.0, 1.0), (0.2, 0.9), (0.4, 0.9), (0.9, 0.1), (0.8, 0.9), (1.0, 0.0)]
+    gate = PartRule(gate={"ocr": 0.8})
+    values = [gated(ocr, jpeg, jpeg=gate).value for ocr, jpeg in seeds]
+    assert values == pytest.approx([0.0, 0.15, 0.3, 0.7, 0.825, 0.75])
+    assert max_variance_subset(values, 2).indices == (0, 4)
+    assert max_variance_subset([ocr for ocr, _ in seeds], 2).indices == (0, 5)
+
+
+def test_a_planner_is_told_the_combined_value():
+    config = RunConfig()
+    explorer = SeedExplorer(config, [0, 1])
+    score = gated(0.7, 1.0, jpeg=PartRule(gate={"ocr": 0.8}))
+    draft = Candidate(0, 0, "full", 0, score.value, score.exact, score.error, 0)
+    assert explorer.signal(draft) == explorer.signal(score) == pytest.approx(0.525)

@@ -18,11 +18,13 @@ from storage.errors import ConfigurationError
 from ui.charts.cost import cost_chart, state_chart
 from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
+from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
 from ui.elements.formatting import duration, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
+from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
 from ui.pages.convergence.verdict import verdict
 from ui.pages.cost.charts import on_demand_chart, phase_chart
 from ui.pages.cost.data import ASSUMPTION, bill_by_phase, on_demand_cost
@@ -79,7 +81,9 @@ def report_page(store: RunStore, run_id: str) -> str:
         _summary(report, view, spot)
         _scores(report, view, connection)
         _images(report, connection, run_id)
-        _health(report, view, spot)
+        quality = read_quality(connection, run_id)
+        _quality(report, view, quality)
+        _health(report, view, spot, quality)
         _costs(report, view, spot)
         _devices(report, view, spot, connection)
         _seeds(report, view, connection)
@@ -128,9 +132,19 @@ def _images(report: Report, connection: duckdb.DuckDBPyConnection, run_id: str) 
     report.gallery(gallery_html(images))
 
 
-def _health(report: Report, view: RunView, spot: SpotView) -> None:
+def _quality(report: Report, view: RunView, quality: QualityView) -> None:
+    if not quality.figures:
+        return
+    report.section("Image quality")
+    report.charts([*quality_charts(quality), *part_charts(view, quality)])
+    if quality.verdict is not None:
+        table = quality_table(quality.verdict)
+        report.table(table.map(lambda value: f"{value:.4g}" if isinstance(value, float) else value))
+
+
+def _health(report: Report, view: RunView, spot: SpotView, quality: QualityView) -> None:
     report.section("Health")
-    evidence = Evidence(view, spot.ledger)
+    evidence = Evidence(view, spot.ledger, quality)
     findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
     for level, listed in by_level(findings).items():
         for finding in listed:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpu_runtime.rewards.guard import score_each
-from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo
+from gpu_runtime.rewards.protocol import Score, Scorer, SupportsTo, Term
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
+
+
+@dataclass(frozen=True)
+class PartRule:
+    """When a part counts; otherwise it adds 0.
+
+    Attributes:
+        threshold: its own value must reach this.
+        gate: other parts, and what their values must reach.
+    """
+
+    threshold: float = 0.0
+    gate: Mapping[str, float] = field(default_factory=dict)
 
 
 class WeightedSum:
@@ -21,6 +35,8 @@ class WeightedSum:
     Args:
         parts: scorers by their name, with their weights above 0.
         grading_only: names of those that call no image exact, ever.
+        rules: when parts count, by name; a part without one always does.
+        normalised: whether parts are to be normalised in their prompt group; scores then have their terms.
 
     Raises:
         ConfigurationError: there are none.
@@ -29,7 +45,11 @@ class WeightedSum:
     name = "sum"
 
     def __init__(
-        self, parts: Mapping[str, tuple[Scorer, float]], grading_only: Collection[str] = frozenset()
+        self,
+        parts: Mapping[str, tuple[Scorer, float]],
+        grading_only: Collection[str] = frozenset(),
+        rules: Mapping[str, PartRule] | None = None,
+        normalised: bool = False,
     ) -> None:
         if not parts:
             raise ConfigurationError(
@@ -37,6 +57,8 @@ class WeightedSum:
             )
         self._grading_only = frozenset(grading_only)
         self._parts = parts
+        self._rules = rules or {}
+        self._normalised = normalised
         self._total = sum(weight for _, weight in parts.values())
 
     def check(self, prompt: PromptRecord) -> None:
@@ -71,13 +93,25 @@ class WeightedSum:
         return [self._summed({name: said[name][place] for name in said}) for place in range(len(images))]
 
     def _summed(self, said: Mapping[str, Score]) -> Score:
-        detail = "; ".join(
-            f"{name} {score.value:.3f} {score.detail}".rstrip() for name, score in said.items()
-        )
         parts = {name: score.value for name, score in said.items() if score.error is None}
+        left_out = {name for name in parts if not self._counts(name, parts)}
+        detail = "; ".join(
+            f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
+            for name, score in said.items()
+        )
         errors = [f"{name}: {score.error}" for name, score in said.items() if score.error is not None]
         if errors:
             return Score(0.0, False, detail, error="; ".join(errors), parts=parts)
-        value = sum(self._parts[name][1] * part for name, part in parts.items()) / self._total
+        counted = {name: 0.0 if name in left_out else part for name, part in parts.items()}
+        value = sum(self._parts[name][1] * part for name, part in counted.items()) / self._total
         verdicts = [score.exact for name, score in said.items() if name not in self._grading_only]
-        return Score(min(value, 1.0), bool(verdicts) and all(verdicts), detail, parts=parts)
+        exact = bool(verdicts) and all(verdicts)
+        terms = tuple(Term(self._parts[name][1] / self._total, part) for name, part in counted.items())
+        return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms if self._normalised else ())
+
+    def _counts(self, name: str, parts: Mapping[str, float]) -> bool:
+        """Whether a part counts; one whose gate has failed does not, and then the sum has failed anyway."""
+        rule = self._rules.get(name, PartRule())
+        return parts[name] >= rule.threshold and all(
+            parts.get(other, 0.0) >= least for other, least in rule.gate.items()
+        )

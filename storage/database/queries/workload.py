@@ -21,8 +21,8 @@ _NUMBERED = """
 def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """The kept iterations in order.
 
-    Columns: iteration, samples (rolled out), rollout_device_s, train_device_s, and the seconds of the phases
-    rollout_s, reward_s, explore_s, redraft_s and iteration_s (NaN where not recorded).
+    Columns: iteration, samples (rolled out), device_s (in all states), rollout_device_s, train_device_s, and
+    seconds of the phases rollout_s, reward_s, explore_s, redraft_s and iteration_s (NaN where not recorded).
     """
     metrics = ", ".join(f"max(value) FILTER (name = '{name}') AS {name}" for name in _PHASES)
     return connection.execute(
@@ -34,7 +34,7 @@ def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Dat
         timed AS (
             SELECT iteration, {metrics} FROM iteration_metrics WHERE run_id = $run GROUP BY iteration
         )
-        SELECT iteration, samples,
+        SELECT iteration, samples, sum(device_s) AS device_s,
             coalesce(sum(device_s) FILTER (state = 'rollout'), 0) AS rollout_device_s,
             coalesce(sum(device_s) FILTER (state = 'train'), 0) AS train_device_s,
             {", ".join(f"any_value({name}) AS {name}" for name in _PHASES)}

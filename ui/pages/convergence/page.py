@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from storage.config.loading import differences
 from storage.errors import ConfigurationError
 from ui.charts.cost import cost_chart, state_chart
 from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
+from ui.data.quality import QualityView, load_quality
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import MODELLED_BADGE, moment, plain_markdown
@@ -19,6 +22,7 @@ from ui.elements.run_page import show_page
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import load_images, load_seed_courses
 from ui.pages.convergence.metrics import show_metrics
+from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
 from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 
 
@@ -29,6 +33,8 @@ def _show_convergence(home: Path, view: RunView) -> None:
     courses = _show_seeds_of_runs(home, view, measure)
     st.subheader("Images before and after")
     show_before_and_after(load_images(home, view))
+    quality = load_quality(home, view)
+    _show_quality(view, quality)
     _show_costs(view)
     st.subheader("Is training healthy?")
     show_health(view)
@@ -37,7 +43,12 @@ def _show_convergence(home: Path, view: RunView) -> None:
     _show_particulars(view)
     offer_downloads(
         view.row.run_id,
-        {"held-out scores": view.scores, "figures of each iteration": view.metrics, "run seeds": courses},
+        {
+            "held-out scores": view.scores,
+            "figures of each iteration": view.metrics,
+            "run seeds": courses,
+            "image quality": quality.means,
+        },
     )
 
 
@@ -69,6 +80,26 @@ def _show_seeds_of_runs(home: Path, view: RunView, measure: Measure) -> pd.DataF
     return courses
 
 
+def _show_quality(view: RunView, quality: QualityView) -> None:
+    """What no reward sees, and the reward part by part."""
+    if not quality.figures:
+        return
+    st.subheader("Image quality")
+    _show_in_pairs(quality_charts(quality), "quality")
+    if quality.verdict is not None:
+        table = quality_table(quality.verdict)
+        numbers = {name: st.column_config.NumberColumn(format="%.4f") for name in list(table)[1:-1]}
+        st.dataframe(table, hide_index=True, column_config=numbers)
+    st.caption("Held-out images against the untouched model's of the same prompts and seeds.")
+    _show_in_pairs(part_charts(view, quality), "part")
+
+
+def _show_in_pairs(figures: Sequence[go.Figure], key: str) -> None:
+    columns = [column for _ in figures[::2] for column in st.columns(2)]
+    for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
+        column.plotly_chart(figure, key=f"{key}-{number}", config=PLOT_SETTINGS)
+
+
 def _show_costs(view: RunView) -> None:
     st.subheader(f"Cost {MODELLED_BADGE}" if view.is_modelled else "Cost")
     if view.cost.empty:
@@ -80,10 +111,7 @@ def _show_costs(view: RunView) -> None:
 
 
 def _show_learning(view: RunView) -> None:
-    figures = learning_charts(view)
-    columns = [column for _ in figures[::2] for column in st.columns(2)]
-    for number, (column, figure) in enumerate(zip(columns, figures, strict=False)):
-        column.plotly_chart(figure, key=f"learning-{number}", config=PLOT_SETTINGS)
+    _show_in_pairs(learning_charts(view), "learning")
 
 
 def _show_particulars(view: RunView) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import streamlit as st
 
 from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import compare_evaluations
+from storage.evaluations.quality import QUALITY
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from ui.data.run import CACHE_S
@@ -90,6 +92,33 @@ def figure_rows(figures: dict[str, Any]) -> pd.DataFrame:
                 for heading, value in _columns(name).items()
             },
         }
+    )
+
+
+def quality_rows(means: Mapping[str, float]) -> pd.DataFrame:
+    """The means of what images look like, as a table: figure, mean."""
+    rows = [(QUALITY[name].title, value) for name, value in means.items()]
+    return pd.DataFrame(rows, columns=["figure", "mean"])
+
+
+def quality_difference_rows(changes: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """What has changed in the looks of images: figure, before, after, and the difference with its interval.
+
+    Args:
+        changes: by figure, as `storage.evaluations.pairs.difference_of` gives them.
+    """
+    return pd.DataFrame(
+        [
+            {
+                "figure": QUALITY[name].title,
+                "before": change["before"],
+                "after": change["after"],
+                "difference": change["after"] - change["before"],
+                "low (95 %)": (change["interval"] or [math.nan] * 2)[0],
+                "high (95 %)": (change["interval"] or [math.nan] * 2)[1],
+            }
+            for name, change in changes.items()
+        ]
     )
 
 

@@ -12,7 +12,14 @@ from storage.home import Home
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import duration, moment, percent, plain_markdown
 from ui.elements.run_page import show_error
-from ui.pages.evaluations.data import figure_rows, load_difference, load_evaluations, load_images
+from ui.pages.evaluations.data import (
+    figure_rows,
+    load_difference,
+    load_evaluations,
+    load_images,
+    quality_difference_rows,
+    quality_rows,
+)
 
 _NONE = "-"
 _IMAGE_COLUMNS = ["prompt_id", "prompt", "tag", "seed_index", "score", "exact", "detail", "error"]
@@ -74,6 +81,10 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
         )
     table = figure_rows(figures)
     st.dataframe(table, hide_index=True, column_config=_formats(table, "%.3f"))
+    if "quality" in figures:
+        st.subheader("Image quality")
+        looks = quality_rows(figures["quality"])
+        st.dataframe(looks, hide_index=True, column_config=_formats(looks, "%.4f"))
     if before and before != _NONE:
         _show_difference(home, before, chosen)
     st.subheader("Images")
@@ -95,6 +106,9 @@ def _show_difference(home: Path, before: str, after: str) -> None:
         return
     table = figure_rows(found)
     st.dataframe(table, hide_index=True, column_config=_formats(table, "%+.3f"))
+    if found["quality"]:
+        looks = quality_difference_rows(found["quality"])
+        st.dataframe(looks, hide_index=True, column_config=_formats(looks, "%.4f"))
     differing = found["settings_that_differ"]
     note = f" Settings that differ: {', '.join(f'`{name}`' for name in differing)}." if differing else ""
     noise = "the same noise" if found["same_noise"] else "different noise"

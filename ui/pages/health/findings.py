@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
 from storage.ledger.ledger import Ledger
+from ui.data.quality import QualityView
 from ui.data.run import RunView
 from ui.elements.formatting import money
 
@@ -46,10 +47,12 @@ class Evidence:
     Attributes:
         view: the run's figures and settings.
         ledger: where its paid time went.
+        quality: what its held-out images look like.
     """
 
     view: RunView
     ledger: Ledger
+    quality: QualityView = field(default_factory=QualityView)
 
     def money(self, usd: float) -> str:
         """Dollars of the run in words."""

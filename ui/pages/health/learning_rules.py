@@ -116,6 +116,29 @@ def reward_gaming(evidence: Evidence) -> Finding:
     return Finding("passed", title, text)
 
 
+def hacking(evidence: Evidence) -> Finding:
+    """A score that rises while the images get worse is no gain."""
+    title, verdict = "Image quality", evidence.quality.verdict
+    if verdict is None:
+        return Finding("unknown", title, "There is no second evaluation yet to compare images with.")
+    if not verdict.worse:
+        count = len(verdict.others)
+        return Finding(
+            "passed", title, f"Of {count} figures of the held-out images none is clearly worse than before."
+        )
+    text = f"{verdict.in_words}."
+    if not verdict.is_hacking:
+        return Finding(
+            "warning", title, f"{text} The images are worse, and the score is no better for it.",
+            f"Lower `optimizer.learning_rate`{_now(evidence, 'optimizer', 'learning_rate')}.",
+        )  # fmt: skip
+    return Finding(
+        "problem", title, f"{text} The images get worse while the score rises.",
+        "The policy exploits the reward (reward hacking): compare the images on the page Images, raise "
+        f"`algorithm.kl_weight`{_now(evidence, 'algorithm', 'kl_weight')}, or end the run.",
+    )  # fmt: skip
+
+
 def clipping(evidence: Evidence) -> Finding:
     """Clipped denoising steps give no gradient."""
     title = "Clipped denoising steps"
@@ -191,5 +214,5 @@ def _now(evidence: Evidence, section: str, name: str) -> str:
 
 
 LEARNING_RULES: tuple[Rule, ...] = (
-    score_course, zero_variance, ratio, reward_gaming, clipping, gradients, scorer, stale_ranks,
+    score_course, hacking, zero_variance, ratio, reward_gaming, clipping, gradients, scorer, stale_ranks,
 )  # fmt: skip

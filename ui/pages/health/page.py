@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from ui.data.ledger import load_ledger
+from ui.data.quality import load_quality
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import markdown_text
@@ -28,7 +29,7 @@ def _show_health(home: Path, view: RunView) -> None:
     if view.metrics.empty and view.scores.empty:
         st.info("The first signs come with the first evaluation or iteration.", icon=":material/hourglass:")
         return
-    evidence = Evidence(view, load_ledger(home, view))
+    evidence = Evidence(view, load_ledger(home, view), load_quality(home, view))
     findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
     levels = by_level(findings)
     _show_verdict(levels, len(findings))

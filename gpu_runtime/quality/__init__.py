@@ -1,0 +1,1 @@
+"""What images look like, whatever a reward says: light, edges, grain, variety, distance to the truth."""

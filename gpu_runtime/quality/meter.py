@@ -1,0 +1,65 @@
+"""Measures the images of an evaluation while the next ones are generated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+import numpy as np
+
+from gpu_runtime.embedded_tasks.registry import rendered_picture
+from gpu_runtime.quality.diversity import diversity_figures
+from gpu_runtime.quality.image_figures import image_figures
+from gpu_runtime.quality.truth_figures import truth_figures
+from storage.prompts.files import PromptRecord
+
+
+class QualityMeter:
+    """The figures of one evaluation's images; a context that ends its thread.
+
+    One thread measures beside the devices, so that they wait for the last image only.
+
+    Args:
+        prompts: the held-out prompts by identifier.
+    """
+
+    def __init__(self, prompts: Mapping[int, PromptRecord]) -> None:
+        self._prompts = prompts
+        self._measured: dict[tuple[int, int], Future[dict[str, float]]] = {}
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quality")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def add(self, prompt_id: int, seed_index: int, image_HWC: np.ndarray) -> None:
+        """Let an image be measured.
+
+        Args:
+            prompt_id: its prompt.
+            seed_index: its seed.
+            image_HWC: uint8 RGB, shape (H, W, 3).
+        """
+        call = self._thread.submit(measured, image_HWC, self._prompts[prompt_id])
+        self._measured[prompt_id, seed_index] = call
+
+    def figures(self, latents: Sequence[tuple[int, int, np.ndarray]]) -> list[dict[str, float]]:
+        """Every image's figures, once the last one is measured.
+
+        Args:
+            latents: prompt, seed and latents of each image that was added, in the order of the result.
+        """
+        diversity = diversity_figures([values for *_, values in latents], [prompt for prompt, *_ in latents])
+        return [
+            self._measured[prompt, seed].result() | others
+            for (prompt, seed, _), others in zip(latents, diversity, strict=True)
+        ]
+
+
+def measured(image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, float]:
+    """An image's own figures, and its distance to the renderer's where an embedded task draws its prompt."""
+    truth = rendered_picture(prompt, image_HWC)
+    return image_figures(image_HWC) | ({} if truth is None else truth_figures(image_HWC, truth))

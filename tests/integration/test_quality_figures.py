@@ -1,0 +1,125 @@
+"""What images look like: written with an evaluation, read again, and the alarm that follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from storage.config.run_config import RunConfig
+from storage.database.queries.quality import figure_means, paired_figures
+from storage.database.records import EvaluationImage, EvaluationRecord
+from storage.database.run_store import RunStore
+from storage.evaluations.quality import quality_verdict
+from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
+from storage.home import Home
+from tasks.iteration.commit import record_evaluation
+from ui.data.quality import read_quality
+from ui.data.run import read_run
+from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    store = RunStore(Home(tmp_path), wait_s=2.0)
+    store.create_run("r", RunConfig(), {}, os.getpid())
+    return store
+
+
+def evaluation(iteration: int, score: float, distance: float, **more: float) -> EvaluationRecord:
+    images = [
+        EvaluationImage(
+            place, "p", 0, score, False, "", None,
+            figures={"truth_distance": distance * (1 + place / 100), "part_ocr": score, **more},
+        )
+        for place in range(16)
+    ]  # fmt: skip
+    return EvaluationRecord("r", iteration, iteration, 0.0, 1.0, score, 0.0, images)
+
+
+def session(store: RunStore) -> Any:
+    return SimpleNamespace(
+        run_id="r", store=store, spent_usd=0.0, hacking_noted=False,
+        tracker=SimpleNamespace(metrics=lambda *_: None, images=lambda *_: None),
+    )  # fmt: skip
+
+
+def test_figures_are_written_once_and_paired_with_the_untouched_model_s(store: RunStore):
+    store.commit_evaluation(evaluation(0, 0.25, 0.1))
+    for _ in range(2):
+        store.commit_evaluation(evaluation(10, 0.5, 0.2, grain=0.5))
+    with store.database.reading() as connection:
+        means, pairs = figure_means(connection, "r"), paired_figures(connection, "r")
+        earlier = paired_figures(connection, "r", 0)
+    assert means["iteration"].tolist() == [0, 10]
+    assert means["truth_distance"].tolist() == pytest.approx([0.1075, 0.215])
+    assert means["part_ocr"].tolist() == [0.25, 0.5]
+    assert means["grain"].isna().tolist() == [True, False]
+    assert set(pairs["name"]) == {"score", "truth_distance", "part_ocr"}
+    assert len(pairs) == 48 and earlier.empty
+    verdict = quality_verdict(pairs)
+    assert verdict is not None and verdict.is_hacking
+    store.discard_after("r", 5)
+    with store.database.reading() as connection:
+        assert figure_means(connection, "r")["iteration"].tolist() == [0]
+
+
+def test_an_image_without_a_score_is_in_no_comparison_of_scores(store: RunStore):
+    store.commit_evaluation(evaluation(0, 0.25, 0.1))
+    later = evaluation(10, 0.5, 0.2)
+    failed = dataclasses.replace(later.images[0], error="gone")
+    store.commit_evaluation(dataclasses.replace(later, images=[failed, *later.images[1:]]))
+    with store.database.reading() as connection:
+        counts = paired_figures(connection, "r").groupby("name").size()
+    assert counts.to_dict() == {"part_ocr": 16, "score": 15, "truth_distance": 16}
+
+
+def test_the_alarm_is_one_event_until_an_evaluation_is_sound_again(store: RunStore):
+    going, said = session(store), []
+    for iteration, score, distance in (
+        (0, 0.25, 0.1),
+        (1, 0.5, 0.2),
+        (2, 0.5, 0.2),
+        (3, 0.5, 0.1),
+        (4, 0.5, 0.2),
+    ):
+        said.append(record_evaluation.fn(going, evaluation(iteration, score, distance)))
+    assert [message is not None for message in said] == [False, True, False, False, True]
+    with store.database.reading() as connection:
+        events = connection.execute("SELECT kind, message FROM events ORDER BY event_id").fetchall()
+    assert [kind for kind, _ in events] == ["hacking", "hacking"]
+    assert events[0][1].startswith(
+        "the score rises while the images get worse, after iteration 1: Score 0.250 -> 0.5"
+    )
+
+
+def test_what_the_page_and_the_report_show_of_them(store: RunStore):
+    store.commit_evaluation(evaluation(0, 0.25, 0.1, edges=0.0, diversity_across=1.0))
+    store.commit_evaluation(evaluation(10, 0.5, 0.2, edges=0.1, diversity_across=0.9))
+    with store.database.reading() as connection:
+        quality = read_quality(connection, "r")
+    drawn: list[Any] = quality_charts(quality)
+    assert [chart.layout.title.text for chart in drawn] == [
+        "Distance to the rendered picture", "Looks of the images", "Variety of the images",
+    ]  # fmt: skip
+    assert list(drawn[0].data[0].y) == pytest.approx([0.0, 1.0])
+    assert list(drawn[2].data[0].y) == pytest.approx([0.0, -0.1])
+    assert quality.verdict is not None
+    assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "", ""]
+    part: Any = part_charts(read_run(store, "r"), quality)[0]
+    assert list(part.data[0].y) == [0.25, 0.5]
+
+
+def test_figures_of_a_separate_evaluation(tmp_path: Path):
+    separate = EvaluationStore(Home(tmp_path).ensure())
+    row = SeparateEvaluation("e", None, 0, 0, 0.0, 1.0, 1.0, 1.0, 2, None, RunConfig().model_dump_json(), {})
+    images = [
+        JudgedImage(0, 0, "a", "", 1.0, True, "", None, {"grain": 0.1, "edges": 0.2}),
+        JudgedImage(0, 1, "a", "", 1.0, True, "", None),
+    ]
+    separate.commit(row, images)
+    assert separate.images("e") == images

@@ -1,0 +1,67 @@
+"""Several rewards, each normalised in its prompt group before they are added (GDPO)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_runtime.learning.advantages import normalised_sum
+from gpu_runtime.learning.groups import training_samples
+from gpu_runtime.rewards.protocol import Score, Term
+from storage.config.run_config import RunConfig
+from tests.tiny_run import TinyRun, request, tiny_config
+
+EPSILON = 1e-4
+
+
+def test_each_reward_counts_by_its_weight_however_little_it_varies():
+    large, small = [0.0, 1.0, 0.0, 1.0], [0.52, 0.52, 0.5, 0.5]
+    term_KPG = torch.tensor([[large], [small]])
+    found = normalised_sum(term_KPG, [0.5, 0.5])
+    a, b = 0.5 / (0.5 + EPSILON), 0.01 / (0.01 + EPSILON)
+    expected = [(-a + b) / 2, (a + b) / 2, (-a - b) / 2, (a - b) / 2]
+    assert found.shape == (1, 4) and found.dtype == torch.float64
+    assert found[0].tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_a_plain_sum_cannot_tell_apart_stays_apart():
+    """GDPO's own example: sums of (0, 1) and (0, 2) have the same advantages once they are normalised."""
+    one = normalised_sum(torch.tensor([[[0.0, 1.0]], [[0.0, 0.0]]]), [1.0, 1.0])
+    two = normalised_sum(torch.tensor([[[0.0, 1.0]], [[0.0, 1.0]]]), [1.0, 1.0])
+    assert two[0].tolist() == pytest.approx([2 * value for value in one[0].tolist()])
+
+
+def test_groups_are_apart_and_a_reward_without_variance_adds_nothing():
+    term_KPG = torch.tensor([[[0.0, 1.0], [0.0, 0.1]], [[0.3, 0.3], [0.3, 0.3]]])
+    found = normalised_sum(term_KPG, [0.75, 0.25])
+    assert found[0].tolist() == pytest.approx([-0.75, 0.75], rel=1e-3)
+    assert found[1].tolist() == pytest.approx([-0.75, 0.75], rel=3e-3)
+    assert normalised_sum(torch.full((2, 1, 3), 0.1), [0.5, 0.5]).tolist() == [[0.0, 0.0, 0.0]]
+
+
+def advantages(scores: list[Score]) -> list[float]:
+    run = TinyRun(tiny_config())
+    wanted = [request(prompt, seed) for prompt in range(len(scores) // 2) for seed in range(2)]
+    config = RunConfig.model_validate({"algorithm": {"advantage_std": "none"}})
+    found, _ = training_samples(run.sampler.generate(wanted), scores, config)
+    return found.value_PG.flatten().tolist()
+
+
+def scored(first: float, second: float, normalised: bool = True) -> Score:
+    terms = (Term(0.5, first), Term(0.5, second))
+    return Score((first + second) / 2, False, "", terms=terms if normalised else ())
+
+
+def test_terms_are_learned_from_in_place_of_the_value():
+    # The first reward says the first sample is better, the second says the other; the first varies more.
+    pair = [(1.0, 0.1), (0.0, 0.2)]
+    plain = advantages([scored(*values, normalised=False) for values in pair])
+    assert plain == pytest.approx([0.225, -0.225])
+    assert advantages([scored(*values) for values in pair]) == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_a_group_with_a_failed_image_is_dropped_and_changes_no_other():
+    whole = [scored(1.0, 0.2), scored(0.0, 0.1)]
+    failed = [scored(0.4, 0.4), Score(0.0, False, "", error="gone")]
+    assert advantages([*whole, *failed]) == pytest.approx([*advantages(whole), 0.0, 0.0])
+    assert advantages([*failed, *whole]) == pytest.approx([0.0, 0.0, *advantages(whole)])

@@ -1,0 +1,61 @@
+"""What a run's held-out images look like: the course of their figures, and the verdict on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import streamlit as st
+
+from storage.database.database import Database
+from storage.database.queries.quality import figure_means, paired_figures
+from storage.evaluations.quality import PART, QUALITY, QualityVerdict, quality_verdict
+from storage.home import Home
+from ui.data.run import RunView
+
+
+@dataclass(frozen=True)
+class QualityView:
+    """The looks of a run's held-out images.
+
+    Attributes:
+        means: one row an evaluation; see `storage.database.queries.quality.figure_means`.
+        verdict: the latest evaluation against the untouched model; None before there are two.
+    """
+
+    means: pd.DataFrame = field(default_factory=lambda: pd.DataFrame({"iteration": []}))
+    verdict: QualityVerdict | None = None
+
+    @property
+    def figures(self) -> list[str]:
+        """The figures of quality that were measured, in the order they are shown."""
+        return [name for name in QUALITY if name in self.means]
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of the score, where it is a sum."""
+        return [str(name).removeprefix(PART) for name in self.means if str(name).startswith(PART)]
+
+
+def load_quality(home: Path, view: RunView) -> QualityView:
+    """Read again after each evaluation.
+
+    Raises:
+        StorageError: the database stayed locked, or is of another version.
+    """
+    return _load_quality(home, view.row.run_id, view.newest.evaluation_at)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def _load_quality(home: Path, run_id: str, evaluation_at: float) -> QualityView:
+    """`evaluation_at` is part of the cache's key."""
+    with Database(Home(home).database).reading() as connection:
+        return read_quality(connection, run_id)
+
+
+def read_quality(connection: duckdb.DuckDBPyConnection, run_id: str) -> QualityView:
+    """The same from an open connection."""
+    pairs = paired_figures(connection, run_id)
+    return QualityView(figure_means(connection, run_id), quality_verdict(pairs))

@@ -90,7 +90,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
         assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 20 iterations\)", text)
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
             "Same seed, older and newer weights", "Do stale ranks hold?",
-            "Spread before and after the choice", "Drafts against success", "Drafts by prompt",
+            "Variance before and after the choice", "Drafts against success", "Drafts by prompt",
         ]  # fmt: skip
         circles = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
         assert circles.count() > 10

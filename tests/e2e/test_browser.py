@@ -61,7 +61,9 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         assert re.search(r"Score now\s+0\.8\d\d", text)
         titles = page.locator(".js-plotly-plot .gtitle").all_text_contents()
         assert titles == [
-            "Over iterations", "Over wall-clock", "Over cost", "Cost so far, by market", "What was paid for",
+            "Over iterations", "Over wall-clock", "Over cost",
+            "Distance to the rendered picture", "Looks of the images", "Variety of the images",
+            "Cost so far, by market", "What was paid for",
             "Prompts without signal", "Ratio deviation at the first update", "KL to the reference policy",
             "Clipped denoising steps",
         ]  # fmt: skip

@@ -169,6 +169,7 @@ def _become_script(
         environment: of the process.
         folder: that it works in.
     """
+    os.setsid()  # Ray ends the process group of a worker that is lost
     for number, descriptor in enumerate(descriptors):
         os.dup2(descriptor, number)
         os.close(descriptor)

@@ -29,6 +29,7 @@ from gpu_runtime.diffusion.noise import NoiseStream, Purpose, integers, normal
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
 from gpu_runtime.exploration.plan import prompts_of_iteration
 from gpu_runtime.exploration.selection import max_variance_subset
+from gpu_runtime.learning.advantages import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.options import GrpoOptions
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.rewards.registry import build_scorer
@@ -137,11 +138,10 @@ class Algorithm:
 
     def advantages(self, reward_PG: torch.Tensor) -> torch.Tensor:
         """How much better an image is than the others of its prompt; NaN where all are the same."""
-        limit = self.config.algorithm.advantage_clip
         centred_PG = reward_PG - reward_PG.mean(dim=1, keepdim=True)
         scaled_PG = centred_PG / (reward_PG.std(dim=1, correction=0, keepdim=True) + 1e-4)
         differs_P1 = centred_PG.abs().amax(dim=1, keepdim=True) > 1e-8
-        return torch.where(differs_P1, scaled_PG.clamp(-limit, limit), torch.nan)
+        return torch.where(differs_P1, scaled_PG.clamp(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), torch.nan)
 
     def train(self, rows: list[Row], advantage_PG: torch.Tensor) -> int:
         """Take one step of the optimiser; returns how many prompts taught something."""

@@ -8,6 +8,9 @@ from typing import Literal
 
 import torch
 
+ADVANTAGE_CLIP = 5.0
+"""Largest magnitude of an advantage, as in the public code of Flow-GRPO and DiffusionNFT."""
+
 _EPSILON = 1e-4
 """Added to the deviation, as Flow-GRPO's public code does, so that tiny spreads stay finite."""
 
@@ -59,15 +62,13 @@ class Advantages:
 def group_advantages(
     reward_PG: torch.Tensor,
     std: Literal["group", "batch", "none"] = "group",
-    clip: float = 5.0,
     judged_P: torch.Tensor | None = None,
 ) -> Advantages:
-    """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `clip`.
+    """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `ADVANTAGE_CLIP`.
 
     Args:
         reward_PG: rewards, any float type.
         std: deviation of the `group` or of the whole `batch`, or no division.
-        clip: largest magnitude of an advantage.
         judged_P: False where a reward of the group is missing; None where none is. Such a group is dropped
             whole, and the others are normalised without it: a group of fewer samples would have another
             mean and deviation than the policy's, and the missing ones are rarely missing at random.
@@ -78,7 +79,7 @@ def group_advantages(
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
         raise ValueError(f"rewards have shape {tuple(reward_PG.shape)}; (prompts, at least 2) is needed")
     if judged_P is not None and not judged_P.all():
-        return _spread_out(group_advantages(reward_PG[judged_P], std, clip), judged_P)
+        return _spread_out(group_advantages(reward_PG[judged_P], std), judged_P)
     reward = reward_PG.to(torch.float64)
     if not torch.isfinite(reward).all():
         raise ValueError("a reward is not finite; its group should have been left out")
@@ -89,7 +90,9 @@ def group_advantages(
         centred = centred / (deviation_P1 + _EPSILON)
     elif std == "batch":
         centred = centred / (reward.std(correction=0) + _EPSILON)
-    value = torch.where(kept_P[:, None], centred.clamp(-clip, clip), torch.zeros_like(centred))
+    value = torch.where(
+        kept_P[:, None], centred.clamp(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), torch.zeros_like(centred)
+    )
     return Advantages(value, kept_P)
 
 

@@ -51,7 +51,7 @@ def training_samples(
     if any(score.terms for score in scores):
         reward_PG = _normalised(scores, reward_PG)
     algorithm = config.algorithm
-    advantages = group_advantages(reward_PG, algorithm.advantage_std, algorithm.advantage_clip, judged_P)
+    advantages = group_advantages(reward_PG, algorithm.advantage_std, judged_P)
     kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [

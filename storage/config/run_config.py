@@ -100,10 +100,6 @@ class AlgorithmConfig(Section):
     updates_per_iteration: int = Field(default=1, ge=1, le=64)
     """Training (optimiser) steps an iteration's samples are divided over."""
 
-    advantage_clip: float = Field(default=5.0, gt=0, le=1e6)
-    """Advantages are clamped to plus or minus this; `nft` takes a sample at the limit as entirely good or
-    bad, and the others in proportion."""
-
     advantage_std: Literal["group", "batch", "none"] = "group"
     """What the centred reward is divided by: deviation of its group, of the batch, or nothing."""
 

@@ -10,6 +10,7 @@ import torch
 
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
+from gpu_runtime.learning.advantages import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.nft import nft_loss
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
@@ -104,7 +105,7 @@ def row_loss(
     noised, prompt = (1 - sigma) * image + sigma * noise, model.encode_prompts([sample.request.prompt])
     velocity = model.velocity(noised, sigma, prompt)
     before = velocity.detach() if old is None else old.model.velocity(noised, sigma, prompt).detach()
-    good = 0.5 + 0.5 * max(-1.0, min(1.0, sample.advantage / settings.algorithm.advantage_clip))
+    good = 0.5 + 0.5 * max(-1.0, min(1.0, sample.advantage / ADVANTAGE_CLIP))
     return nft_loss(velocity, before, noise - image, torch.tensor([good]), BETA)
 
 
@@ -197,7 +198,7 @@ def test_the_order_of_samples_changes_no_bit() -> None:
 
 
 def test_a_step_brings_good_images_nearer_and_takes_bad_ones_away() -> None:
-    settings = config(updates=1, advantage_clip=1.0)
+    settings = config(updates=1)
     run = TinyRun(settings)
     samples = run.rollout()
     good = [sample for sample in samples if sample.advantage > 0]

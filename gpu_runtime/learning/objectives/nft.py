@@ -14,6 +14,7 @@ import torch
 
 from gpu_runtime.diffusion.noise import Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
+from gpu_runtime.learning.advantages import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.options import NftOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
@@ -116,7 +117,7 @@ class NftObjective:
         if self._old:
             old = torch.stack([self._old[row.sample.request, row.place] for row in padded])
         advantage_R = torch.tensor([row.sample.advantage for row in padded], device=model.device)
-        share_R = (advantage_R / algorithm.advantage_clip).clamp(-1, 1)
+        share_R = (advantage_R / ADVANTAGE_CLIP).clamp(-1, 1)
         loss_R = nft_loss(velocity, old, target, (1 + share_R) / 2, self._options.beta)
         loss = (loss_R * weight_R).sum()
         kl = torch.zeros((), device=model.device)

@@ -18,6 +18,7 @@ from gpu_runtime.rewards.options import (
     PickScoreOptions,
     RemoteOptions,
     SumOptions,
+    VlmOptions,
 )
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.text_rules import target_text
@@ -41,6 +42,7 @@ class ScorerPlugin:
         uses_gpu: it is a large model of its own, quicker on a GPU.
         gives_verdict: some images of it may be exact; False where it grades only.
         module: what `build` imports, where that takes seconds: workers are forked from a process that has it.
+        check_server: refuses a server that does not answer, within seconds; raises `ConfigurationError`.
         parts: the scorers that it is made of, by its options, where it combines others; these then have a
             table `parts`, by name.
     """
@@ -51,6 +53,7 @@ class ScorerPlugin:
     uses_gpu: bool = False
     gives_verdict: bool = True
     module: str = ""
+    check_server: Callable[[Any], object] = lambda options: None
     parts: Callable[[Any], Sequence[ChosenScorer]] | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +123,15 @@ class ChosenScorer:
             for option, needed in hub_models(judge.options).items():
                 local_folder(f"{judge.section}.{option}", getattr(judge.options, option), needed.weights)
 
+    def check_servers(self) -> None:
+        """Refuse judges whose servers do not answer.
+
+        Raises:
+            ConfigurationError: naming the address, and what to do.
+        """
+        for judge in self.judges:
+            judge.plugin.check_server(judge.options)
+
     def check_prompt(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that one of the judges could judge no image by.
 
@@ -180,6 +192,24 @@ def _remote(options: RemoteOptions) -> Scorer:
     return RemoteScorer(options)
 
 
+def _remote_answers(options: RemoteOptions) -> None:
+    from gpu_runtime.rewards.scorers.remote import refuse_silent_scorer
+
+    refuse_silent_scorer(options)
+
+
+def _vlm(options: VlmOptions) -> Scorer:
+    from gpu_runtime.rewards.scorers.vlm import VlmScorer
+
+    return VlmScorer(options)
+
+
+def _vlm_answers(options: VlmOptions) -> None:
+    from gpu_runtime.rewards.scorers.vlm import refuse_silent_vlm
+
+    refuse_silent_vlm(options)
+
+
 def _sum(options: SumOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.weighted_sum import PartRule, WeightedSum
 
@@ -231,7 +261,8 @@ SCORERS = Registry(
         "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
         "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
         "jpeg": ScorerPlugin(_jpeg, gives_verdict=False),
-        "remote": ScorerPlugin(_remote, RemoteOptions),
+        "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),
+        "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
     },
 )

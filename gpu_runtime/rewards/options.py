@@ -185,6 +185,12 @@ class VlmOptions(ServerOptions):
                     f"reward.options.{name} says nothing where reward.options.parser is {self.parser!r}; "
                     f"leave it out, or use parser={parsers[0]}"
                 )
+        asked_otherwise = self.parser != "number" or (self.lowest, self.highest) != (0.0, 10.0)
+        if asked_otherwise and "template" not in self.model_fields_set:
+            raise ValueError(
+                "reward.options.template asks for a number from 0 to 10 where it is left out; give one "
+                "that asks for what reward.options.parser, lowest and highest expect"
+            )
         if not self.lowest < self.highest:
             raise ValueError(
                 f"reward.options.lowest is {self.lowest:g}, which is not below reward.options.highest = "

@@ -49,7 +49,7 @@ def built(name: str, options: dict[str, Any]) -> Scorer:
 def test_the_scorers_that_take_a_gpu_are_those_that_can_move(options: Options, tmp_path: Path):
     geneval = {"detector": str(save_detector(tmp_path / "detector"))} | options["clip-score"]
     own = options | {"geneval": geneval}
-    names = set(SCORERS.names()) - {"sum", "remote"}
+    names = set(SCORERS.names()) - {"sum", "remote", "vlm"}
     can_move = {name for name in names if isinstance(built(name, own.get(name, {})), SupportsTo)}
     assert can_move == {name for name in names if SCORERS.find(name).uses_gpu}
     assert can_move == {"geneval", "deepseek-ocr", "clip-score", "pick-score"}

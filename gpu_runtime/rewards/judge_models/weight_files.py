@@ -1,0 +1,112 @@
+"""Weights in a single file of their authors' own, which transformers does not load, and a head of them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from storage.errors import ModelError, quoted
+from storage.text import one_line
+
+HEAD_PLACES = (0, 2, 4, 6, 7)
+"""Of the five linear layers among the layers of a head; between them are dropouts, which judging leaves out."""
+
+
+def read_weights(setting: str, file: str) -> dict[str, torch.Tensor]:
+    """The tensors of a file by name: `.safetensors`, or what `torch.save` wrote.
+
+    Nothing but tensors is unpickled: a file of weights can hold any program.
+
+    Args:
+        setting: that names the file, for messages.
+        file: its path.
+
+    Raises:
+        ModelError: it is missing, or holds something else.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise ModelError(
+            f"{setting} = {quoted(file)} is no file here; download the weights and name their file"
+        )
+    try:
+        if path.suffix == ".safetensors":
+            found: Any = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError, SafetensorError) as error:
+        reason = one_line(str(error))[:200]  # torch's goes on about how to unpickle programs
+        raise ModelError(f"{setting}: {path} holds no weights that torch can read: {reason}") from error
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise ModelError(f"{setting}: {path} holds no weights by name; name a file of them")
+    return {str(name): value.float() for name, value in found.items()}
+
+
+def fill(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], setting: str, names: str = "") -> None:
+    """Give a model all of its weights; what else there is among them is left out.
+
+    Args:
+        model: as its configuration has made it.
+        weights: by the model's own names.
+        setting: that names the file, for messages.
+        names: what the file's names begin with, for messages.
+
+    Raises:
+        ModelError: some are missing, or of another shape.
+    """
+    wanted = model.state_dict()
+    needed = {name for name, _ in model.named_parameters()}
+    lacking = sorted(needed - weights.keys())
+    if lacking:
+        raise ModelError(
+            f"{setting}: the file lacks {len(lacking)} weights, such as {names}{lacking[0]}; name the whole file"
+        )
+    for name in needed:
+        if weights[name].shape != wanted[name].shape:
+            raise ModelError(
+                f"{setting}: {names}{name} has shape {tuple(weights[name].shape)} where "
+                f"{tuple(wanted[name].shape)} is needed; name the file that belongs to the model"
+            )
+    model.load_state_dict({name: weights[name] for name in needed}, strict=False)
+
+
+def linear_head(
+    weights: Mapping[str, torch.Tensor], setting: str, width: int, prefix: str = "layers."
+) -> torch.nn.Sequential:
+    """The five linear layers that turn a vector of a model into one number, as two judges have them.
+
+    Args:
+        weights: by the file's names.
+        setting: that names the file, for messages.
+        width: of the vector.
+        prefix: what the head's names begin with.
+
+    Raises:
+        ModelError: layers are missing, or of other shapes than follow each other.
+    """
+    widths = [width]
+    for place in HEAD_PLACES:
+        layer = weights.get(f"{prefix}{place}.weight")
+        if layer is None or layer.dim() != 2:
+            raise ModelError(
+                f"{setting}: the file has no {prefix}{place}.weight of a linear layer; name the file of the head"
+            )
+        widths.append(layer.shape[0])
+    layers = [torch.nn.Linear(widths[i], widths[i + 1]) for i in range(len(HEAD_PLACES))]
+    head = torch.nn.Sequential(*layers)
+    own = {
+        f"{i}.{kind}": weights[f"{prefix}{place}.{kind}"]
+        for i, place in enumerate(HEAD_PLACES)
+        for kind in ("weight", "bias")
+        if f"{prefix}{place}.{kind}" in weights
+    }
+    fill(head, own, setting, prefix)
+    if widths[-1] != 1:
+        raise ModelError(f"{setting}: the head ends in {widths[-1]} numbers, not in one; name another file")
+    return head.eval()

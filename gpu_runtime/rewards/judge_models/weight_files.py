@@ -15,7 +15,7 @@ from storage.errors import ModelError, quoted
 from storage.text import one_line
 
 HEAD_PLACES = (0, 2, 4, 6, 7)
-"""Of the five linear layers among the layers of a head; between them are dropouts, which judging leaves out."""
+"""Of the five linear layers among a head's; between them are dropouts, which judging leaves out."""
 
 
 def read_weights(setting: str, file: str) -> dict[str, torch.Tensor]:
@@ -65,7 +65,7 @@ def fill(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], setting: s
     lacking = sorted(needed - weights.keys())
     if lacking:
         raise ModelError(
-            f"{setting}: the file lacks {len(lacking)} weights, such as {names}{lacking[0]}; name the whole file"
+            f"{setting}: the file lacks {len(lacking)} weights, such as {names}{lacking[0]}; name a whole one"
         )
     for name in needed:
         if weights[name].shape != wanted[name].shape:
@@ -95,7 +95,7 @@ def linear_head(
         layer = weights.get(f"{prefix}{place}.weight")
         if layer is None or layer.dim() != 2:
             raise ModelError(
-                f"{setting}: the file has no {prefix}{place}.weight of a linear layer; name the file of the head"
+                f"{setting}: the file has no {prefix}{place}.weight of a linear layer; name the head's file"
             )
         widths.append(layer.shape[0])
     layers = [torch.nn.Linear(widths[i], widths[i + 1]) for i in range(len(HEAD_PLACES))]

@@ -1,7 +1,7 @@
 """Reward for pictures that people prefer: ImageReward (arXiv 2304.05977), a BLIP with a head.
 
-transformers has BLIP's two encoders, but not ImageReward: its file is read by its authors' names, and the sizes
-of the encoders are those of the file's tensors.
+transformers has BLIP's two encoders, but not ImageReward: its file is read by its authors' names, and the
+sizes of the encoders are those of the file's tensors.
 
 Shape suffixes: B pictures, S tokens, D width.
 """
@@ -49,7 +49,7 @@ _RENAMED = (
     (r"^blocks\.(\d+)\.attn\.", r"encoder.layers.\1.self_attn."),
     (r"^blocks\.(\d+)\.mlp\.", r"encoder.layers.\1.mlp."),
 )
-"""The picture's encoder: names of BLIP's authors, and those of transformers. The text's have the same names."""
+"""The picture's encoder: names of BLIP's authors, and those of transformers; the text's are the same."""
 
 
 class ImageRewardScorer:
@@ -113,7 +113,7 @@ class ImageRewardScorer:
 
     @torch.inference_mode()
     def number(self, image_HWC: np.ndarray, text: str) -> float:
-        """ImageReward's own number for a uint8 RGB image of shape (H, W, 3): about 0 on average, deviation 1."""
+        """ImageReward's own number for a uint8 RGB image of shape (H, W, 3): mean 0, deviation 1."""
         device = self._vision.device
         pixels = self._processor(images=[image_HWC], return_tensors="pt")["pixel_values"].to(device)
         picture_BSD = self._vision(pixel_values=pixels).last_hidden_state

@@ -48,30 +48,30 @@ def read_weights(setting: str, file: str) -> dict[str, torch.Tensor]:
     return {str(name): value.float() for name, value in found.items()}
 
 
-def fill(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], setting: str, names: str = "") -> None:
+def fill(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], setting: str) -> None:
     """Give a model all of its weights; what else there is among them is left out.
 
     Args:
         model: as its configuration has made it.
         weights: by the model's own names.
         setting: that names the file, for messages.
-        names: what the file's names begin with, for messages.
 
     Raises:
         ModelError: some are missing, or of another shape.
     """
-    wanted = model.state_dict()
-    needed = {name for name, _ in model.named_parameters()}
-    lacking = sorted(needed - weights.keys())
+    needed = dict(model.named_parameters())
+    kind = type(model).__name__
+    lacking = sorted(needed.keys() - weights.keys())
     if lacking:
         raise ModelError(
-            f"{setting}: the file lacks {len(lacking)} weights, such as {names}{lacking[0]}; name a whole one"
+            f"{setting}: the file lacks {len(lacking)} weights of a {kind}, such as {lacking[0]}; name a whole "
+            "one"
         )
-    for name in needed:
-        if weights[name].shape != wanted[name].shape:
+    for name, parameter in needed.items():
+        if weights[name].shape != parameter.shape:
             raise ModelError(
-                f"{setting}: {names}{name} has shape {tuple(weights[name].shape)} where "
-                f"{tuple(wanted[name].shape)} is needed; name the file that belongs to the model"
+                f"{setting}: {name} of the file's {kind} has shape {tuple(weights[name].shape)} where "
+                f"{tuple(parameter.shape)} is needed; name a whole file"
             )
     model.load_state_dict({name: weights[name] for name in needed}, strict=False)
 
@@ -90,23 +90,21 @@ def linear_head(
     Raises:
         ModelError: layers are missing, or of other shapes than follow each other.
     """
-    widths = [width]
+    layers = []
     for place in HEAD_PLACES:
-        layer = weights.get(f"{prefix}{place}.weight")
-        if layer is None or layer.dim() != 2:
+        name = f"{prefix}{place}"
+        weight, bias = weights.get(f"{name}.weight"), weights.get(f"{name}.bias")
+        if weight is None or bias is None:
+            missing = f"{name}.{'bias' if bias is None and weight is not None else 'weight'}"
+            raise ModelError(f"{setting}: the file has no {missing}; name the file of a whole head")
+        wanted = (1 if place == HEAD_PLACES[-1] else len(bias), width)
+        if weight.shape != wanted or bias.shape != wanted[:1]:
             raise ModelError(
-                f"{setting}: the file has no {prefix}{place}.weight of a linear layer; name the head's file"
+                f"{setting}: {name} has weights of shape {tuple(weight.shape)} where {wanted} is needed; name "
+                "the head that was trained on the model beside it"
             )
-        widths.append(layer.shape[0])
-    layers = [torch.nn.Linear(widths[i], widths[i + 1]) for i in range(len(HEAD_PLACES))]
-    head = torch.nn.Sequential(*layers)
-    own = {
-        f"{i}.{kind}": weights[f"{prefix}{place}.{kind}"]
-        for i, place in enumerate(HEAD_PLACES)
-        for kind in ("weight", "bias")
-        if f"{prefix}{place}.{kind}" in weights
-    }
-    fill(head, own, setting, prefix)
-    if widths[-1] != 1:
-        raise ModelError(f"{setting}: the head ends in {widths[-1]} numbers, not in one; name another file")
-    return head.eval()
+        layer = torch.nn.Linear(width, wanted[0])
+        layer.load_state_dict({"weight": weight, "bias": bias})
+        layers.append(layer)
+        width = wanted[0]
+    return torch.nn.Sequential(*layers).eval()

@@ -147,7 +147,7 @@ def _of_picture(weights: Mapping[str, torch.Tensor]) -> BlipVisionModel:
             image_size=math.isqrt(places[1] - 1) * patch[-1], layer_norm_eps=1e-6,
         )
     )  # fmt: skip
-    fill(model, {_renamed(name): value for name, value in weights.items()}, _SETTING, _VISION)
+    fill(model, {_renamed(name): value for name, value in weights.items()}, _SETTING)
     return model
 
 
@@ -166,7 +166,7 @@ def _of_text(weights: Mapping[str, torch.Tensor]) -> BlipTextModel:
         ),
         add_pooling_layer=False,
     )  # fmt: skip
-    fill(model, weights, _SETTING, _TEXT)
+    fill(model, weights, _SETTING)
     return model
 
 

@@ -64,8 +64,8 @@ def fill(model: torch.nn.Module, weights: Mapping[str, torch.Tensor], setting: s
     lacking = sorted(needed.keys() - weights.keys())
     if lacking:
         raise ModelError(
-            f"{setting}: the file lacks {len(lacking)} weights of a {kind}, such as {lacking[0]}; name a whole "
-            "one"
+            f"{setting}: the file lacks {len(lacking)} weights of a {kind}, such as {lacking[0]}; name a "
+            "whole one"
         )
     for name, parameter in needed.items():
         if weights[name].shape != parameter.shape:
@@ -100,8 +100,8 @@ def linear_head(
         wanted = (1 if place == HEAD_PLACES[-1] else len(bias), width)
         if weight.shape != wanted or bias.shape != wanted[:1]:
             raise ModelError(
-                f"{setting}: {name} has weights of shape {tuple(weight.shape)} where {wanted} is needed; name "
-                "the head that was trained on the model beside it"
+                f"{setting}: {name} has weights of shape {tuple(weight.shape)} where {wanted} is needed; "
+                "name the head that was trained on the model beside it"
             )
         layer = torch.nn.Linear(width, wanted[0])
         layer.load_state_dict({"weight": weight, "bias": bias})

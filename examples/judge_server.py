@@ -18,6 +18,7 @@ import io
 import json
 import math
 import os
+import re
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,7 +42,8 @@ def opinion(image_HWC: np.ndarray, text: str) -> float:
     colours = np.array(list(PALETTE.values()), np.float64)
     distance_HWN = np.linalg.norm(image_HWC[:, :, None, :] - colours, axis=-1)
     nearest_HW = distance_HWN.argmin(-1)
-    named = [place for place, name in enumerate(PALETTE) if name in text.lower()]
+    words = re.findall("[a-z]+", text.lower())
+    named = [place for place, name in enumerate(PALETTE) if name in words]
     shares = [min(1.0, float((nearest_HW == place).mean()) / FULL_SHARE) for place in named]
     return sum(shares) / len(shares) if shares else 0.0
 

@@ -29,11 +29,10 @@ def number_in(text: str, highest: float, pattern: str = "") -> float:
     if pattern:
         found = {group.strip() for group in re.findall(pattern, text)}
     else:
-        numbers = _NUMBER.findall(re.sub(rf"(?:/|\bout of\b)\s*{highest:g}\b(?!\.\d)", " ", text))
-        found = set(numbers)
+        found = set(_NUMBER.findall(re.sub(rf"(?:/|\bout of\b)\s*{highest:g}\b(?!\.\d)", " ", text)))
     if len(found) != 1:
-        sought = f"match of reward.options.pattern = {pattern!r}" if pattern else "number"
-        raise ValueError(f"{'no' if not found else len(found)} {sought} in the answer {reprlib.repr(text)}")
+        sought = f" that match reward.options.pattern = {pattern!r}" if pattern else ""
+        raise ValueError(f"{len(found) or 'no'} numbers{sought} in the answer {reprlib.repr(text)}")
     (number,) = found
     try:
         return float(number)

@@ -6,9 +6,11 @@ import asyncio
 import base64
 import io
 import json
+import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 import httpx
@@ -61,8 +63,6 @@ class JudgeServer:
         self._url = url
         self._key = key
         self._wait = wait
-        # Loading the certificates takes tens of milliseconds: once, not for each request.
-        self._certificates = httpx.create_ssl_context()
 
     def in_queue(self, calls: Iterable[Callable[[], Answer]]) -> list[Answer]:
         """Make calls, as many at once as the queue allows; what they return, in order.
@@ -164,7 +164,7 @@ class JudgeServer:
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
         async with (
-            httpx.AsyncClient(timeout=None, verify=self._certificates) as client,
+            httpx.AsyncClient(timeout=None, verify=_certificates()) as client,
             client.stream(method, url, content=content, headers=headers) as answer,
         ):
             coding = answer.headers.get("content-encoding", "identity")
@@ -212,6 +212,12 @@ def png_base64(image_HWC: np.ndarray) -> str:
     file = io.BytesIO()
     Image.fromarray(image_HWC).save(file, format="PNG")
     return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Loading them takes tens of milliseconds: once, not for each request."""
+    return httpx.create_ssl_context()
 
 
 def _start(content: bytes) -> str:

@@ -43,6 +43,7 @@ from storage.database.records import (
     StateInterval,
     StepTimeRecord,
 )
+from storage.ledger.judge_costs import JUDGE_USD
 from storage.prompts.of_a_run import load_run_prompts
 
 
@@ -74,7 +75,8 @@ class Evaluation:
     """Held-out samples with their scores, ordered by prompt and seed.
 
     Attributes:
-        figures: what each image looks like (`quality.meter`), and the parts of its score as `part_NAME`.
+        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, and what
+            judging it has cost, where its judge has a price.
     """
 
     samples: list[GeneratedSample]
@@ -335,7 +337,10 @@ class Runtime:
             samples = [one.sample for one in delivered]
             latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
             scores, looks = self._scores(delivered), meter.figures(latents)
-        figures = [look | part_figures(score) for look, score in zip(looks, scores, strict=True)]
+        figures = [
+            look | part_figures(score) | ({JUDGE_USD: score.usd} if score.usd else {})
+            for look, score in zip(looks, scores, strict=True)
+        ]
         return Evaluation(samples, scores, self.policy_version, figures)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
@@ -389,6 +394,10 @@ class Runtime:
     def take_step_times(self) -> list[StepTimeRecord]:
         """What denoising steps took by degree since the last call, where measured times choose the degree."""
         return self._fleet.sharing.take_step_times()
+
+    def take_judge_usd(self) -> float:
+        """Dollars that judging rollouts and drafts has cost since the last call."""
+        return self._scoring.take_judge_usd()
 
     def needed_processes(self) -> dict[str, int]:
         """Processes that this one cannot outlive, name -> pid."""

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.rewards.guard import refuse_total_failure
-from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.waiting_requests import PRIORITIES
@@ -24,11 +24,12 @@ from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts.files import PromptRecord
 
-_IMAGES_A_CALL = {RequestKind.ROLLOUT: 16, RequestKind.EVALUATE: 16, RequestKind.EXPLORE: 8}
+_IMAGES_A_CALL = {
+    RequestKind.ROLLOUT: MOST_IMAGES_A_CALL,
+    RequestKind.EVALUATE: MOST_IMAGES_A_CALL,
+    RequestKind.EXPLORE: MOST_IMAGES_A_CALL // 2,
+}
 """Of drafts half a rollout's: near the window's end an early answer is worth more than a cheap one."""
-
-CALL_LIMIT_S = 1800.0
-"""Seconds that a scorer may take for one call before it counts as hung."""
 
 _CLOSE_LIMIT_S = 10.0
 
@@ -81,6 +82,7 @@ class ScoringPool:
         ] = {}
         self._open: set[_Image] = set()
         self._deaths_in_a_row = 0
+        self._judge_usd = 0.0
         self._events: SimpleQueue[list[_Image] | Future[list[Score]] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._ended: Exception | None = None
@@ -138,6 +140,12 @@ class ScoringPool:
         found = [score.result() for score in scores]
         refuse_total_failure(self._config.reward.scorer, found)
         return found
+
+    def take_judge_usd(self) -> float:
+        """Dollars that judging rollouts and drafts has cost since the last call."""
+        with self._lock:
+            usd, self._judge_usd = self._judge_usd, 0.0
+        return usd
 
     def close(self) -> None:
         """End the processes of all scorers."""
@@ -245,6 +253,9 @@ class ScoringPool:
                 image.score.set_exception(error)
             return
         for image, score in zip(images, call.result(), strict=True):
+            if image.kind is not RequestKind.EVALUATE:  # a held-out image's record has its price
+                with self._lock:
+                    self._judge_usd += score.usd
             image.score.set_result(score)
 
     def _on_scorer_lost(

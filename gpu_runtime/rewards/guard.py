@@ -85,7 +85,7 @@ def _checked(score: Score) -> Score:
     """The score itself, or an error in its place where it is none."""
     value = float(score.value)
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
-        return Score(0.0, False, score.detail, error=f"score {value} is not in [0, 1]")
+        return Score(0.0, False, score.detail, error=f"score {value} is not in [0, 1]", usd=score.usd)
     return score
 
 

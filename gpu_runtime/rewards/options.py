@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self, TypeGuard
+import math
+import os
+import re
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL
 from storage.config.plugins import ModelName, ProcessorName
-from storage.config.section import Section
+from storage.config.section import OptionValues, Section
+
+VLM_TEMPLATE = (
+    "This image was generated from the prompt: {prompt}\n"
+    "How well does it show what the prompt asks for, and how good does it look? Answer with one number from "
+    "0 (not at all) to 10 (perfectly) and nothing else."
+)
+
+_OF_PARSERS = {
+    "pattern": ("number",),
+    "field": ("json",),
+    "lowest": ("number", "json"),
+    "highest": ("number", "json"),
+}
+"""Options of `vlm` that only some parsers read."""
+
+LONGEST_WAIT_S = 60.0
+"""Between two attempts at a server."""
+
+_OWN_FIELDS = frozenset({"model", "messages", "stream", "n", "logprobs", "top_logprobs"})
+"""Of a request of `vlm`: what its reading of the answer depends on."""
 
 PART_RULES = ("weight", "threshold", "gate")
 """What a part's table in a sum says of the part, beside the scorer's own options."""
+
+
+WeightsFile = Annotated[
+    str, Field(min_length=1), AfterValidator(lambda name: os.path.abspath(os.path.expanduser(name)))
+]
+"""An option that names a file of weights; it becomes absolute."""
 
 
 class OcrOptions(Section):
@@ -48,6 +78,26 @@ class ClipScoreOptions(Section):
     """The CLIP that judges."""
 
 
+class AestheticOptions(Section):
+    """Of `aesthetic`."""
+
+    head: WeightsFile
+    """File of the predictor's head, as sac+logos+ava1-l14-linearMSE.pth."""
+
+    clip: ModelName = "openai/clip-vit-large-patch14"
+    """The CLIP that the head was trained on."""
+
+
+class ImageRewardOptions(Section):
+    """Of `image-reward`."""
+
+    weights: WeightsFile
+    """File of the weights, ImageReward.pt."""
+
+    tokenizer: str = Field(default="google-bert/bert-base-uncased", min_length=1)
+    """Folder, or name in the hub's cache, of BERT's tokenizer."""
+
+
 class PickScoreOptions(Section):
     """Of `pick-score`."""
 
@@ -58,11 +108,12 @@ class PickScoreOptions(Section):
     """The CLIP that it was trained from, which has the tokenizer and the picture's size."""
 
 
-class RemoteOptions(Section):
-    """Of `remote`; docs/rewards.md says what is sent and what must come back."""
+class ServerOptions(Section):
+    """Of scorers that ask a server."""
 
     url: str
-    """Where images are posted to, as in http://judge:8000/score."""
+    """Where it is asked; `remote`: where images are posted to, as in http://judge:8000/score; `vlm`: the base
+    address of the OpenAI-compatible interface, as in http://judge:8000/v1."""
 
     timeout_s: float = Field(default=60.0, gt=0, le=3600)
     """Longest time of a request, from connecting to the last byte of the answer, in seconds."""
@@ -73,11 +124,115 @@ class RemoteOptions(Section):
     backoff_s: float = Field(default=0.5, ge=0, le=600)
     """Wait before the second attempt, in seconds; each next one waits twice as long, up to a minute."""
 
+    queue: int = Field(default=4, ge=1, le=64)
+    """Most requests under way at once, from each scorer process; what is more waits."""
+
+    @property
+    def most_in_a_request(self) -> int:
+        """Images of one request."""
+        return 1
+
+    @property
+    def longest_call_s(self) -> float:
+        """Seconds after which a scorer has answers or errors for all images of a call, in any case."""
+        waits = (min(self.backoff_s * 2**attempt, LONGEST_WAIT_S) for attempt in range(self.attempts - 1))
+        rounds = math.ceil(MOST_IMAGES_A_CALL / self.most_in_a_request / self.queue)
+        return rounds * (self.attempts * self.timeout_s + sum(waits))
+
+    @model_validator(mode="after")
+    def _ends_before_it_counts_as_hung(self) -> Self:
+        if self.longest_call_s >= CALL_LIMIT_S:
+            raise ValueError(
+                f"reward.options.attempts = {self.attempts} of timeout_s = {self.timeout_s:g} may take "
+                f"{self.longest_call_s:.0f} s for {MOST_IMAGES_A_CALL} images, and a scorer counts as hung "
+                f"after {CALL_LIMIT_S:.0f} s; lower one of them, or raise reward.options.queue"
+            )
+        return self
+
+
+class RemoteOptions(ServerOptions):
+    """Of `remote`; docs/rewards.md says what is sent and what must come back."""
+
     images_a_request: int = Field(default=8, ge=1, le=256)
     """Most images of one request."""
 
-    queue: int = Field(default=4, ge=1, le=64)
-    """Most requests under way at once, from each scorer process; what is more waits."""
+    @property
+    def most_in_a_request(self) -> int:
+        """Images of one request."""
+        return self.images_a_request
+
+
+class VlmOptions(ServerOptions):
+    """Of `vlm`; docs/rewards.md says what is sent and how the answer is read."""
+
+    model: str = Field(min_length=1)
+    """Name of the model, as the server lists it."""
+
+    template: str = Field(default=VLM_TEMPLATE, min_length=1)
+    """What the model is asked about the image; `{prompt}` stands for the image's prompt."""
+
+    parser: Literal["number", "json", "yes-no"] = "number"
+    """How its answer is read: `number`, the only number in it; `json`, a number in a JSON object; `yes-no`,
+    the probability of yes against no where the server gives log-probabilities, else the word."""
+
+    pattern: str = ""
+    """For `number`: a regular expression whose only group is the number, where an answer has several, as in
+    `Final Score: ([\\d.]+)`."""
+
+    field: str = Field(default="score", min_length=1)
+    """For `json`: the number's key; a dot steps into an inner object, as in `scores.alignment`."""
+
+    lowest: float = 0.0
+    """The model's number that scores 0. What lies below is no answer: it is asked again, then an error."""
+
+    highest: float = 10.0
+    """The model's number that scores 1. What lies above is no answer."""
+
+    exact_at: float | None = Field(default=None, ge=0, le=1)
+    """Score from which an image counts as exact; where it is left out 1, and 0.5 for `yes-no`."""
+
+    tokens: int = Field(default=64, ge=1, le=8192)
+    """Most tokens of an answer. One that is cut off is no answer, except for `yes-no`."""
+
+    request: OptionValues = Field(default={})
+    """Added to every request, or put in the place of what the scorer says there (`temperature`: 0), as in
+    `{ seed = 1 }`."""
+
+    key_variable: str = ""
+    """Environment variable that holds the server's key, as OPENAI_API_KEY; empty where it wants none."""
+
+    usd_per_image: float = Field(default=0.0, ge=0, le=1000)
+    """Price of an answer about one image, in dollars; an answer that could not be read is paid, too."""
+
+    @model_validator(mode="after")
+    def _can_be_read(self) -> Self:
+        for name, parsers in _OF_PARSERS.items():
+            if name in self.model_fields_set and self.parser not in parsers:
+                raise ValueError(
+                    f"reward.options.{name} says nothing where reward.options.parser is {self.parser!r}; "
+                    f"leave it out, or use parser={parsers[0]}"
+                )
+        asked_otherwise = self.parser != "number" or (self.lowest, self.highest) != (0.0, 10.0)
+        if asked_otherwise and "template" not in self.model_fields_set:
+            raise ValueError(
+                "reward.options.template asks for a number from 0 to 10 where it is left out; give one "
+                "that asks for what reward.options.parser, lowest and highest expect"
+            )
+        if not self.lowest < self.highest:
+            raise ValueError(
+                f"reward.options.lowest is {self.lowest:g}, which is not below reward.options.highest = "
+                f"{self.highest:g}; give the model's scale, the worst number first"
+            )
+        unknown = [name for name in re.findall(r"{(\w*)}", self.template) if name != "prompt"]
+        if unknown:
+            raise ValueError(f"reward.options.template has {{{unknown[0]}}}; only {{prompt}} is filled in")
+        own = sorted(_OWN_FIELDS & self.request.keys())
+        if own:
+            raise ValueError(
+                f"reward.options.request has {own[0]!r}, which the scorer sets itself; leave it out"
+            )
+        _check_pattern(self.pattern)
+        return self
 
 
 class SumOptions(Section):
@@ -133,6 +288,18 @@ class SumOptions(Section):
         if not isinstance(gate, dict):
             return False
         return all(other in self.parts and other != name and _is_score(at) for other, at in gate.items())
+
+
+def _check_pattern(pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups if pattern else 1
+    except re.error as error:
+        raise ValueError(f"reward.options.pattern is no regular expression: {error}") from error
+    if groups != 1:
+        raise ValueError(
+            f"reward.options.pattern has {groups} groups; put exactly the number in parentheses, and use "
+            "(?:...) for others"
+        )
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

@@ -11,6 +11,12 @@ import numpy as np
 
 from storage.prompts.files import PromptRecord
 
+CALL_LIMIT_S = 1800.0
+"""Seconds that a scorer may take for one call before it counts as hung, and is killed."""
+
+MOST_IMAGES_A_CALL = 16
+"""Images that a scorer is given at once."""
+
 
 class Term(NamedTuple):
     """What a part adds to a sum: its weight (all sum to 1), and its value as far as it counts, in [0, 1]."""
@@ -31,6 +37,7 @@ class Score:
         parts: what each scorer of a weighted sum says, by name; empty for any other.
         terms: of a sum whose parts are to be normalised in their prompt group before they are added; the
             same number for all images. Empty where `value` is what is learned from.
+        usd: what was paid for the judgement, or for the attempt at one, in dollars.
     """
 
     value: float
@@ -39,6 +46,7 @@ class Score:
     error: str | None = None
     parts: Mapping[str, float] = field(default_factory=dict)
     terms: tuple[Term, ...] = ()
+    usd: float = 0.0
 
 
 class Scorer(Protocol):

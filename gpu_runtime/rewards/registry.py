@@ -11,13 +11,16 @@ from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
     PART_RULES,
+    AestheticOptions,
     ClipScoreOptions,
     DeepseekOcrOptions,
     GenEvalOptions,
+    ImageRewardOptions,
     OcrOptions,
     PickScoreOptions,
     RemoteOptions,
     SumOptions,
+    VlmOptions,
 )
 from gpu_runtime.rewards.protocol import Scorer
 from gpu_runtime.rewards.text_rules import target_text
@@ -41,6 +44,7 @@ class ScorerPlugin:
         uses_gpu: it is a large model of its own, quicker on a GPU.
         gives_verdict: some images of it may be exact; False where it grades only.
         module: what `build` imports, where that takes seconds: workers are forked from a process that has it.
+        check_server: refuses a server that does not answer, within seconds; raises `ConfigurationError`.
         parts: the scorers that it is made of, by its options, where it combines others; these then have a
             table `parts`, by name.
     """
@@ -51,6 +55,7 @@ class ScorerPlugin:
     uses_gpu: bool = False
     gives_verdict: bool = True
     module: str = ""
+    check_server: Callable[[Any], object] = lambda options: None
     parts: Callable[[Any], Sequence[ChosenScorer]] | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +125,15 @@ class ChosenScorer:
             for option, needed in hub_models(judge.options).items():
                 local_folder(f"{judge.section}.{option}", getattr(judge.options, option), needed.weights)
 
+    def check_servers(self) -> None:
+        """Refuse judges whose servers do not answer.
+
+        Raises:
+            ConfigurationError: naming the address, and what to do.
+        """
+        for judge in self.judges:
+            judge.plugin.check_server(judge.options)
+
     def check_prompt(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that one of the judges could judge no image by.
 
@@ -168,6 +182,18 @@ def _pick_score(options: PickScoreOptions) -> Scorer:
     return PickScorer.load(options.model, options.processor)
 
 
+def _aesthetic(options: AestheticOptions) -> Scorer:
+    from gpu_runtime.rewards.scorers.aesthetic import AestheticScorer
+
+    return AestheticScorer.load(options.clip, options.head)
+
+
+def _image_reward(options: ImageRewardOptions) -> Scorer:
+    from gpu_runtime.rewards.scorers.image_reward import ImageRewardScorer
+
+    return ImageRewardScorer.load(options.weights, options.tokenizer)
+
+
 def _jpeg(_: NoOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.jpeg import JpegScorer
 
@@ -178,6 +204,24 @@ def _remote(options: RemoteOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.remote import RemoteScorer
 
     return RemoteScorer(options)
+
+
+def _remote_answers(options: RemoteOptions) -> None:
+    from gpu_runtime.rewards.scorers.remote import refuse_silent_scorer
+
+    refuse_silent_scorer(options)
+
+
+def _vlm(options: VlmOptions) -> Scorer:
+    from gpu_runtime.rewards.scorers.vlm import VlmScorer
+
+    return VlmScorer(options)
+
+
+def _vlm_answers(options: VlmOptions) -> None:
+    from gpu_runtime.rewards.scorers.vlm import refuse_silent_vlm
+
+    refuse_silent_vlm(options)
 
 
 def _sum(options: SumOptions) -> Scorer:
@@ -230,8 +274,11 @@ SCORERS = Registry(
         ),
         "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
         "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
+        "image-reward": ScorerPlugin(_image_reward, ImageRewardOptions, uses_gpu=True, gives_verdict=False),
+        "aesthetic": ScorerPlugin(_aesthetic, AestheticOptions, uses_gpu=True, gives_verdict=False),
         "jpeg": ScorerPlugin(_jpeg, gives_verdict=False),
-        "remote": ScorerPlugin(_remote, RemoteOptions),
+        "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),
+        "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
     },
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from storage.database.database import Database
 from storage.ledger.device_starts import failed_starts, unjoined_devices
+from storage.ledger.judge_costs import judge_usd
 
 _SPOT_IDLE = """
     SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
@@ -68,7 +69,8 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
         evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
-        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time, `drafts` judged,
+        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time, `judge_usd` of
+        answers of judges with a price, `drafts` judged,
         `variance_gain` (spread of the chosen groups' draft scores over that of random groups of the same
         drafts; None without drafts), `spot_idle` (share of the spot devices' time in iterations; None where
         there was none),
@@ -104,6 +106,7 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         (variance_gain,) = connection.execute(_VARIANCE_GAIN, [run_id]).fetchall()[0]
         (spot_idle,) = connection.execute(_SPOT_IDLE, [run_id]).fetchall()[0]
         starts = failed_starts(connection, run_id)
+        judging_usd = judge_usd(connection, run_id)
         unjoined = [asdict(device) for device in unjoined_devices(connection, run_id)]
     before = scores[0] if scores else (None, None)
     after = scores[-1] if scores else (None, None)
@@ -117,6 +120,7 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
         "cost_usd": cost_usd or 0.0,
+        "judge_usd": judging_usd,
         "drafts": int(drafts or 0),
         "variance_gain": variance_gain,
         "spot_idle": spot_idle,

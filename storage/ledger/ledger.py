@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import duckdb
 
 from storage.ledger.device_starts import UnjoinedDevice, failed_starts, unjoined_devices
+from storage.ledger.judge_costs import judge_usd
 from storage.ledger.standby_accounts import StandbyAccount, standby_accounts
 from storage.ledger.worker_accounts import WorkerAccount, worker_accounts
 
@@ -93,6 +94,7 @@ class Ledger:
         clock_jumps: what the run's events say of jumps of the wall clock, the newest first.
         standbys: what processes that wait for a place have used of their hosts. They hold no device: none of
             the other figures has them.
+        judge_usd: what the answers of judges with a price have cost, beside all of the above.
     """
 
     entries: tuple[Entry, ...]
@@ -106,6 +108,7 @@ class Ledger:
     unjoined: tuple[UnjoinedDevice, ...] = ()
     clock_jumps: tuple[str, ...] = ()
     standbys: tuple[StandbyAccount, ...] = ()
+    judge_usd: float = 0.0
 
     def spent(
         self, *, phase: str | None = None, market: str | None = None, state: str | None = None
@@ -235,6 +238,7 @@ def read_ledger(connection: duckdb.DuckDBPyConnection, run_id: str) -> Ledger:
         unjoined=unjoined_devices(connection, run_id),
         clock_jumps=tuple(message for (message,) in jumps),
         standbys=standby_accounts(connection, run_id),
+        judge_usd=judge_usd(connection, run_id),
     )
 
 

@@ -84,6 +84,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
                 fits_model(prompt.text)
     refuse_silent_address(config.runtime.ray_address)
     refuse_silent_server(config.tracking.uri)
+    scorer.check_servers()
     return CheckedInputs(train, evaluate, warnings)
 
 

@@ -27,6 +27,7 @@ from storage.database.records import (
     record_to_json,
 )
 from storage.evaluations.quality import quality_means, quality_verdict
+from storage.ledger.judge_costs import JUDGE_USD
 from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
@@ -149,6 +150,7 @@ def iteration_record(
     """
     report, advantages = trained.report, trained.advantages
     values = [score.value for score in judged(scores)]
+    judge_usd = session.runtime.take_judge_usd()
     metrics = {
         "reward_mean": statistics.fmean(values),
         "reward_std": statistics.pstdev(values),
@@ -171,6 +173,7 @@ def iteration_record(
         "steps_redone": float(session.runtime.steps_redone),
         "iteration_s": ended_at - started_at,
         "cost_usd": sum(interval.usd for interval in intervals),
+        **({JUDGE_USD: judge_usd} if judge_usd else {}),
         **review.figures,
         **session.take_seconds(),
     }

@@ -99,7 +99,7 @@ def record_of(scores: list[Score]) -> Any:
         samples_returned=0, samples_dropped=0, commits=0, steps_redone=0, train_prompts=[],
         explorer_state=dict, take_device_events=list, take_groups=list, take_step_times=list,
         take_paid_time=list,
-        take_standby_time=list,
+        take_standby_time=list, take_judge_usd=float,
     )  # fmt: skip
     session: Any = SimpleNamespace(run_id="r", config=config, runtime=runtime, take_seconds=dict)
     trained = Trained(TrainingReport(1, 0.0, 0.0, 0.0, 0.1, 0.0), advantages, 1)

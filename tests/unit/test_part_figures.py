@@ -35,6 +35,7 @@ def test_an_evaluation_s_parts_go_to_mlflow(scores: list[Score], monkeypatch: py
             take_step_times=list,
             take_paid_time=list,
             take_standby_time=list,
+            take_judge_usd=float,
         ),
         store=SimpleNamespace(commit_evaluation=lambda record: None),
         tracker=SimpleNamespace(

@@ -9,9 +9,7 @@ import json
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,11 +23,10 @@ from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
+from tests.judge_servers import OK_HEAD, Answer, Judge, drips, nasty, says
 
 IMAGES = [np.full((4, 6, 3), 10 * level, np.uint8) for level in range(6)]
 PROMPTS = [PromptRecord(place, f"prompt {place}", {"tag": str(place)}) for place in range(6)]
-
-Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
 
 
 def by_brightness(body: dict[str, Any]) -> tuple[int, bytes]:
@@ -45,62 +42,9 @@ def by_brightness(body: dict[str, Any]) -> tuple[int, bytes]:
     return 200, json.dumps(said).encode()
 
 
-def says(status: int, body: Any) -> Answer:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return lambda _: (status, content)
-
-
-class Judge:
-    """A server on this machine; `faults` are played first, then it answers by brightness."""
-
-    def __init__(self) -> None:
-        self.faults: list[Answer] = []
-        self.requests = 0
-        self.active = self.most_active = 0
-        self.lock = threading.Lock()
-        self.ended = threading.Event()
-        judge = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                with judge.lock:
-                    judge.requests += 1
-                    judge.active += 1
-                    judge.most_active = max(judge.most_active, judge.active)
-                    answer = judge.faults.pop(0) if judge.faults else by_brightness
-                status, content = answer(body)
-                with judge.lock:
-                    judge.active -= 1
-                try:
-                    self.send_response(status)
-                    self.send_header("content-length", str(len(content)))
-                    self.end_headers()
-                    self.wfile.write(content)
-                except OSError:
-                    pass  # the client has gone
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/score"
-        threading.Thread(
-            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
-        ).start()
-
-    def hang(self, _: dict[str, Any]) -> tuple[int, bytes]:
-        self.ended.wait(30)
-        return 200, b"{}"
-
-    def close(self) -> None:
-        self.ended.set()
-        self.server.shutdown()
-        self.server.server_close()
-
-
 @pytest.fixture
 def judge() -> Iterator[Judge]:
-    judge = Judge()
+    judge = Judge(by_brightness)
     yield judge
     judge.close()
 
@@ -217,57 +161,6 @@ def test_garbage_that_lasts_is_cut_to_one_line(judge: Judge):
     with pytest.raises(RewardError) as refused:
         scorer(judge, attempts=1).score(IMAGES[0], PROMPTS[0])
     assert len(str(refused.value)) < 400
-
-
-class Nasty:
-    """A server that reads a request and then does as told with the open connection."""
-
-    def __init__(self, play: Callable[[socket.socket, threading.Event], None]) -> None:
-        self.requests = 0
-        self.ended = threading.Event()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/score"
-        self._play = play
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self.listener.accept()
-                self.requests += 1
-                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-
-    def _answer(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError):  # the client has gone
-            connection.recv(65536)
-            self._play(connection, self.ended)
-
-    def close(self) -> None:
-        self.ended.set()
-        self.listener.close()
-
-
-@contextmanager
-def nasty(play: Callable[[socket.socket, threading.Event], None]) -> Iterator[Nasty]:
-    server = Nasty(play)
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-OK_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
-
-
-def drips(head: bytes, byte: bytes) -> Callable[[socket.socket, threading.Event], None]:
-    """Sends a beginning, and then a byte every 20 ms for as long as it is let."""
-
-    def play(connection: socket.socket, ended: threading.Event) -> None:
-        connection.sendall(head)
-        while not ended.wait(0.02):
-            connection.sendall(byte)
-
-    return play
 
 
 @pytest.mark.parametrize(

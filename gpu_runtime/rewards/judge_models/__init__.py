@@ -1,1 +1,1 @@
-"""Models that scorers judge with: CLIP, Mask2Former, and loading them with all their weights."""
+"""What scorers judge with: CLIP, Mask2Former, loading them with all their weights, and servers."""

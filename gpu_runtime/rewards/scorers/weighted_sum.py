@@ -99,15 +99,17 @@ class WeightedSum:
             f"{name} {score.value:.3f}{' (not counted)' * (name in left_out)} {score.detail}".rstrip()
             for name, score in said.items()
         )
+        usd = sum(score.usd for score in said.values())
         errors = [f"{name}: {score.error}" for name, score in said.items() if score.error is not None]
         if errors:
-            return Score(0.0, False, detail, error="; ".join(errors), parts=parts)
+            return Score(0.0, False, detail, error="; ".join(errors), parts=parts, usd=usd)
         counted = {name: 0.0 if name in left_out else part for name, part in parts.items()}
         value = sum(self._parts[name][1] * part for name, part in counted.items()) / self._total
         verdicts = [score.exact for name, score in said.items() if name not in self._grading_only]
         exact = bool(verdicts) and all(verdicts)
         terms = tuple(Term(self._parts[name][1] / self._total, part) for name, part in counted.items())
-        return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms if self._normalised else ())
+        terms = terms if self._normalised else ()
+        return Score(min(value, 1.0), exact, detail, parts=parts, terms=terms, usd=usd)
 
     def _counts(self, name: str, parts: Mapping[str, float]) -> bool:
         """Whether a part counts; one whose gate has failed does not, and then the sum has failed anyway."""

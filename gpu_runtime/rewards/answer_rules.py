@@ -1,0 +1,145 @@
+"""What the answer of a language model that judges an image comes to; what is unclear is refused.
+
+Every function raises `ValueError` with what is wrong, to follow "the last with" in a message.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+_NUMBER = re.compile(r"(?<![\w.,])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?!\w|[.,]\d)")
+_FENCED = re.compile(r"```(?:json)?\s*(\{.*\})\s*```", re.DOTALL)
+_AROUND_WORDS = " \t\r\n.,;:!*\"'`\u2581\u0120"
+"""What stands around a word or a token: blanks, marks, and the blanks that tokenizers write."""
+
+
+def number_in(text: str, highest: float, pattern: str = "") -> float:
+    """The only number of a text, as in `8`, `8.5/10` or `Score: 8`.
+
+    Args:
+        text: what the model said.
+        highest: of its scale; after a slash or `out of` it is no second number.
+        pattern: a regular expression whose only group is the number; empty for the only one.
+    """
+    if pattern:
+        found = {group.strip() for group in re.findall(pattern, text)}
+    else:
+        found = set(_NUMBER.findall(re.sub(rf"(?:/|\bout of\b)\s*{highest:g}\b(?!\.\d)", " ", text)))
+    if len(found) != 1:
+        sought = f" that match reward.options.pattern = {pattern!r}" if pattern else ""
+        raise ValueError(f"{len(found) or 'no'} numbers{sought} in the answer {reprlib.repr(text)}")
+    (number,) = found
+    try:
+        return float(number)
+    except ValueError as error:
+        raise ValueError(f"{reprlib.repr(number)}, no number, in the answer {reprlib.repr(text)}") from error
+
+
+def number_at(text: str, path: str) -> float:
+    """The number of a JSON object, which may stand in a fenced block.
+
+    Args:
+        text: what the model said.
+        path: its key; a dot steps into an inner object.
+    """
+    fenced = _FENCED.search(text)
+    try:
+        value: Any = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON object in the answer {reprlib.repr(text)}") from error
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            raise ValueError(f"no {path!r} in the answer {reprlib.repr(text)}")
+        value = value[key]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{reprlib.repr(value)}, no number, as {path!r} in the answer {reprlib.repr(text)}")
+    return value
+
+
+def scaled(number: float, lowest: float, highest: float) -> float:
+    """A number of the model's scale as a score in [0, 1].
+
+    Args:
+        number: what the model said.
+        lowest: the number that scores 0.
+        highest: the number that scores 1.
+    """
+    if not lowest <= number <= highest:  # as a NaN is not
+        raise ValueError(
+            f"{reprlib.repr(number)} in the answer, which is not from {lowest:g} to {highest:g} "
+            "(reward.options.lowest, highest)"
+        )
+    return (number - lowest) / (highest - lowest)
+
+
+def yes_share(text: str, tokens: Any) -> tuple[float, str]:
+    """How much the model is for yes, in [0, 1], and by what that was told.
+
+    By the log-probabilities of the first token that is one of the words, p(yes) / (p(yes) + p(no)); where the
+    server gives none, by the first word of the answer: 1 or 0.
+
+    Args:
+        text: what the model said.
+        tokens: `logprobs.content` of the answer; None where there is none.
+    """
+    if not tokens:
+        first, *_ = text.split() or [""]
+        word = _word(first)
+        if not word:
+            raise ValueError(f"neither yes nor no as the first word of the answer {reprlib.repr(text)}")
+        return float(word == "yes"), "no log-probabilities"
+    try:
+        token = next((one for one in tokens if _word(one["token"])), None)
+        if token is None:
+            raise ValueError(f"neither yes nor no among the tokens of the answer {reprlib.repr(text)}")
+        # The token that was chosen may be missing in the list, or be there once more.
+        listed = {one["token"]: one["logprob"] for one in [token, *(token.get("top_logprobs") or [])]}
+        chances = {"yes": 0.0, "no": 0.0}
+        for said, logprob in listed.items():
+            if word := _word(said):
+                chances[word] += _chance(logprob)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"log-probabilities of another form: {reprlib.repr(tokens)}") from error
+    whole = sum(chances.values())
+    if whole <= 0:
+        raise ValueError("a probability of 0 of both yes and no")
+    return chances["yes"] / whole, "log-probabilities"
+
+
+def _word(token: str) -> str:
+    """`yes` or `no` where a token is that word; else nothing."""
+    word = token.strip(_AROUND_WORDS).lower()
+    return word if word in ("yes", "no") else ""
+
+
+def _chance(logprob: float) -> float:
+    if not logprob <= 1e-3:  # as a NaN is not; rounding may lift a certain token a little above 0
+        raise ValueError(f"log-probability {reprlib.repr(logprob)} in the answer, which is above 0")
+    return math.exp(min(logprob, 0.0))
+
+
+def message_of(answer: Mapping[str, Any], may_be_cut: bool) -> tuple[str, Any]:
+    """Text and tokens with log-probabilities (None without) of a chat completion.
+
+    Args:
+        answer: the JSON object.
+        may_be_cut: whether an answer that reached its most tokens will do.
+    """
+    try:
+        choice = answer["choices"][0]
+        text = choice["message"]["content"]
+        reason = choice.get("finish_reason")
+        tokens = (choice.get("logprobs") or {}).get("content")
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"an answer that is no chat completion: {reprlib.repr(answer)}") from error
+    if not isinstance(text, str):
+        raise ValueError(f"{reprlib.repr(text)} as the text of the answer")
+    if reason == "content_filter" or (reason == "length" and not may_be_cut):
+        limit = "it is longer than reward.options.tokens" if reason == "length" else "its server filtered it"
+        raise ValueError(f"a part of an answer, as {limit}: {reprlib.repr(text)}")
+    return text, tokens

@@ -1,0 +1,224 @@
+"""A server that judges, asked over HTTP: one limit for a whole request, further attempts, a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from gpu_runtime.rewards.options import LONGEST_WAIT_S, ServerOptions
+from storage.errors import ConfigurationError, RewardError
+from storage.text import one_line
+
+Answer = TypeVar("Answer")
+
+_ANSWER_LIMIT_S = 10.0
+"""Of the look at a server before a run: any answer will do."""
+
+_MOST_BYTES = 16 * 2**20
+"""Of an answer. 256 scores take 5 KB; the rest is for details."""
+
+_REFUSAL_BYTES = 2000
+"""Read of the answer of a server that refuses: enough for a message."""
+
+_WORTH_ANOTHER = frozenset({408, 425, 429})
+"""Refusals that pass; any other 4xx says that the request itself is wrong."""
+
+
+class AttemptError(Exception):
+    """An attempt came to nothing; the next one may not."""
+
+
+class JudgeServer:
+    """Posts JSON to an address. What fails is asked again, each time after twice the wait.
+
+    Requests wait in a queue: `settings.queue` of them are under way at once.
+
+    Args:
+        settings: how long the server is waited for, and how often.
+        url: where requests go.
+        key: sent as a bearer token, and blotted out of every answer; empty for none.
+        wait: sleeps, in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: ServerOptions,
+        url: httpx.URL,
+        key: str = "",
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._settings = settings
+        self._url = url
+        self._key = key
+        self._wait = wait
+
+    def in_queue(self, calls: Iterable[Callable[[], Answer]]) -> list[Answer]:
+        """Make calls, as many at once as the queue allows; what they return, in order.
+
+        Each is in a thread of its own: asyncio cannot run an exchange where the caller's thread has a loop.
+        """
+        with ThreadPoolExecutor(self._settings.queue, thread_name_prefix="judge-server") as queue:
+            return list(queue.map(lambda call: call(), calls))
+
+    def ask(self, body: Mapping[str, Any], read: Callable[[bytes], Answer]) -> Answer:
+        """What a reader makes of the answer to a request; call it by `in_queue`.
+
+        Args:
+            body: of the request, as JSON values.
+            read: takes the body of an answer of status 2xx; raises `AttemptError` where it is none.
+
+        Raises:
+            RewardError: the server refuses the request, or the last attempt came to nothing.
+        """
+        content, trouble = json.dumps(body).encode(), ""
+        for attempt in range(self._settings.attempts):
+            if attempt:
+                self._wait(min(self._settings.backoff_s * 2 ** (attempt - 1), LONGEST_WAIT_S))
+            try:
+                return read(self._posted(content))
+            except AttemptError as error:
+                trouble = str(error)
+        raise RewardError(
+            f"the scorer at {self._url} failed {self._settings.attempts} times, the last with {trouble}; "
+            "check the server, or raise reward.options.attempts"
+        )
+
+    def refuse_silence(self, url: httpx.URL, setting: str) -> None:
+        """Refuse a server that does not answer, or that refuses the key; any other answer will do.
+
+        Args:
+            url: what it is asked for.
+            setting: that names the server, with its value, for messages.
+
+        Raises:
+            ConfigurationError: in one line, what is wrong and what to do.
+        """
+        exchange = self._exchange("GET", url, b"")
+        try:
+            ((status, said),) = self.in_queue(
+                [lambda: asyncio.run(asyncio.wait_for(exchange, _ANSWER_LIMIT_S))]
+            )
+        except AttemptError:
+            return  # an answer all the same, of another kind than that of a judgement
+        except (httpx.HTTPError, TimeoutError) as error:
+            reason = one_line(str(error)) or f"no answer in {_ANSWER_LIMIT_S:g} s"
+            raise ConfigurationError(
+                f"no server answers at {setting}: {reason}; start it, or correct the address"
+            ) from error
+        if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise ConfigurationError(
+                f"the server at {setting} refuses with status {status}: {_start(said)}; check the key that "
+                "it wants (docs/rewards.md)"
+            )
+
+    def _posted(self, content: bytes) -> bytes:
+        """The body of an answer of status 2xx.
+
+        The limit holds for the whole exchange, from connecting to the last byte: a server that sends a byte a
+        second ends no wait of a single read. asyncio can cancel an exchange at any point of it.
+
+        Raises:
+            AttemptError: there is none, but there may be at the next attempt.
+            RewardError: the server refuses the request.
+        """
+        try:
+            status, said = asyncio.run(
+                asyncio.wait_for(self._exchange("POST", self._url, content), self._settings.timeout_s)
+            )
+        except TimeoutError as error:
+            limit = f"reward.options.timeout_s = {self._settings.timeout_s:g}"
+            raise AttemptError(f"no whole answer within {limit}") from error
+        except httpx.HTTPError as error:
+            raise AttemptError(f"{type(error).__name__}: {error}") from error
+        if 200 <= status < 300:
+            return said
+        trouble = f"status {status}: {_start(said)}"
+        if status >= 500 or status in _WORTH_ANOTHER:
+            raise AttemptError(trouble)
+        raise RewardError(
+            f"the scorer at {self._url} refuses the request with {trouble}; check reward.options.url and "
+            "what the server takes"
+        )
+
+    async def _exchange(self, method: str, url: httpx.URL, content: bytes) -> tuple[int, bytes]:
+        """Send a request; the status and the body of its answer, which is cut off where it is a refusal.
+
+        Raises:
+            AttemptError: the answer is compressed, or longer than the limit.
+            httpx.HTTPError: the connection failed.
+        """
+        # Compressed, a small answer can fill the memory with a few bytes on the wire. Scores need none of it.
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
+        if self._key:
+            headers["authorization"] = f"Bearer {self._key}"
+        async with (
+            httpx.AsyncClient(timeout=None, verify=_certificates()) as client,
+            client.stream(method, url, content=content, headers=headers) as answer,
+        ):
+            coding = answer.headers.get("content-encoding", "identity")
+            if coding != "identity":
+                raise AttemptError(
+                    f"an answer in content-encoding {coding[:20]!r}, though `identity` was asked for"
+                )
+            received = bytearray()
+            async for chunk in answer.aiter_raw():
+                received += chunk
+                if not answer.is_success and len(received) >= _REFUSAL_BYTES:
+                    break
+                if len(received) > _MOST_BYTES:
+                    raise AttemptError(f"an answer of more than {_MOST_BYTES // 2**20} MiB")
+            return answer.status_code, self._without_key(bytes(received))
+
+    def _without_key(self, content: bytes) -> bytes:
+        """An answer without the key, which servers name when they refuse it: messages are stored."""
+        return content.replace(self._key.encode(), b"[key]") if self._key else content
+
+
+def checked_url(text: str, example: str) -> httpx.URL:
+    """The address of `reward.options.url`.
+
+    Args:
+        text: as the settings have it.
+        example: of a whole one, for the message.
+
+    Raises:
+        ConfigurationError: it is no address of a server.
+    """
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ConfigurationError(f"reward.options.url = {text!r} is no address: {error}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigurationError(
+            f"reward.options.url = {text!r} is no address of a server; write it whole, as in {example}"
+        )
+    return url
+
+
+def png_base64(image_HWC: np.ndarray) -> str:
+    """A uint8 RGB image of shape (H, W, 3) as the base64 text of a PNG file."""
+    file = io.BytesIO()
+    Image.fromarray(image_HWC).save(file, format="PNG")
+    return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Loading them takes tens of milliseconds: once, not for each request."""
+    return httpx.create_ssl_context()
+
+
+def _start(content: bytes) -> str:
+    return repr(content[:200].decode(errors="replace"))

@@ -1,0 +1,187 @@
+"""A vision language model as the judge, behind any server that speaks OpenAI's chat completions.
+
+A request is about one image: what a model says of several depends on all of them. Servers that batch, such as
+vLLM, batch the `queue` requests that are under way at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import httpx
+import numpy as np
+
+from gpu_runtime.rewards.answer_rules import message_of, number_at, number_in, scaled, yes_share
+from gpu_runtime.rewards.judge_models.judge_server import AttemptError, JudgeServer, checked_url, png_base64
+from gpu_runtime.rewards.options import VlmOptions
+from gpu_runtime.rewards.protocol import Score
+from storage.errors import ConfigurationError, RewardError, quoted, shortened
+from storage.prompts.files import PromptRecord
+from storage.text import one_line
+
+_COMPLETIONS = "/chat/completions"
+_ALTERNATIVES = 20
+"""Tokens whose log-probabilities are asked for: the most that OpenAI's interface and vLLM allow."""
+
+
+class VlmScorer:
+    """Implements `Scorer` and `BatchScorer`.
+
+    An image whose answers cannot be read, or have a number outside of the scale, has an error and no score.
+
+    Args:
+        settings: what is asked where, and how the answer is read.
+        wait: sleeps, in seconds.
+        environ: the environment, for the key.
+
+    Raises:
+        ConfigurationError: the address is none, or the key is missing.
+    """
+
+    name = "vlm"
+
+    def __init__(
+        self,
+        settings: VlmOptions,
+        wait: Callable[[float], None] = time.sleep,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._settings = settings
+        url = _base_url(settings)
+        self._server = JudgeServer(settings, _below(url, _COMPLETIONS), _key(settings, environ), wait)
+
+    def check(self, prompt: PromptRecord) -> None:
+        """Every prompt will do."""
+
+    def score(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        """Ask about a uint8 RGB image of shape (H, W, 3).
+
+        Raises:
+            RewardError: after the last attempt.
+        """
+        (score,) = self.score_batch([image_HWC], [prompt])
+        if score.error is not None:
+            raise RewardError(score.error)
+        return score
+
+    def score_batch(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
+        """Ask about images of shape (H, W, 3) each, several requests at once."""
+        return self._server.in_queue(
+            partial(self._asked, image, prompt) for image, prompt in zip(images, prompts, strict=True)
+        )
+
+    def _asked(self, image_HWC: np.ndarray, prompt: PromptRecord) -> Score:
+        paid = 0
+
+        def read(answer: bytes) -> Score:
+            nonlocal paid
+            paid += 1
+            return self._score(answer)
+
+        try:
+            score = self._server.ask(self._body(image_HWC, prompt), read)
+        except RewardError as error:
+            score = Score(0.0, False, "", error=f"RewardError: {error}")
+        return replace(score, usd=paid * self._settings.usd_per_image)
+
+    def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
+        picture = f"data:image/png;base64,{png_base64(image_HWC)}"
+        content = [
+            {"type": "image_url", "image_url": {"url": picture}},
+            {"type": "text", "text": self._settings.template.replace("{prompt}", prompt.text)},
+        ]
+        chances = {"logprobs": True, "top_logprobs": _ALTERNATIVES}
+        return {
+            "model": self._settings.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": self._settings.tokens,
+            "temperature": 0,
+            **(chances if self._settings.parser == "yes-no" else {}),
+            **self._settings.request,
+        }
+
+    def _score(self, answer: bytes) -> Score:
+        """The score of an answer.
+
+        Raises:
+            AttemptError: there is none in it.
+        """
+        try:
+            said = json.loads(answer)
+        except (ValueError, RecursionError) as error:
+            raise AttemptError(
+                f"an answer that is no JSON: {answer[:80].decode(errors='replace')!r}"
+            ) from error
+        try:
+            value, how = self._read(said)
+        except ValueError as error:
+            raise AttemptError(str(error)) from error
+        return Score(value, value >= self._exact_at, shortened(one_line(how)))
+
+    def _read(self, said: Any) -> tuple[float, str]:
+        """Score and detail; a `ValueError` says why there is none."""
+        settings = self._settings
+        text, tokens = message_of(said, may_be_cut=settings.parser == "yes-no")
+        if settings.parser == "yes-no":
+            share, source = yes_share(text, tokens)
+            return share, f"{text} ({share:.3f} by {source})" if tokens else f"{text} ({source})"
+        if settings.parser == "json":
+            number = number_at(text, settings.field)
+        else:
+            number = number_in(text, settings.highest, settings.pattern)
+        return scaled(number, settings.lowest, settings.highest), text
+
+    @property
+    def _exact_at(self) -> float:
+        if self._settings.exact_at is not None:
+            return self._settings.exact_at
+        return 0.5 if self._settings.parser == "yes-no" else 1.0
+
+
+def refuse_silent_vlm(settings: VlmOptions, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuse an address where no server answers, and a key that is missing or not taken.
+
+    Args:
+        settings: of the scorer.
+        environ: the environment, for the key.
+
+    Raises:
+        ConfigurationError: saying what is wrong with it.
+    """
+    url = _below(_base_url(settings), "/models")
+    server = JudgeServer(settings, url, _key(settings, environ))
+    server.refuse_silence(url, f"reward.options.url = {quoted(settings.url)}")
+
+
+def _base_url(settings: VlmOptions) -> httpx.URL:
+    url = checked_url(settings.url, "http://judge:8000/v1")
+    if url.userinfo:
+        raise ConfigurationError(
+            "reward.options.url holds a password, and settings are stored with the run; put the key into an "
+            "environment variable and name that in reward.options.key_variable"
+        )
+    return url
+
+
+def _below(base: httpx.URL, path: str) -> httpx.URL:
+    """An address below the base; whole addresses of completions are taken as well."""
+    return base.copy_with(path=base.path.rstrip("/").removesuffix(_COMPLETIONS) + path)
+
+
+def _key(settings: VlmOptions, environ: Mapping[str, str]) -> str:
+    if not settings.key_variable:
+        return ""
+    key = environ.get(settings.key_variable, "").strip()
+    if not key or not key.isascii() or not key.isprintable():
+        raise ConfigurationError(
+            f"reward.options.key_variable = {quoted(settings.key_variable)}, but the environment has no key "
+            "of that name; export it where the run is started, and on every machine that judges "
+            "(docs/rewards.md)"
+        )
+    return key

@@ -1,0 +1,128 @@
+"""Servers on this machine that judge, or play what servers do wrong."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], tuple[int, bytes]]
+
+OK_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
+
+
+def says(status: int, body: Any) -> Answer:
+    """An answer that is always the same."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return lambda _: (status, content)
+
+
+class Judge:
+    """A server on this machine; `faults` are played first, then it gives the right answer."""
+
+    def __init__(self, right: Answer) -> None:
+        self.right = right
+        self.faults: list[Answer] = []
+        self.requests = 0
+        self.bodies: list[dict[str, Any]] = []
+        self.paths: set[str] = set()
+        self.keys: set[str | None] = set()
+        self.active = self.most_active = 0
+        self.lock = threading.Lock()
+        self.ended = threading.Event()
+        judge = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                with judge.lock:
+                    judge.requests += 1
+                    judge.bodies.append(body)
+                    judge.paths.add(self.path)
+                    judge.keys.add(self.headers.get("authorization"))
+                    judge.active += 1
+                    judge.most_active = max(judge.most_active, judge.active)
+                    answer = judge.faults.pop(0) if judge.faults else judge.right
+                status, content = answer(body)
+                with judge.lock:
+                    judge.active -= 1
+                try:
+                    self.send_response(status)
+                    self.send_header("content-length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+                except OSError:
+                    pass  # the client has gone
+
+            def log_message(self, format: str, *args: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+        ).start()
+
+    def hang(self, _: dict[str, Any]) -> tuple[int, bytes]:
+        """An answer that comes when the test is over."""
+        self.ended.wait(30)
+        return 200, b"{}"
+
+    def close(self) -> None:
+        """Let what hangs go on, and end the server."""
+        self.ended.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Nasty:
+    """A server that reads a request and then does as told with the open connection."""
+
+    def __init__(self, play: Callable[[socket.socket, threading.Event], None]) -> None:
+        self.requests = 0
+        self.ended = threading.Event()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/score"
+        self._play = play
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.requests += 1
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, suppress(OSError):  # the client has gone
+            connection.recv(65536)
+            self._play(connection, self.ended)
+
+    def close(self) -> None:
+        """Let what plays end."""
+        self.ended.set()
+        self.listener.close()
+
+
+@contextmanager
+def nasty(play: Callable[[socket.socket, threading.Event], None]) -> Iterator[Nasty]:
+    """A `Nasty` server for as long as the block."""
+    server = Nasty(play)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def drips(head: bytes, byte: bytes) -> Callable[[socket.socket, threading.Event], None]:
+    """Sends a beginning, and then a byte every 20 ms for as long as it is let."""
+
+    def play(connection: socket.socket, ended: threading.Event) -> None:
+        connection.sendall(head)
+        while not ended.wait(0.02):
+            connection.sendall(byte)
+
+    return play

@@ -57,7 +57,9 @@ def test_devices_that_would_idle_are_given_back():
     small = IterationForecast(batches=2, batch_s=10.0, rest_s=5.0)
     decision = decide_capacity(small, TERMS, held=6)
     assert decision.wanted == 1
-    assert decision.reason.startswith("1 spot device instead of 6: the last 5 save 0.0 s of 15.0 s an iteration")
+    assert decision.reason.startswith(
+        "1 spot device instead of 6: the last 5 save 0.0 s of 15.0 s an iteration"
+    )
     assert decide_capacity(IterationForecast(0, 10.0, 5.0), TERMS, held=6).wanted == 0
 
 

@@ -382,7 +382,7 @@ class Runtime:
         return self._fleet.standbys.take_times()
 
     def take_capacity_notes(self) -> list[str]:
-        """Why how many spot devices were wanted, where that is decided, and what went wrong, since the last call."""
+        """Why so many spot devices were wanted, and what went wrong with them, since the last call."""
         return self._fleet.take_capacity_notes()
 
     def take_device_events(self) -> list[DeviceEvent]:

@@ -3,10 +3,10 @@
 The live run and the simulator ask the same function. With R reserved devices, n spot devices, B batches of b
 seconds each and r seconds of an iteration in which nothing is rolled out, an iteration takes
 T(n) = b·⌈B / (R + n)⌉ + r and costs C(n) = p_R·R·T(n) + p_S·n·(T(n) - u·r), where u is the share of a spot
-device's time beside training that is of use (1 where it explores there, 0 where it idles). Another instance pays
-while the time that it saves, times what waits meanwhile, is more than its own price: while C falls. How fast the
-number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f the trainer's
-share of waiting.
+device's time beside training that is of use (1 where it explores there, 0 where it idles). Another instance
+pays while the time that it saves, times what waits meanwhile, is more than its own price: while C falls. How
+fast the number grows is bounded by the rule of AstraFlow (`generate_balance_report`): G' = ⌈G / (1 - f)⌉, f
+the trainer's share of waiting.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class RentingTerms:
         reserved: devices that stay, at least 1; all of them roll out.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
         most: spot devices that the settings allow.
-        use_of_rest: share of a spot device's time beside training that is of use: 1 where it explores, else 0.
+        use_of_rest: share of a spot device's time beside training that is of use: 1 where it explores, else
+            0.
     """
 
     reserved: int
@@ -95,11 +96,12 @@ class CapacityDecision:
 def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
     """How many spot devices the next iteration should have.
 
-    The cheapest number of those within reach; of numbers that cost the same, the smallest. What new devices cost
-    until they begin is counted. Devices are given back only where that saves `LEAST_GAIN`.
+    The cheapest number of those within reach; of numbers that cost the same, the smallest. What new devices
+    cost until they begin is counted. Devices are given back only where that saves `LEAST_GAIN`.
 
     Args:
-        forecast: of the next iteration; None before times have been measured, where all that the settings allow
+        forecast: of the next iteration; None before times have been measured, where all that the settings
+            allow
             are wanted.
         terms: prices and bounds.
         held: spot devices that are rented now.

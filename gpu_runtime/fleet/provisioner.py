@@ -93,7 +93,7 @@ class WorkerProvisioner:
         return [device for device, _ in started]
 
     def has_more_devices(self) -> bool:
-        """Whether there are more devices than at the last `fill`; a cluster is asked once a second at most."""
+        """Whether there are more devices than at the last `fill`; it asks a cluster once a second at most."""
         if self._rented is not None:
             return self._rented.devices > self._counts["spot"]
         now_s = time.monotonic()

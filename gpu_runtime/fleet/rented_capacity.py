@@ -1,7 +1,7 @@
 """The spot instances that a run rents: how many it wants, which there are, which workers are on them.
 
-`gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by what the iterations before took; a provider of
-`gpu_runtime/fleet/capacity/` rents.
+`gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by what the iterations before took; a
+provider of `gpu_runtime/fleet/capacity/` rents.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RentedCapacity:
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
         self._given_back: dict[str, str] = {}  # why, by instance: their workers finish what they hold
         self._looked_at_s = float("-inf")
-        self._wanted = -1
+        self._wanted, self._reason = -1, ""
         self._notes: list[str] = []
         self._rolled_out_at_s: float | None = None
         self._evaluation_s = 0.0
@@ -69,7 +69,7 @@ class RentedCapacity:
         )
         forecast = self._measured.forecast(batches, left)
         decision = decide_capacity(forecast, terms, self.devices)
-        self._wanted = decision.wanted
+        self._wanted, self._reason = decision.wanted, decision.reason
         if self._wanted != wanted_before:
             self._notes.append(decision.reason)
         deadline_s = None if forecast is None else left * forecast.iteration_s(reserved + self._wanted)
@@ -191,7 +191,7 @@ class RentedCapacity:
                 continue
             count -= offer.devices
             if offer.instance in order:
-                self._given_back[offer.instance] = self._notes[-1] if self._notes else "no longer wanted"
+                self._given_back[offer.instance] = self._reason
             else:
                 self._release(offer.instance)
 

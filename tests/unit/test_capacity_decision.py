@@ -80,7 +80,7 @@ def test_a_start_must_pay_within_the_iterations_that_are_left():
 
 
 def test_devices_that_explore_beside_training_pay_sooner():
-    """Their 30 s of training are of use: 5 devices cost 10 x 50 + 10 x 20 = 700 dollar-seconds, and 3 then 780."""
+    """Their 30 s of training are of use: 10 x 50 + 10 x 20 = 700 dollar-seconds for five, 780 for three."""
     exploring = RentingTerms(1, 10.0, 2.0, most=8, use_of_rest=1.0)
     assert exploring.cost_usd(WORK, 5) == pytest.approx(700 / 3600)
     assert exploring.cost_usd(WORK, 3) == pytest.approx(780 / 3600)

@@ -1,1 +1,1 @@
-"""Where spot instances come from: what offers them, asks for more and takes them back, one file a provider."""
+"""Where spot instances come from, one file a provider: it offers them, gets more and takes them back."""

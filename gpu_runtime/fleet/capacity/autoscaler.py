@@ -1,7 +1,8 @@
 """An autoscaler of the cluster as a provider: devices are asked of it, and it brings instances or takes them.
 
-Which instance a worker is on is the cluster's business. An offer is therefore a device that the cluster has, by its
-number; a worker that ends leaves its instance without work, and the autoscaler takes idle instances back.
+Which instance a worker is on is the cluster's business. An offer is therefore a device that the cluster has,
+by its number; a worker that ends leaves its instance without work, and the autoscaler takes idle instances
+back.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class AutoscalerCapacity:
         """See `CapacityProvider`: the end of the worker has left its instance without work."""
 
     def take_troubles(self) -> list[str]:
-        """See `CapacityProvider`. What an autoscaler cannot bring, it goes on trying; `ray status` says why."""
+        """See `CapacityProvider`. An autoscaler goes on trying what it cannot do; `ray status` says why."""
         taken, self._troubles = self._troubles, []
         return taken
 

@@ -1,10 +1,11 @@
 """Two shell commands of the user's own as a provider: one acquires instances, the other gives one back.
 
-`acquire` gets `{"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": ["i-1"]}` as its standard
-input and writes `{"instances": [{"instance": "i-2", "devices": 2, "usd_per_hour": 2.5}]}` to its standard output;
-`devices` and `usd_per_hour` may be left out. It may return fewer devices than asked for, or none: it is asked again
-with the next iteration. `release` gets `{"instance": "i-2"}`, also for an instance that is gone already. Both end
-with status 0; what they write to their standard error is shown where they do not.
+`acquire` gets `{"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": ["i-1"]}` as its
+standard input and writes `{"instances": [{"instance": "i-2", "devices": 2, "usd_per_hour": 2.5}]}` to its
+standard output; `devices` and `usd_per_hour` may be left out. It may return fewer devices than asked for, or
+none: it is asked again with the next iteration. `release` gets `{"instance": "i-2"}`, also for an instance
+that is gone already. Both end with status 0; what they write to their standard error is shown where they do
+not.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class CommandOptions(Section):
             )
             if found.returncode:
                 raise ConfigurationError(
-                    f"{setting}: there is no program {program[1]} that can be run; give its path, or install it"
+                    f"{setting}: there is no program {program[1]} to run; give its path, or install it"
                 )
 
 

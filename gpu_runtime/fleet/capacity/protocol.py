@@ -46,8 +46,9 @@ class CapacityProvider(Protocol):
         ...
 
     def release(self, instance: str) -> None:
-        """The run uses an instance no more: it was given back, or its worker died. It is not offered again as
-        the same one, unless the provider starts it anew.
+        """The run uses an instance no more: it was given back, or its worker died.
+
+        It is not offered again as the same one, unless the provider starts it anew.
         """
         ...
 

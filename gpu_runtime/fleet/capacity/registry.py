@@ -45,8 +45,8 @@ def _check_autoscaler(config: RunConfig, options: NoOptions) -> None:
     if not config.runtime.ray_address:
         raise ConfigurationError(
             f"runtime.capacity = {config.runtime.capacity!r} asks the autoscaler of a Ray cluster, but "
-            f"runtime.cluster = {config.runtime.cluster!r} starts processes on this machine; give the address of "
-            "a cluster that has an autoscaler, or leave runtime.capacity out"
+            f"runtime.cluster = {config.runtime.cluster!r} starts processes on this machine; give the "
+            "address of a cluster that has an autoscaler, or leave runtime.capacity out"
         )
 
 
@@ -77,7 +77,8 @@ def read_capacity_options(config: RunConfig) -> RunConfig:
     """The settings with the provider's options as they are stored.
 
     Raises:
-        ConfigurationError: there is no such provider, an option is wrong, or another setting leaves it no room.
+        ConfigurationError: there is no such provider, an option is wrong, or another setting leaves it no
+            room.
     """
     plugin = CAPACITY.find(config.runtime.capacity)
     options = _options(config, plugin)
@@ -120,6 +121,7 @@ def _refuse_what_does_not_fit(config: RunConfig) -> None:
         )
     if config.sequence_parallel.largest > 1:
         raise ConfigurationError(
-            f"{named} takes single devices in and gives them back, but sequence_parallel shares images between up "
-            f"to {config.sequence_parallel.largest} devices, which was never tried together; leave one of them out"
+            f"{named} takes single devices in and gives them back, but sequence_parallel shares "
+            f"images between up to {config.sequence_parallel.largest} devices, which was never tried together; leave "
+            "one of them out"
         )

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +30,9 @@ from storage.text import one_line
 
 _SHELL = "/bin/sh"
 _CHECK_S = 10.0
+_CLOSE_S = 60.0
+"""Seconds that `acquire` may go on when the run ends."""
+
 _MOST_DEVICES = 1024
 
 
@@ -132,14 +135,16 @@ class CommandCapacity:
         return taken
 
     def close(self) -> None:
-        """End `acquire` if it runs, and give back all that is held, before this returns."""
+        """Give back all that is held, and what `acquire` still brings, before this returns."""
         with self._lock:
             self._closing = True
-            if self._acquiring is not None and self._acquiring.running() and self._running is not None:
-                _end(self._running)
-        # What `acquire` had answered by then is held, and given back like the rest.
         if self._acquiring is not None:
-            self._acquiring.result()
+            # Ended in its midst, it might leave an instance that is paid for and that is known to no program.
+            wait([self._acquiring], timeout=_CLOSE_S)
+            with self._lock:
+                if self._running is not None and not self._acquiring.done():
+                    _end(self._running)
+            wait([self._acquiring])
         for offer in self.offered():
             self.release(offer.instance)
         self._commands.shutdown()
@@ -201,8 +206,7 @@ class CommandCapacity:
 
     def _note(self, trouble: str) -> None:
         with self._lock:
-            if not self._closing or "paid for" in trouble:
-                self._troubles.append(trouble)
+            self._troubles.append(trouble)
 
 
 def _end(process: subprocess.Popen[str]) -> None:

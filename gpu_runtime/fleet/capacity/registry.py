@@ -9,6 +9,7 @@ from typing import Any
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
 from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
+from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider
 from gpu_runtime.fleet.capacity.trace import TraceCapacity, TraceOptions
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
@@ -64,6 +65,11 @@ CAPACITY = Registry(
         "command": CapacityPlugin(
             lambda config, cluster, options: CommandCapacity(options, config.runtime.ray_address),
             CommandOptions,
+            lambda config, options: options.check(),
+        ),
+        "lending": CapacityPlugin(
+            lambda config, cluster, options: LendingCapacity(options),
+            LendingOptions,
             lambda config, options: options.check(),
         ),
         "ray": CapacityPlugin(
@@ -122,6 +128,6 @@ def _refuse_what_does_not_fit(config: RunConfig) -> None:
     if config.sequence_parallel.largest > 1:
         raise ConfigurationError(
             f"{named} takes single devices in and gives them back, but sequence_parallel shares "
-            f"images between up to {config.sequence_parallel.largest} devices, which was never tried together; leave "
-            "one of them out"
+            f"images between up to {config.sequence_parallel.largest} devices, which was never tried "
+            "together; leave one of them out"
         )

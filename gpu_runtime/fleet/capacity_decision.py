@@ -124,13 +124,12 @@ def most_generators(forecast: IterationForecast, generators: int) -> int:
         forecast: of the next iteration.
         generators: devices that roll out now, at least 1.
     """
-    iteration_s = forecast.iteration_s(generators)
-    waiting = forecast.rollout_s(generators) / iteration_s if iteration_s else 0.0
-    if waiting <= LEAST_WAIT:
+    iteration_s, rest_s = forecast.iteration_s(generators), forecast.rest_s
+    if forecast.rollout_s(generators) <= LEAST_WAIT * iteration_s:
         return generators
-    if waiting >= 1.0:
-        return max(generators, forecast.batches)
-    return math.ceil(generators / (1 - waiting))
+    # G / (1 - f), where 1 - f is the rest's share of the iteration; more than a batch each has no use.
+    most = generators * iteration_s / rest_s if rest_s else math.inf
+    return max(generators, math.ceil(min(most, forecast.batches)))
 
 
 @dataclass

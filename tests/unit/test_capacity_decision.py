@@ -88,13 +88,16 @@ def test_devices_that_explore_beside_training_pay_sooner():
 
 
 def test_growth_is_bounded_by_the_waiting_of_training():
-    """AstraFlow: f = 120 / 150 = .8 on one device, so five; where training hardly waits, none is added."""
+    """AstraFlow: f = 120 / 150 = .8 on one device, so five; where training hardly waits, none is added.
+
+    With five devices within reach, three spot ones beside the reserved one are as fast as four.
+    """
     assert most_generators(WORK, 1) == 5
     assert most_generators(WORK, 4) == 8  # f = 30 / 60
     assert most_generators(IterationForecast(1, 1.0, 99.0), 3) == 3
     assert most_generators(IterationForecast(12, 10.0, 0.0), 3) == 12
     free = RentingTerms(1, 10.0, 0.0, most=20)
-    assert decide_capacity(WORK, free, held=0).wanted == 3  # of four within reach, the fourth saves nothing
+    assert decide_capacity(WORK, free, held=0).wanted == 3
     assert decide_capacity(WORK, free, held=3).wanted == 5
 
 

@@ -77,8 +77,8 @@ class RuntimeConfig(Section):
     """Where spot devices come from. `static`: as many as `spot_workers` says, all the time. Otherwise that is
     the most, and measured times and prices decide before each iteration how many are rented: `trace` replays
     what was once there, `command` runs two commands of yours, `ray` asks the cluster's autoscaler, `lending`
-    a serving fleet. One of another
-    package: its entry point's name, or `package.module:Name` (docs/spot.md)."""
+    a serving fleet. One of another package: its entry point's name, or `package.module:Name`
+    (docs/spot.md)."""
 
     options: OptionValues = Field(default={})
     """What `capacity` itself declares (docs/spot.md)."""

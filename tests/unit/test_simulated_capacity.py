@@ -24,8 +24,8 @@ def run(spot_usd: float, decided: bool, trace: Trace = ALL_STAY, most: int = 4) 
 
 def test_devices_that_would_idle_are_given_back_before_the_next_rollout():
     fixed, decided = run(2.5, decided=False), run(2.5, decided=True)
-    # Nothing is measured before the first iteration. One spot device costs 12.5 x (12 + 19) = 387.5, none 430,
-    # two 465, three 437.5 dollar-seconds an hour.
+    # Nothing is measured before the first iteration. One spot device costs 12.5 x (12 + 19) = 387.5, none
+    # 430, two 465, three 437.5.
     assert decided.wanted == [4, 1, 1, 1]
     assert decided.usd < fixed.usd and decided.wall_s > fixed.wall_s
     assert sum(decided.spent.values()) == sum(decided.paid.values()), "each second is in one state"

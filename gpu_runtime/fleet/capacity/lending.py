@@ -1,10 +1,10 @@
 """A serving fleet as a provider: over HTTP it lends devices that it does not need, and calls them back.
 
-Three requests, all of JSON. `POST /wanted` with `{"devices": 2, "deadline_s": 60.0}` says what the run could use.
-`GET /offered` answers `{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`: what is lent now;
-`called_back` says in words why an instance has to be given back. `POST /release` with `{"instance": "gpu-3"}` gives
-one back. The run asks every second; a server that does not answer keeps what it lent until it says otherwise.
-`lending_server.py` is a small server of this form.
+Three requests, all of JSON. `POST /wanted` with `{"devices": 2, "deadline_s": 60.0}` says what the run
+could use. `GET /offered` answers `{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`:
+what is lent now; `called_back` says in words why an instance has to be given back. `POST /release` with
+`{"instance": "gpu-3"}` gives one back. The run asks every second; a server that does not answer keeps what
+it lent until it says otherwise. `lending_server.py` is a small server of this form.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A small lender of the form that the provider `lending` asks: a serving fleet with a load, for tests and as a guide.
+"""A small lender of the form that the provider `lending` asks: a serving fleet with a load, as a guide.
 
-It keeps `margin` devices above what its load needs. When the load rises, it takes free devices first, then calls
-lent ones back, the newest first; a lent device serves again once it has been released.
+It keeps `margin` devices above what its load needs. When the load rises, it takes free devices first, then
+calls lent ones back, the newest first; a lent device serves again once it has been released.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class LendingServer:
 
     def __init__(self, lender: Lender) -> None:
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:  # noqa: N802 - the name is the library's
+            def do_GET(self) -> None:
                 self._answer(200 if self.path == "/offered" else 404, {"instances": lender.offered()})
 
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 if self.path == "/wanted":
                     lender.wanted(int(asked["devices"]))

@@ -175,18 +175,18 @@ def predicted(config: RunConfig, arms: list[LiveArm], trace: Trace) -> float:
         weights=0, start=ticks(middle(lambda arm: arm.start_s)), regroup=0, step_s=step_s,
     )  # fmt: skip
     price = config.price
-    fleet = FleetPlan(
-        1, _MOST, 1, price.reserved_usd_per_hour, price.spot_usd_per_hour, decided=True
-    )
+    fleet = FleetPlan(1, _MOST, 1, price.reserved_usd_per_hour, price.spot_usd_per_hour, decided=True)
     run = Simulation(config, SimulatedPlan(fleet, DraftTiming.NEVER), times, Replay(trace)).run()
     return sum(run.paid.values()) / TICKS_PER_S
 
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter) parser.add_argument("--quick", action="store_true",
-    help="one turn of a few iterations") add_keep_option(parser)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one turn of a few iterations")
+    add_keep_option(parser)
     chosen = parser.parse_args()
     iterations, turns = _QUICK if chosen.quick else _FULL
     began_at = environment()["commit"]

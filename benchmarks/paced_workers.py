@@ -1,4 +1,4 @@
-"""Workers on this machine that take at least a set time, as if each had a device of its own; for fleet_size.py."""
+"""Workers here that take at least a set time, as if each had a device of its own; for fleet_size.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WorkerT = TypeVar("WorkerT")
 
 
 class PacedWorker(DeviceWorker):
-    """A worker whose calls sleep for what is left of their time: one that waits takes no processor from others."""
+    """A worker whose calls sleep for what is left of their time, which takes no processor from others."""
 
     def begin_samples(
         self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int

@@ -174,7 +174,7 @@ class Fleet:
         alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1
         self.do(phase, begin_beside() if alone else None)
         if self._rented is not None and phase.kind is RequestKind.ROLLOUT:
-            self._rented.on_rolled_out(began_s, phase.lease_s)
+            self._rented.on_rolled_out(phase.lease_s)
         elif self._rented is not None:
             self._rented.on_evaluated(time.monotonic() - began_s)
         return phase.delivered

@@ -58,6 +58,9 @@ class RentedCapacity:
             left: iterations that are left, the next one included.
             reserved: devices that stay.
         """
+        if self._rolled_out_at_s is not None:
+            rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
+            self._measured.add_rest(max(0.0, rest_s))
         self._decide(-(-requests // self._config.sampling.batch_size), left, reserved)
         self.look(at_once=True)
         self._give_back()
@@ -147,17 +150,10 @@ class RentedCapacity:
         """An evaluation generated for so long: no part of an iteration."""
         self._evaluation_s += seconds
 
-    def on_rolled_out(self, began_s: float, lease_s: Sequence[float]) -> None:
-        """A rollout is over.
-
-        Args:
-            began_s: when it began, on this object's clock.
-            lease_s: seconds that each of its batches took.
-        """
+    def on_rolled_out(self, lease_s: Sequence[float]) -> None:
+        """A rollout is over, each of whose batches took so many seconds."""
         if lease_s:
             self._measured.add_batch_time(statistics.median(lease_s))
-        if self._rolled_out_at_s is not None:
-            self._measured.add_rest(max(0.0, began_s - self._rolled_out_at_s - self._evaluation_s))
         self._rolled_out_at_s, self._evaluation_s = self._clock(), 0.0
 
     def take_notes(self) -> list[str]:

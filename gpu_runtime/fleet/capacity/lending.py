@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import httpx
 from pydantic import Field, ValidationError
 
 from gpu_runtime.fleet.capacity.protocol import Offer
 from storage.config.section import Section
 from storage.errors import CapacityError, ConfigurationError
 from storage.text import one_line
+
+if TYPE_CHECKING:
+    import httpx
 
 _ASK_EVERY_S = 1.0
 
@@ -39,6 +41,8 @@ class LendingOptions(Section):
         Raises:
             ConfigurationError: it does not answer, or otherwise than a lender does.
         """
+        import httpx  # here, as below: the registry is imported by commands that answer within a second
+
         try:
             with httpx.Client(base_url=self.url, timeout=self.timeout_s) as client:
                 lent_by(client)
@@ -67,6 +71,8 @@ def lent_by(client: httpx.Client) -> list[Offer]:
     Raises:
         CapacityError: it does not answer, or otherwise than a lender does.
     """
+    import httpx
+
     try:
         answer = client.get("/offered").raise_for_status().content
         lent = LentInstances.model_validate_json(answer)
@@ -85,6 +91,8 @@ class LendingCapacity:
     """
 
     def __init__(self, options: LendingOptions) -> None:
+        import httpx
+
         self._client = httpx.Client(base_url=options.url, timeout=options.timeout_s)
         self._lock = threading.Lock()
         self._offers: list[Offer] = []
@@ -154,6 +162,8 @@ class LendingCapacity:
 
     def _say_all(self) -> None:
         """Say what is to be said, in order; what a lender that is silent has not heard is said again."""
+        import httpx
+
         while True:
             with self._lock:
                 if not self._to_say:

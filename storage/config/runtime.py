@@ -25,6 +25,10 @@ AUTO = "auto"
 """As a number of workers: one for every device that the cluster has at the moment."""
 
 
+FIXED_CAPACITY = "static"
+"""As the provider of spot devices: the settings alone say how many there are."""
+
+
 def _reader(least: int, most: int) -> Callable[[object, ValidationInfo], object]:
     """Reads a number of workers within bounds, or `auto`."""
 
@@ -73,7 +77,7 @@ class RuntimeConfig(Section):
     """Spot devices; they only generate. `auto` takes those of the instances with that label, as they come and
     go; it asks an autoscaler for none, which a number does."""
 
-    capacity: str = Field(default="static", min_length=1)
+    capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
     """Where spot devices come from. `static`: as many as `spot_workers` says, all the time. Otherwise that is
     the most, and measured times and prices decide before each iteration how many are rented: `trace` replays
     what was once there, `command` runs two commands of yours, `ray` asks the cluster's autoscaler, `lending`

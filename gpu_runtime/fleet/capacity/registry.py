@@ -14,7 +14,7 @@ from gpu_runtime.fleet.capacity.protocol import CapacityProvider
 from gpu_runtime.fleet.capacity.trace import TraceCapacity, TraceOptions
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
-from storage.config.runtime import AUTO
+from storage.config.runtime import AUTO, FIXED_CAPACITY
 from storage.config.section import Section
 from storage.errors import ConfigurationError, TraceError
 
@@ -56,7 +56,7 @@ CAPACITY = Registry(
     CapacityPlugin,
     "spotlight.capacity",
     {
-        "static": CapacityPlugin(None),
+        FIXED_CAPACITY: CapacityPlugin(None),
         "trace": CapacityPlugin(
             lambda config, cluster, options: TraceCapacity(options.read(), options.notice_s),
             TraceOptions,

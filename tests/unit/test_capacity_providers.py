@@ -6,6 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -197,19 +198,21 @@ class TestLending:
         day = [2, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2]
         lender.set_load(day[0])
         with LendingServer(lender) as server:
-            provider = LendingCapacity(LendingOptions(url=server.url))
+            provider = LendingCapacity(LendingOptions(url=server.url), ask_every_s=0.02)
             provider.wanted(6, None)
-            most = 0
-            for load in day:
-                lender.set_load(load)
-                awaited(provider, lambda: len(lender.offered()) == len(provider.offered()))
-                most = max(most, len(provider.offered()))
+
+            def has_given_back(left: int) -> bool:
                 for offer in provider.offered():
                     if offer.called_back:
                         provider.release(offer.instance)
-                free = 8 - load - 1
-                awaited(provider, lambda free=free: len(provider.offered()) == min(6, max(0, free)))
-            assert most == 5 and lender.short == 0 and lender.used > 0
+                return len(provider.offered()) == left
+
+            lent: list[int] = []
+            for load in day:
+                lender.set_load(load)
+                lent.append(max(0, 8 - load - 1))
+                awaited(provider, partial(has_given_back, lent[-1]))
+            assert max(lent) == 5 and lender.short == 0 and lender.used > 0
             provider.close()
             assert lender.offered() == []
 

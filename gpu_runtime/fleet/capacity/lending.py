@@ -88,12 +88,14 @@ class LendingCapacity:
 
     Args:
         options: where it is.
+        ask_every_s: seconds between two questions.
     """
 
-    def __init__(self, options: LendingOptions) -> None:
+    def __init__(self, options: LendingOptions, ask_every_s: float = _ASK_EVERY_S) -> None:
         import httpx
 
         self._client = httpx.Client(base_url=options.url, timeout=options.timeout_s)
+        self._ask_every_s = ask_every_s
         self._lock = threading.Lock()
         self._offers: list[Offer] = []
         self._to_say: list[tuple[str, dict[str, Any]]] = []
@@ -157,7 +159,7 @@ class LendingCapacity:
                     self._released &= said
             if closing:
                 return
-            self._wake.wait(_ASK_EVERY_S)
+            self._wake.wait(self._ask_every_s)
             self._wake.clear()
 
     def _say_all(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from gpu_runtime.exploration.plan import plain_plan
 from gpu_runtime.fleet import rented_capacity
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
+from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.history_check import check_history
@@ -100,15 +102,16 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
 
         # Called back in the midst of a rollout: what it has is committed and goes on elsewhere.
         steps_redone = runtime.steps_redone
-        look, looks = runtime._fleet._rented.look, []
+        rented, looks = runtime._fleet._rented, count(1)
+        assert rented is not None
+        look = rented.look
 
         def call_back(at_once: bool = False) -> None:
-            looks.append(at_once)
-            if len(looks) == 6:
+            if next(looks) == 6:
                 provider.offers = [Offer("one", usd_per_hour=1.5, called_back="serving needs it")]
             look(at_once=True)
 
-        monkeypatch.setattr(runtime._fleet._rented, "look", call_back)
+        monkeypatch.setattr(rented, "look", call_back)
         assert_same(alone, runtime.rollout(PLAN))
         assert_same(alone, runtime.rollout(PLAN))
         assert runtime.steps_redone == steps_redone, "a device that is called back loses nothing"
@@ -143,7 +146,9 @@ def test_a_trace_brings_an_instance_and_takes_it_again(tmp_path: Path):
         notes = runtime.take_capacity_notes()
         assert notes[0] == "nothing has been measured yet: 1 spot device at first"
         # The fleet's clock is the trace's: its end comes.
+        assert runtime._fleet._rented is not None
         capacity = runtime._fleet._rented._provider
+        assert isinstance(capacity, TraceCapacity)
         capacity._began_s -= 5000.0
         runtime.rollout(PLAN)
         assert runtime.lost_workers == ["spot-0"]

@@ -20,6 +20,7 @@ from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_c
 from gpu_runtime.fleet.capacity.trace import TraceCapacity
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
+from storage.database.records import Market
 from storage.errors import CapacityError, ConfigurationError
 
 LIMIT_S = 60.0
@@ -39,8 +40,12 @@ def awaited(provider: CapacityProvider, expected: Callable[[], bool]) -> None:
 class TestTrace:
     def test_offers_what_is_there_up_to_what_is_wanted(self):
         now = [0.0]
-        events = [("add", 0.0, "a"), ("add", 0.0, "b"), ("add", 5.0, "c"), ("remove", 9.0, "a")]
-        trace = Trace.of(TraceEvent(at_s, kind, name) for kind, at_s, name in events)
+        trace = Trace.of(
+            [
+                TraceEvent(0.0, "add", "a"), TraceEvent(0.0, "add", "b"),
+                TraceEvent(5.0, "add", "c"), TraceEvent(9.0, "remove", "a"),
+            ]
+        )  # fmt: skip
         provider = TraceCapacity(trace, clock=lambda: now[0])
         assert names(provider) == [], "nothing is wanted yet"
         provider.wanted(3, None)
@@ -56,8 +61,9 @@ class TestTrace:
 
     def test_calls_back_what_it_will_take_and_offers_another_one(self):
         now = [0.0]
-        events = [("add", 0.0, "a"), ("add", 0.0, "b"), ("remove", 60.0, "a")]
-        trace = Trace.of(TraceEvent(at_s, kind, name) for kind, at_s, name in events)
+        trace = Trace.of(
+            [TraceEvent(0.0, "add", "a"), TraceEvent(0.0, "add", "b"), TraceEvent(60.0, "remove", "a")]
+        )
         provider = TraceCapacity(trace, notice_s=20.0, clock=lambda: now[0])
         provider.wanted(1, None)
         assert provider.offered() == [Offer("a")]
@@ -72,6 +78,11 @@ class TestTrace:
 def commands(acquire: str, release: str = "cat > /dev/null", timeout_s: float = 30.0) -> CommandCapacity:
     options = CommandOptions(acquire=acquire, release=release, timeout_s=timeout_s)
     return CommandCapacity(options, cluster="10.0.0.5:6379")
+
+
+def has_answered(provider: CommandCapacity) -> bool:
+    """Whether `acquire` has ended since it was asked last."""
+    return provider._acquiring is not None and provider._acquiring.done()
 
 
 class TestCommand:
@@ -97,7 +108,7 @@ class TestCommand:
         provider = commands("cat > /dev/null; echo quota is used up >&2; exit 3")
         for _ in range(2):
             provider.wanted(1, None)
-            awaited(provider, lambda: provider._acquiring.done())
+            awaited(provider, partial(has_answered, provider))
             assert provider.take_troubles() == [
                 "runtime.options.acquire ended with status 3: quota is used up"
             ]
@@ -107,7 +118,7 @@ class TestCommand:
     def test_a_command_that_hangs_is_ended_with_its_children(self):
         provider = commands("sleep 1000 & sleep 1000", timeout_s=0.2)
         provider.wanted(1, None)
-        awaited(provider, lambda: provider._acquiring.done())
+        awaited(provider, partial(has_answered, provider))
         assert provider.take_troubles() == [
             "runtime.options.acquire did not end in runtime.options.timeout_s=0.2 s and was ended"
         ]
@@ -121,7 +132,7 @@ class TestCommand:
         ):
             provider = commands(f"cat > /dev/null; echo '{said}'")
             provider.wanted(1, None)
-            awaited(provider, provider._acquiring.done)
+            awaited(provider, partial(has_answered, provider))
             (trouble,) = provider.take_troubles()
             assert part in trouble, trouble
             assert provider.offered() == []
@@ -162,7 +173,7 @@ class PlayedCluster:
             raise CapacityError("it cannot be asked")
         self.asked.append(devices)
 
-    def devices(self) -> dict:
+    def devices(self) -> dict[Market, int]:
         return {"reserved": 1, "spot": self.has}
 
 

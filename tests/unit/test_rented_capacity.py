@@ -56,8 +56,9 @@ class Stage:
         price = {"reserved_usd_per_hour": 10.0, "spot_usd_per_hour": 2.0}
         self.fleet = Fleet(self.cluster, tiny_config(runtime=runtime, price=price))
         self.fleet.await_ready()
-        self.rented = self.fleet._rented
-        assert self.rented is not None
+        rented = self.fleet._rented
+        assert rented is not None
+        self.rented = rented
 
     def prepare(self) -> list[str]:
         """The workers that hold the weights, once all that have loaded are taken in."""

@@ -20,7 +20,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import ray
 from ray._private import utils as ray_utils
-from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from gpu_runtime.cluster.address import refuse_silent_address
@@ -226,6 +225,8 @@ class RayCluster:
 
     def request_spot_devices(self, devices: int) -> None:
         """As of every cluster: a bundle for each device, on instances whose label says `spot`."""
+        from ray.autoscaler.sdk import request_resources  # most runs ask no autoscaler
+
         bundle = {"CPU": 1.0} | ({"GPU": 1.0} if self._gpu_share else {})
         label = {MARKET_LABEL: "spot"}
         if not self.tells_markets_apart:  # the first instance with a label is yet to come

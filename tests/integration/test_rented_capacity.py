@@ -102,16 +102,16 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
 
         # Called back in the midst of a rollout: what it has is committed and goes on elsewhere.
         steps_redone = runtime.steps_redone
-        rented, looks = runtime._fleet._rented, count(1)
-        assert rented is not None
-        look = rented.look
+        capacity, looks = runtime._fleet._rented, count(1)
+        assert capacity is not None
+        look = capacity.look
 
         def call_back(at_once: bool = False) -> None:
             if next(looks) == 6:
                 provider.offers = [Offer("one", usd_per_hour=1.5, called_back="serving needs it")]
             look(at_once=True)
 
-        monkeypatch.setattr(rented, "look", call_back)
+        monkeypatch.setattr(capacity, "look", call_back)
         assert_same(alone, runtime.rollout(PLAN))
         assert_same(alone, runtime.rollout(PLAN))
         assert runtime.steps_redone == steps_redone, "a device that is called back loses nothing"

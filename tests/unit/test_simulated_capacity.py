@@ -29,12 +29,13 @@ def test_devices_that_would_idle_are_given_back_before_the_next_rollout():
     assert decided.wanted == [4, 1, 1, 1]
     assert decided.usd < fixed.usd and decided.wall_s > fixed.wall_s
     assert sum(decided.spent.values()) == sum(decided.paid.values()), "each second is in one state"
-    assert decided.paid["spot"] < fixed.paid["spot"] / 2
+    assert decided.paid == {"reserved": 154 * TICKS_PER_S, "spot": 295 * TICKS_PER_S}
+    assert fixed.paid == {"reserved": 142 * TICKS_PER_S, "spot": 4 * 142 * TICKS_PER_S}
     assert decided.batches == fixed.batches and decided.losses == 0
 
 
-def test_without_a_price_as_many_are_rented_as_save_time():
-    assert run(0.0, decided=True).wanted == [4, 3, 3, 3]
+def test_without_a_price_none_is_given_back_and_at_a_high_one_all_are():
+    assert run(0.0, decided=True).wanted == [4, 4, 4, 4]
     assert run(9.9, decided=True).wanted == [4, 0, 0, 0]
 
 

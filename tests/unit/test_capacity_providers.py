@@ -204,7 +204,7 @@ class TestAutoscaler:
 
 class TestLending:
     def test_a_serving_fleet_s_objective_holds_through_a_day_while_it_lends(self):
-        """The load rises and falls by a device; one that is called back is released before the next change."""
+        """The load rises and falls by a device; what is called back is released before the next change."""
         lender = Lender(devices=8, margin=1)
         day = [2, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2]
         lender.set_load(day[0])

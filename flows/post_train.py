@@ -237,6 +237,8 @@ def _note_troubles(session: Session) -> None:
         session.store.add_event(session.run_id, "standby_lost", f"{happened}; another one is started")
     session.losses_noted, session.failed_starts_noted = len(lost), len(failed)
     session.lost_standbys_noted = len(standbys)
+    for note in session.runtime.take_capacity_notes():
+        session.store.add_event(session.run_id, "capacity", note)
     for jump in process_clock().take_jumps():
         message = (
             f"the wall clock was moved by {jump.by_s:+.0f} s (or the machine slept); the run's times go on "

@@ -234,6 +234,7 @@ class Runtime:
         requests = [one for one in wanted if (one.prompt_id, one.seed_index) not in drafts]
         drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
         self._history.note("drafted", requests=names_of(drafted))
+        self._fleet.decide_capacity(len(requests), self.config.iterations - plan.iteration + 1)
         self._take_own_weights()
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
@@ -382,6 +383,10 @@ class Runtime:
     def take_standby_time(self) -> list[StandbyTime]:
         """What processes that wait for a place have used of their hosts since the last call."""
         return self._fleet.standbys.take_times()
+
+    def take_capacity_notes(self) -> list[str]:
+        """Why so many spot devices were wanted, and what went wrong with them, since the last call."""
+        return self._fleet.take_capacity_notes()
 
     def take_device_events(self) -> list[DeviceEvent]:
         """Which devices joined, did not start, were under notice or were lost since the last call."""

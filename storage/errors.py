@@ -92,6 +92,10 @@ class NoticeError(SpotlightError, RuntimeError):
     """A provider's metadata service did not say whether this machine will be taken."""
 
 
+class CapacityError(SpotlightError, RuntimeError):
+    """A provider of spot instances did not do what it was asked."""
+
+
 class TraceError(SpotlightError, ValueError):
     """A trace of spot instances is missing, malformed or contradicts itself."""
 

@@ -82,6 +82,7 @@ class FakeCluster:
         stillborn: names of those that die while they load.
         markets: where each was to be placed, by name.
         has: devices that its instances have.
+        requested: what its autoscaler was asked for, in order.
     """
 
     def __init__(self) -> None:
@@ -91,6 +92,7 @@ class FakeCluster:
         self.stillborn: set[str] = set()
         self.markets: dict[str, Market] = {}
         self.has: dict[Market, int] = {"reserved": 1, "spot": 0}
+        self.requested: list[int] = []
 
     def start(
         self,
@@ -119,6 +121,10 @@ class FakeCluster:
     def devices(self) -> dict[Market, int]:
         """As of a cluster."""
         return dict(self.has)
+
+    def request_spot_devices(self, devices: int) -> None:
+        """As of a cluster."""
+        self.requested.append(devices)
 
     def share(self, value: R) -> R:
         """As of a cluster."""

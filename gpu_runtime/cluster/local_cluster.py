@@ -20,7 +20,7 @@ from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.shared_values import SharedValue
 from storage.config.run_config import RunConfig
 from storage.database.records import Market
-from storage.errors import ConfigurationError, WorkerLostError
+from storage.errors import CapacityError, ConfigurationError, WorkerLostError
 
 _END_S = 30.0
 
@@ -76,6 +76,10 @@ class LocalCluster:
     def devices(self) -> dict[Market, int]:
         """One: this machine."""
         return {"reserved": 1, "spot": 0}
+
+    def request_spot_devices(self, devices: int) -> None:
+        """As of every cluster; this machine has no autoscaler."""
+        raise CapacityError("runtime.cluster=local has no autoscaler; name a Ray cluster that has one")
 
     def share(self, value: T) -> T:
         """Pickle a value once; the stand-in maps it in each worker."""

@@ -78,6 +78,14 @@ class Cluster(Protocol):
         """
         ...
 
+    def request_spot_devices(self, devices: int) -> None:
+        """Ask the cluster's autoscaler to have instances for so many spot devices, whatever runs on them.
+
+        Raises:
+            CapacityError: there is none, or it cannot be asked.
+        """
+        ...
+
     def start(
         self,
         name: str,

@@ -54,6 +54,11 @@ class Device:
         """The place it fills; its replacement fills the same."""
         return self.name.split(".")[0]
 
+    @property
+    def stays(self) -> bool:
+        """Whether it gets further work, as far as is known."""
+        return self.notice is None and not self.retiring
+
     def take(self, weights: Weights, digest: str) -> None:
         """It has loaded weights, and read them back.
 

@@ -52,6 +52,8 @@ class SamplePhase:
         evaluates = requests[0].kind is RequestKind.EVALUATE
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
+        self.lease_s: list[float] = []
+        """Seconds that each batch took its device, from the lease that finished it to its delivery."""
 
     @property
     def kind(self) -> RequestKind:
@@ -100,6 +102,7 @@ class SamplePhase:
     def deliver(self, delivery: Delivery) -> Collection[Future[Any]]:
         """See `Phase`; the phase does not wait for the scores."""
         judge = self._judge
+        self.lease_s.append(delivery.lease_s)
         scores = [None] * len(delivery.images) if judge is None else judge(delivery.images)
         for sample, score in zip(delivery.images, scores, strict=True):
             assert isinstance(sample, GeneratedSample), "only drafts come without their trajectories"

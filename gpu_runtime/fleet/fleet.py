@@ -15,7 +15,9 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.dispatch.work_left import WorkLeft
+from gpu_runtime.fleet.capacity.registry import build_capacity
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
+from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
@@ -79,7 +81,11 @@ class Fleet:
         address = None if self._meeting is None else self._meeting.address
         self.standbys = Standbys(cluster, config, self._history)
         """Processes that take the place of workers that are lost."""
-        self._provisioner = WorkerProvisioner(cluster, config, self._history, self.standbys, address)
+        provider = build_capacity(config, cluster)
+        self._rented = None if provider is None else RentedCapacity(provider, config)
+        self._provisioner = WorkerProvisioner(
+            cluster, config, self._history, self.standbys, address, self._rented
+        )
         first = self._provisioner.fill(())[:training]
         self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share)
         """The devices that train."""
@@ -94,11 +100,13 @@ class Fleet:
             self._register(device, loaded.result())
 
     def close(self) -> None:
-        """End the processes of all workers."""
+        """End the processes of all workers, and give back what is rented."""
         self._provisioner.close()
         self.standbys.close()
         for device in list(self._devices):  # another thread may still find out that one is lost
             device.actor.kill()
+        if self._rented is not None:
+            self._rented.close()
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""
@@ -116,6 +124,22 @@ class Fleet:
         with self._lock:
             taken, self._paid = self._paid, []
         return taken
+
+    def decide_capacity(self, requests: int, left: int) -> None:
+        """Decide how many spot devices the next iteration has, where that is not fixed; nothing else goes on.
+
+        Args:
+            requests: samples of its rollout.
+            left: iterations that are left, the next one included.
+        """
+        if self._rented is not None:
+            reserved = max(1, sum(device.market == "reserved" for device in self._devices))
+            self._rented.decide(requests, left, reserved)
+            self._follow_capacity()
+
+    def take_capacity_notes(self) -> list[str]:
+        """Why how many spot devices are wanted, and what went wrong with them, since the last call."""
+        return [] if self._rented is None else self._rented.take_notes()
 
     def take_device_events(self) -> list[DeviceEvent]:
         """Which devices joined, did not start or were lost since the last call, in order."""
@@ -145,10 +169,14 @@ class Fleet:
         self.prepare(weights)
         if not requests:
             return []
-        phase = SamplePhase(requests, self._config.sampling, judge)
+        phase, began_s = SamplePhase(requests, self._config.sampling, judge), time.monotonic()
         degrees = self._config.sequence_parallel.by_kind
         alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1
         self.do(phase, begin_beside() if alone else None)
+        if self._rented is not None and phase.kind is RequestKind.ROLLOUT:
+            self._rented.on_rolled_out(phase.lease_s)
+        elif self._rented is not None:
+            self._rented.on_evaluated(time.monotonic() - began_s)
         return phase.delivered
 
     def do(self, phase: Phase, beside: Phase | None = None) -> None:
@@ -187,6 +215,7 @@ class Fleet:
         """Replace what is lost or will be, and make every worker hold these weights."""
         self._weights = weights
         self._ask_for_notices()
+        self._look_at_capacity(at_once=True)
         self._take_in()
         self._provisioner.fill(self._filled)
         self.hold(weights)
@@ -205,7 +234,7 @@ class Fleet:
         given = [
             self._give(device, self._weights)
             for device in self._available
-            if device.holds != self._weights.version and device.notice is None
+            if device.holds != self._weights.version and device.stays
         ]
         under_way = [*self._provisioner.calls, *given]
         if not under_way:
@@ -218,13 +247,14 @@ class Fleet:
         return False
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
-        """Whether the cluster has got more devices; each works alone."""
+        """Whether there are more devices; each works alone."""
+        self._look_at_capacity()
         return self._provisioner.has_more_devices()
 
     def workers(self, version: WeightsVersion) -> list[Device]:
         """The devices that hold these weights now, those under notice too."""
         self._settle_weights()
-        return [device for device in self._available if device.holds == version]
+        return [device for device in self._available if device.holds == version and not device.retiring]
 
     def drafters(self, version: WeightsVersion) -> list[Device]:
         """The devices that may draft beside training: no trainers, asked for notices anew.
@@ -247,6 +277,8 @@ class Fleet:
         with self._lock:
             # Now, not when the worker read it: its clock may be another one.
             self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
+        if notice is not None and self._rented is not None:
+            self._rented.leave(device.name, notice.in_words)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:
         """A worker has died.
@@ -260,10 +292,7 @@ class Fleet:
         with self._lock:
             self._devices.remove(device)
             self.lost.append(device.name)
-            lost_at_s = time.monotonic()
-            self._meter.stop(device.name, lost_at_s)
-            self._timeline.remove(device.name, process_clock().at(lost_at_s))
-            self._book(device, "lost", process_clock().at(lost_at_s), str(error))
+            self._end_paying(device, "lost", time.monotonic(), str(error))
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """A worker hangs: its process is ended, and it counts as lost.
@@ -280,7 +309,7 @@ class Fleet:
         loading = {
             device.name: self._give(device, weights)
             for device in self._devices
-            if device.holds != weights.version and device.notice is None
+            if device.holds != weights.version and device.stays
         }
         digests: dict[str, str] = {}
         for device, digest in self._answers(loading, "load its weights"):
@@ -312,6 +341,56 @@ class Fleet:
         """The versions of weights have a new meaning: workers load them again."""
         for device in self._devices:
             device.holds, device.coming = None, None
+
+    def _look_at_capacity(self, at_once: bool = False) -> None:
+        """Follow the instances that are rented, where they are: see `_follow_capacity`."""
+        if self._rented is not None:
+            self._rented.look(at_once)
+            self._follow_capacity()
+
+    def _follow_capacity(self) -> None:
+        """End workers whose instance is gone; drain those that leave, and end them once they are free.
+
+        A worker that leaves gets no further chunk. What it has is committed and goes on elsewhere.
+        """
+        rented = self._rented
+        assert rented is not None
+        for device in [device for device in self._devices if device.market == "spot"]:
+            if rented.is_gone(device.name):
+                device.actor.kill()
+                # The call under way of a busy one fails; its lease then goes back.
+                if not self._dispatcher.busy(device.name):
+                    self.on_worker_lost(device, WorkerLostError(f"the instance of {device.name!r} is gone"))
+                continue
+            reason = rented.why_leaving(device.name)
+            if reason and not device.retiring:
+                device.retiring = True
+            if device.retiring and not self._dispatcher.busy(device.name):
+                device.actor.kill()
+                with self._lock:
+                    self._devices.remove(device)
+                    self._end_paying(device, "left", time.monotonic(), reason)
+        for device in self._provisioner.give_up(
+            lambda device: rented.is_gone(device.name) or bool(rented.why_leaving(device.name))
+        ):
+            gone, reason = rented.is_gone(device.name), rented.why_leaving(device.name)
+            with self._lock:
+                self._start_paying(device, device.asked_at_s)
+                said = "its instance is gone" if gone else f"before it had loaded: {reason}"
+                self._end_paying(device, "failed" if gone else "left", time.monotonic(), said)
+
+    def _end_paying(self, device: Device, kind: DeviceEventKind, at_s: float, why: str) -> None:
+        """A device is paid for no more since a moment in monotonic seconds; the caller holds the lock."""
+        at = process_clock().at(at_s)
+        self._meter.stop(device.name, at_s)
+        self._timeline.remove(device.name, at)
+        self._book(device, kind, at, why)
+        self._vacate(device)
+
+    def _vacate(self, device: Device) -> None:
+        """The slot of a device is free, and its instance if it had no other; the caller holds the lock."""
+        if self._rented is not None:
+            self._rented.vacate(device.name)
 
     def _ask_for_notices(self) -> None:
         """Ask the spot workers whether they will be taken, where notices are watched."""
@@ -345,6 +424,8 @@ class Fleet:
         """
         loaded_at_s = device.loaded_at_s or time.monotonic()
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
+        if self._rented is not None and device.market == "spot":
+            self._rented.on_started(loaded_at_s - device.asked_at_s)
         with self._lock:
             self._start_paying(device, began_at_s)
             self._timeline.enter(device.name, "idle", now())
@@ -362,24 +443,24 @@ class Fleet:
 
     def _usd_per_hour(self, device: Device) -> float:
         price = self._config.price
+        if self._rented is not None and device.market == "spot":
+            return self._rented.usd_per_hour(device.name)
         return price.reserved_usd_per_hour if device.market == "reserved" else price.spot_usd_per_hour
 
     def _record_startup_failure(self, device: Device, error: BaseException | None) -> None:
         """A worker has died while it loaded: what it cost is on the bill all the same."""
         died_at_s = device.loaded_at_s or time.monotonic()
-        failures, died_at = self._provisioner.failures(device), process_clock().at(died_at_s)
+        failures = self._provisioner.failures(device)
         self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
         with self._lock:
             self._start_paying(device, device.asked_at_s)
-            self._meter.stop(device.name, died_at_s)
-            self._timeline.remove(device.name, died_at)
-            self._book(device, "failed", died_at, str(error))
+            self._end_paying(device, "failed", died_at_s, str(error))
 
     def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
         """Note what happened to a device; the caller holds the lock."""
         self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
-        # The history tells of processes: one that did not start is gone as one that is lost.
-        self._history.note("lost" if kind == "failed" else kind, worker=device.name, **facts)
+        # The history tells of processes: one that did not start, or was ended, is gone as one that is lost.
+        self._history.note("lost" if kind in ("failed", "left") else kind, worker=device.name, **facts)
 
     @property
     def _available(self) -> list[Device]:
@@ -390,7 +471,7 @@ class Fleet:
     @property
     def _filled(self) -> set[str]:
         """The slots of the workers that stay, as far as is known."""
-        return {device.slot for device in self._devices if device.notice is None}
+        return {device.slot for device in self._devices if device.stays}
 
     def _take_in(self) -> None:
         """Admit who has loaded meanwhile; note who could not."""

@@ -6,11 +6,12 @@ Where a standby waits, it takes the place instead of a new process.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
 
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.slots import free_slots, pause, worker_counts
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
@@ -38,6 +39,7 @@ class WorkerProvisioner:
         history: of the driver; the workers write theirs beside it.
         standbys: processes that take the slots of lost workers.
         store: address of the store at which the training devices meet; None where one trains alone.
+        rented: the spot instances; None where the settings say how many devices there are.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class WorkerProvisioner:
         history: HistoryLog,
         standbys: Standbys,
         store: StoreAddress | None = None,
+        rented: RentedCapacity | None = None,
     ) -> None:
         self._store = store
+        self._rented = rented
         self._cluster = cluster
         self._config = config
         self._history = history
@@ -89,7 +93,9 @@ class WorkerProvisioner:
         return [device for device, _ in started]
 
     def has_more_devices(self) -> bool:
-        """Whether the cluster has got devices since the last `fill`; it is asked once a second at most."""
+        """Whether there are more devices than at the last `fill`; it asks a cluster once a second at most."""
+        if self._rented is not None:
+            return self._rented.devices > self._counts["spot"]
         now_s = time.monotonic()
         if not self._config.runtime.counts_devices or now_s < self._counted_at_s + _COUNT_EVERY_S:
             return False
@@ -110,6 +116,8 @@ class WorkerProvisioner:
                 device.actor.kill()
                 self._standbys.on_lost(device.standby, str(error))
                 self._history.note("lost", worker=device.name)
+                if self._rented is not None:
+                    self._rented.vacate(device.name)
                 continue
             ended.append(arrival)
             if error is None:
@@ -136,7 +144,7 @@ class WorkerProvisioner:
         needed = [
             arrival
             for arrival in self._coming
-            if arrival[0].market == "reserved" or not self._cluster.tells_markets_apart
+            if arrival[0].market == "reserved" or not self._spot_comes_and_goes
         ]
         # A trainer waits for the others while it loads: the first one to die must be noticed at once.
         wait([loaded for _, loaded in needed], timeout=limit, return_when=FIRST_EXCEPTION)
@@ -155,6 +163,21 @@ class WorkerProvisioner:
         self._coming = [arrival for arrival in self._coming if arrival not in needed]
         return needed
 
+    def give_up(self, leaving: Callable[[Device], bool]) -> list[Device]:
+        """End the processes of some that are on their way: their instances are gone, or given back.
+
+        Args:
+            leaving: which ones.
+
+        Returns:
+            These.
+        """
+        ended = [arrival for arrival in self._coming if not arrival[1].done() and leaving(arrival[0])]
+        self._coming = [arrival for arrival in self._coming if arrival not in ended]
+        for device, _ in ended:
+            device.actor.kill()
+        return [device for device, _ in ended]
+
     def close(self) -> None:
         """End the processes of all that are on their way."""
         for device, _ in self._coming:
@@ -165,6 +188,8 @@ class WorkerProvisioner:
         runtime = self._config.runtime
         seen = self._cluster.devices() if runtime.counts_devices else {}
         self._counts = worker_counts(runtime, seen, self._cluster.tells_markets_apart)
+        if self._rented is not None:
+            self._counts["spot"] = self._rented.devices
         self._counted_at_s = time.monotonic()
         return self._counts
 
@@ -174,6 +199,8 @@ class WorkerProvisioner:
         name = f"{slot}.{generation}" if generation else slot
         trains = market == "reserved" and index < self._config.runtime.trainer_workers
         watches = market == "spot"
+        if self._rented is not None and market == "spot":
+            self._rented.assign(name)
         self._history.note("starting", worker=name)
         asked_at_s = time.monotonic()
         standby = None if trains else self._standbys.take(market, name)
@@ -187,6 +214,10 @@ class WorkerProvisioner:
             device, loaded = Device(actor, market, asked_at_s=asked_at_s), actor.call(Worker.ready)
         loaded.add_done_callback(lambda _: _note_end(device))
         return device, loaded
+
+    @property
+    def _spot_comes_and_goes(self) -> bool:
+        return self._cluster.tells_markets_apart or self._rented is not None
 
     def _end_hung_standbys(self) -> None:
         """End standbys that were given a place and do not answer; `take` will find them dead."""

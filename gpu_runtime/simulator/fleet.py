@@ -26,6 +26,7 @@ class FleetPlan:
         spot: most spot devices at once; the trace says how many there are.
         trainers: reserved devices that train together.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
+        decided: whether `decide_capacity` says before each iteration how many of them are rented.
 
     Raises:
         ConfigurationError: no device trains, or more train than are reserved.
@@ -36,6 +37,7 @@ class FleetPlan:
     trainers: int
     reserved_usd_per_hour: float
     spot_usd_per_hour: float
+    decided: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.trainers <= self.reserved:
@@ -168,6 +170,7 @@ class SimulatedFleet:
         self._on: dict[str, SimulatedDevice] = {}  # by instance
         self._unused: list[str] = []  # instances that are there without a place for them
         self._begun = 0
+        self._wanted = plan.spot
         for number in range(plan.reserved):
             self._add(f"reserved-{number}", "reserved", number < plan.trainers)
         self._await_trace()
@@ -197,6 +200,29 @@ class SimulatedFleet:
                 self._register(device)
             if device.known_gone is not None and device.known_gone <= self._loop.now:
                 self._remove(device)
+
+    @property
+    def spot_rented(self) -> int:
+        """Spot devices that stay, those that load included."""
+        return sum(device.market == "spot" and not device.noticed for device in self)
+
+    def want(self, spot: int) -> None:
+        """Rent so many spot devices from now on; those above are given back, the newest first.
+
+        Nothing is generated meanwhile. An instance that is given back can come again as long as it is there.
+        """
+        self._wanted = spot
+        staying = [name for name, device in self._on.items() if not device.noticed]
+        for instance in reversed(staying[spot:]):
+            device = self._on.pop(instance)
+            if device.loading is not None:
+                device.loading.cancel()
+            if not device.joined:
+                self._start_paying(device)
+            self.counts.changes += 1
+            self._unused.append(instance)
+            self._remove(device)
+        self._fill()
 
     def _add(self, name: str, market: Market, trains: bool = False) -> SimulatedDevice:
         now = self._loop.now
@@ -257,7 +283,7 @@ class SimulatedFleet:
     def _fill(self) -> None:
         """Workers begin on instances that are there, as many as there are places without one that stays."""
         filled = sum(device.market == "spot" and not device.noticed for device in self)
-        while self._unused and filled < self._plan.spot:
+        while self._unused and filled < self._wanted:
             instance = self._unused.pop(0)
             self._on[instance] = self._add(f"spot-{self._begun}", "spot")
             self._begun += 1

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
+from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, decide_capacity
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import FleetPlan, SimulatedFleet
@@ -65,6 +66,7 @@ class SimulatedRun:
         joined, notices, losses: spot devices.
         events: of the clock.
         intervals: what every device did, in ticks; only where they are to be kept.
+        wanted: spot devices that were wanted in each iteration, where that was decided.
     """
 
     usd_per_hour: dict[Market, float]
@@ -83,6 +85,7 @@ class SimulatedRun:
     losses: int = 0
     events: int = 0
     intervals: list[StateInterval] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
 
     @property
     def wall_s(self) -> float:
@@ -171,6 +174,9 @@ class Simulation:
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss)
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
+        self._measured = MeasuredTimes()
+        self._rolled_out: int | None = None
+        self._evaluated = 0  # ticks since then
         self._next_batch = 0
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
@@ -214,8 +220,11 @@ class Simulation:
                 self._draft_on_all(version)
         samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
         work = self._work(RequestKind.ROLLOUT, version, samples, config.sampling.rollout_steps)
+        if self._plan.fleet.decided:
+            self._decide(work.batches, config.iterations - version.policy_version)
         with self._timed("rollout"):
             judging = self._generate(work).judging
+        self._measure(work.steps)
         run.batches += work.batches
         training = samples * self._times.train_sample
         run.phases["reward"] += judging
@@ -223,6 +232,26 @@ class Simulation:
         self._train(version, judging, training, more)
         with self._timed("driver"):
             self._pass(self._times.driver)
+
+    def _decide(self, batches: int, left: int) -> None:
+        """Rent what pays in an iteration, as `RentedCapacity` of a live run does."""
+        fleet, measured, now = self._plan.fleet, self._measured, self._loop.now
+        if self._rolled_out is not None:
+            measured.add_rest((now - self._rolled_out - self._evaluated) / TICKS_PER_S)
+        explores = self._plan.timing is DraftTiming.TRAINING_WINDOW
+        terms = RentingTerms(
+            fleet.reserved, fleet.reserved_usd_per_hour, fleet.spot_usd_per_hour, fleet.spot, float(explores)
+        )
+        wanted = decide_capacity(measured.forecast(batches, left), terms, self._fleet.spot_rented).wanted
+        self._fleet.want(wanted)
+        self._run.wanted.append(wanted)
+
+    def _measure(self, steps: int) -> None:
+        """A rollout is over: what its batches took."""
+        times = self._times
+        self._measured.add_batch_time((steps * times.step + times.decode) / TICKS_PER_S)
+        self._measured.add_start(times.start / TICKS_PER_S)
+        self._rolled_out, self._evaluated = self._loop.now, 0
 
     @contextmanager
     def _timed(self, phase: SimulatedPhase) -> Iterator[None]:
@@ -240,8 +269,10 @@ class Simulation:
         averaged = self._config.optimizer.ema_decay > 0 and iteration > 0
         version = WeightsVersion(iteration, averaged)
         work = self._work(RequestKind.EVALUATE, version, images, self._config.sampling.evaluate_steps)
+        began = self._loop.now
         with self._timed("evaluate"):
             self._pass(self._generate(work).judging)
+        self._evaluated += self._loop.now - began
         self._account()
 
     def _pass(self, length: int) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, WithJsonSchema, field_validator, model_validator
 
-from storage.config.section import LONGEST_S, Section
+from storage.config.section import LONGEST_S, OptionValues, Section
 from storage.errors import quoted
 
 WORKER_IN_URL = "{worker}"
@@ -23,6 +23,10 @@ _LEASES_OF_A_TRAINER = 24
 
 AUTO = "auto"
 """As a number of workers: one for every device that the cluster has at the moment."""
+
+
+FIXED_CAPACITY = "static"
+"""As the provider of spot devices: the settings alone say how many there are."""
 
 
 def _reader(least: int, most: int) -> Callable[[object, ValidationInfo], object]:
@@ -72,6 +76,16 @@ class RuntimeConfig(Section):
     ] = 2
     """Spot devices; they only generate. `auto` takes those of the instances with that label, as they come and
     go; it asks an autoscaler for none, which a number does."""
+
+    capacity: str = Field(default=FIXED_CAPACITY, min_length=1)
+    """Where spot devices come from. `static`: as many as `spot_workers` says, all the time. Otherwise that is
+    the most, and measured times and prices decide before each iteration how many are rented: `trace` replays
+    what was once there, `command` runs two commands of yours, `ray` asks the cluster's autoscaler, `lending`
+    a serving fleet. One of another package: its entry point's name, or `package.module:Name`
+    (docs/spot.md)."""
+
+    options: OptionValues = Field(default={})
+    """What `capacity` itself declares (docs/spot.md)."""
 
     standby_workers: int = Field(default=0, ge=0, le=64)
     """Processes that wait with their model loaded, and take the place of a lost worker that does not train.

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import duckdb
 
+from storage.config.runtime import AUTO, FIXED_CAPACITY
+
 
 @dataclass(frozen=True)
 class UnjoinedDevice:
@@ -50,9 +52,12 @@ def unjoined_devices(connection: duckdb.DuckDBPyConnection, run_id: str) -> tupl
     found = []
     for market in ("reserved", "spot"):
         count = runtime.get(f"{market}_workers", 0)
-        # With `auto` there is a slot for each device that the cluster had.
+        # With `auto` there is a slot for each device that the cluster had; a number may be the most alone.
+        decided = market == "spot" and runtime.get("capacity", FIXED_CAPACITY) != FIXED_CAPACITY
         asked = (
-            [slot for slot in failures if slot.startswith(f"{market}-")] if count == "auto" else range(count)
+            [slot for slot in failures if slot.startswith(f"{market}-")]
+            if count == AUTO or decided
+            else range(count)
         )
         for slot in (one if isinstance(one, str) else f"{market}-{one}" for one in asked):
             if slot not in joined:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.exploration.registry import build_explorer, read_strategy_options
+from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
 from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.models.registry import family_of, read_family_options
 from gpu_runtime.rewards.registry import ChosenScorer, chosen_scorer, read_scorer_options
@@ -52,7 +53,10 @@ def with_read_options(config: RunConfig, sources: Mapping[KeyPath, str] | None =
         ConfigurationError: a name is unknown, or an option is wrong.
     """
     with naming_sources(sources or {}):
-        for read in (read_family_options, read_scorer_options, read_objective_options, read_strategy_options):
+        for read in (
+            read_family_options, read_scorer_options, read_objective_options, read_strategy_options,
+            read_capacity_options,
+        ):  # fmt: skip
             config = read(config)
     return config
 
@@ -68,6 +72,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     local = not config.runtime.ray_address  # the devices of a cluster cannot be seen from here
     warnings = _check_processes(config) if local else []
     _check_notices(config.runtime)
+    check_capacity(config)
     family = family_of(config.model)
     family.find(config.model)
     fits_model = family.prompt_check(config.model)

@@ -118,6 +118,21 @@ def test_a_finished_run_that_explored(store: RunStore):
     assert workers["unaccounted"].tolist() == pytest.approx([0, 0, 0, 0], abs=1e-6)
 
 
+def test_decisions_on_the_number_of_devices_have_a_table_with_their_reasons(store: RunStore):
+    store = begun(store)
+    store.commit_iteration(iteration_record("r", 1, START))
+    assert "Devices rented" not in [heading.value for heading in opened().subheader]
+    store.add_event("r", "resumed", "another event")
+    for reason in ("nothing has been measured yet", "1 spot device instead of 3: the last 2 save nothing"):
+        store.add_event("r", "capacity", reason)
+    page = opened()
+    assert "Devices rented" in [heading.value for heading in page.subheader]
+    decisions = next(frame.value for frame in page.dataframe if "decision" in frame.value.columns)
+    assert decisions["decision"].tolist() == [
+        "1 spot device instead of 3: the last 2 save nothing", "nothing has been measured yet",
+    ]  # fmt: skip
+
+
 def test_standbys_have_a_table_of_their_own(store: RunStore):
     times = [StandbyTime("standby-0", 40.0, 11.0, 2**29, "taken"), StandbyTime("standby-1", 9.0, 8.0, 2**28)]
     store = begun(store)

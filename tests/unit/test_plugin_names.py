@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_runtime.exploration.registry import STRATEGIES
+from gpu_runtime.fleet.capacity.registry import CAPACITY
 from gpu_runtime.learning.registry import OBJECTIVES
 from gpu_runtime.models.registry import FAMILIES
 from gpu_runtime.rewards.registry import SCORERS
@@ -21,7 +22,7 @@ NAMES = {
     setting: set(registry.names())
     for setting, registry in (
         ("scorer", SCORERS), ("family", FAMILIES), ("objective", OBJECTIVES), ("strategy", STRATEGIES),
-        ("notices", NOTICES),
+        ("notices", NOTICES), ("capacity", CAPACITY),
     )
 }  # fmt: skip
 

@@ -34,7 +34,7 @@ from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
 from storage.database.records import Market
-from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
+from storage.errors import CapacityError, ConfigurationError, RuntimeFailure, WorkerLostError
 from storage.home import close_to_others
 
 MARKET_LABEL = "ray.io/market-type"
@@ -238,6 +238,20 @@ class RayCluster:
         # Scorers are on reserved instances, and no worker shares a GPU with one while there is another.
         scorers = runtime.scorer_workers * runtime.scorer_gpu
         return {"reserved": math.floor(gpus["reserved"] - scorers), "spot": math.floor(gpus["spot"])}
+
+    def request_spot_devices(self, devices: int) -> None:
+        """As of every cluster: a bundle for each device, on instances whose label says `spot`."""
+        from ray.autoscaler.sdk import request_resources  # most runs ask no autoscaler
+
+        bundle = {"CPU": 1.0} | ({"GPU": 1.0} if self._gpu_share else {})
+        label = {MARKET_LABEL: "spot"}
+        if not self.tells_markets_apart:  # the first instance with a label is yet to come
+            self.tells_markets_apart = True
+            self._gpu_share = min(1.0, math.ceil(self._gpu_share))
+        try:
+            request_resources(bundles=[bundle] * devices, bundle_label_selectors=[label] * devices)
+        except (RayError, RuntimeError) as error:
+            raise CapacityError(f"the autoscaler of the Ray cluster cannot be asked: {error}") from error
 
     def share(self, value: T) -> T:
         """Put a value into Ray's object store; the stand-in is a reference."""

@@ -11,6 +11,7 @@ import streamlit as st
 
 from storage.database.database import Database
 from storage.database.queries import devices as device_queries
+from storage.database.queries import runs as run_queries
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
 from ui.data.run import Newest, RunView
@@ -20,6 +21,7 @@ MOST_INTERVALS = 3000
 
 _MOST_EVENTS = 300
 _MOST_GROUPS = 1000
+_MOST_DECISIONS = 200
 _MOST_BARS = 100  # of a market's utilisation
 
 
@@ -29,11 +31,13 @@ class SpotView:
 
     Attributes:
         iterations: those with recorded device time, in order; 0 is the evaluation before training.
+        decisions: on the number of spot devices, as `storage/database/queries/runs.py::events` gives them.
     """
 
     ledger: Ledger
     utilisation: pd.DataFrame
     iterations: list[int]
+    decisions: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def read_spot(connection: duckdb.DuckDBPyConnection, run_id: str) -> SpotView:
         ledger=read_ledger(connection, run_id),
         utilisation=device_queries.utilisation(connection, run_id, _MOST_BARS),
         iterations=[int(iteration) for iteration in recorded["iteration"]],
+        decisions=run_queries.events(connection, run_id, _MOST_DECISIONS, ("capacity",)),
     )
 
 

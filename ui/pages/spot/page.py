@@ -38,6 +38,7 @@ def _show_spot(home: Path, view: RunView) -> None:
     left, right = st.columns(2)
     left.plotly_chart(cost_chart(view), key="spot_cost_by_market", config=PLOT_SETTINGS)
     right.plotly_chart(state_chart(view), key="spot_cost_by_state", config=PLOT_SETTINGS)
+    _show_decisions(spot)
     st.subheader("Lost devices")
     _show_losses(spot.ledger)
     _show_accounts(spot.ledger, view.is_modelled)
@@ -130,6 +131,23 @@ def _show_use(spot: SpotView) -> None:
     together = max((spot.utilisation["last"] - spot.utilisation["first"] + 1).tolist())
     note = f" Each bar is {together} iterations." if together > 1 else ""
     st.caption(f"Excludes evaluations and repeated work.{note}")
+
+
+def _show_decisions(spot: SpotView) -> None:
+    """How many spot devices the run wanted and why, the latest first; nothing where that was not decided."""
+    if spot.decisions.empty:
+        return
+    st.subheader("Devices rented")
+    st.dataframe(
+        pd.DataFrame(
+            {"when": spot.decisions["happened_at"].map(moment), "decision": spot.decisions["message"]}
+        ),
+        hide_index=True,
+    )
+    st.caption(
+        "Decided before each iteration by the times of the last ones and the prices; a line for each change. "
+        "`runtime.capacity=static` keeps the number of `runtime.spot_workers`."
+    )
 
 
 def _show_losses(ledger: Ledger) -> None:

@@ -1,0 +1,70 @@
+"""Workers here that take at least a set time, as if each had a device of its own; for fleet_size.py."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
+from gpu_runtime.diffusion.sampler import SampleState
+from gpu_runtime.learning.objectives.protocol import TrainingSample
+from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+from gpu_runtime.worker.samples_in_flight import SampleChunk
+from gpu_runtime.worker.worker import DeviceWorker
+from storage.database.records import Market
+
+STEP_S = 0.5
+"""Seconds of a denoising step of a batch."""
+
+TRAIN_S = 3.0
+"""Seconds of an iteration's training steps."""
+
+Result = TypeVar("Result")
+WorkerT = TypeVar("WorkerT")
+
+
+class PacedWorker(DeviceWorker):
+    """A worker whose calls sleep for what is left of their time, which takes no processor from others."""
+
+    def begin_samples(
+        self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
+    ) -> SampleChunk:
+        """As of a worker."""
+        begin = super().begin_samples
+        return _paced(lambda: begin(version, lease, work, steps), steps * STEP_S)
+
+    def advance_samples(self, lease: int, steps: int) -> SampleChunk:
+        """As of a worker."""
+        advance = super().advance_samples
+        return _paced(lambda: advance(lease, steps), steps * STEP_S)
+
+    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
+        """As of a worker."""
+        train = super().train
+        return _paced(lambda: train(samples), TRAIN_S)
+
+
+def _paced(work: Callable[[], Result], least_s: float) -> Result:
+    began = time.monotonic()
+    result = work()
+    time.sleep(max(0.0, began + least_s - time.monotonic()))
+    return result
+
+
+class PacedCluster(LocalCluster):
+    """Local processes whose devices are paced."""
+
+    def start(
+        self,
+        name: str,
+        worker: type[WorkerT],
+        *args: Any,
+        gpu: bool,
+        market: Market = "reserved",
+        gpu_share: float = 0.0,
+    ) -> LocalActor[WorkerT]:
+        """As of every cluster."""
+        paced: type[Any] = PacedWorker if worker is DeviceWorker else worker
+        return super().start(name, paced, *args, gpu=gpu, market=market, gpu_share=gpu_share)

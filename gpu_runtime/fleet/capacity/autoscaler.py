@@ -1,0 +1,74 @@
+"""An autoscaler of the cluster as a provider: devices are asked of it, and it brings instances or takes them.
+
+Which instance a worker is on is the cluster's business. An offer is therefore a device that the cluster has,
+by its number; a worker that ends leaves its instance without work, and the autoscaler takes idle instances
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from gpu_runtime.fleet.capacity.protocol import Offer
+from storage.database.records import Market
+from storage.errors import CapacityError
+
+
+class ScalingCluster(Protocol):
+    """What the provider needs of a cluster."""
+
+    def request_spot_devices(self, devices: int) -> None:
+        """Ask the autoscaler to have instances for so many spot devices.
+
+        Raises:
+            CapacityError: it cannot be asked.
+        """
+        ...
+
+    def devices(self) -> Mapping[Market, int]:
+        """Devices that the cluster has now."""
+        ...
+
+
+class AutoscalerCapacity:
+    """Asks the autoscaler of the run's cluster.
+
+    Args:
+        cluster: the run's.
+    """
+
+    def __init__(self, cluster: ScalingCluster) -> None:
+        self._cluster = cluster
+        self._wanted = 0
+        self._asked: int | None = None
+        self._troubles: list[str] = []
+
+    def wanted(self, devices: int, deadline_s: float | None) -> None:
+        """See `CapacityProvider`; the autoscaler is asked when the number changes."""
+        self._wanted = devices
+        if devices == self._asked:
+            return
+        try:
+            self._cluster.request_spot_devices(devices)
+        except CapacityError as error:  # asked again with the next iteration
+            self._troubles.append(str(error))
+        else:
+            self._asked = devices
+
+    def offered(self) -> Sequence[Offer]:
+        """See `CapacityProvider`."""
+        there = min(self._wanted, self._cluster.devices()["spot"])
+        return [Offer(f"device-{number}") for number in range(there)]
+
+    def release(self, instance: str) -> None:
+        """See `CapacityProvider`: the end of the worker has left its instance without work."""
+
+    def take_troubles(self) -> list[str]:
+        """See `CapacityProvider`. An autoscaler goes on trying what it cannot do; `ray status` says why."""
+        taken, self._troubles = self._troubles, []
+        return taken
+
+    def close(self) -> None:
+        """Ask for none any more."""
+        self.wanted(0, None)

@@ -1,0 +1,215 @@
+"""Two shell commands of the user's own as a provider: one acquires instances, the other gives one back.
+
+`acquire` gets `{"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": ["i-1"]}` as its
+standard input and writes `{"instances": [{"instance": "i-2", "devices": 2, "usd_per_hour": 2.5}]}` to its
+standard output; `devices` and `usd_per_hour` may be left out. It may return fewer devices than asked for, or
+none: it is asked again with the next iteration. `release` gets `{"instance": "i-2"}`, also for an instance
+that is gone already. Both end with status 0; what they write to their standard error is shown where they do
+not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from gpu_runtime.fleet.capacity.protocol import Offer
+from storage.config.section import Section
+from storage.errors import CapacityError, ConfigurationError, quoted
+from storage.text import one_line
+
+_SHELL = "/bin/sh"
+_CHECK_S = 10.0
+_CLOSE_S = 60.0
+"""Seconds that `acquire` may go on when the run ends."""
+
+_MOST_DEVICES = 1024
+
+
+class CommandOptions(Section):
+    """What the provider `command` reads of `[runtime.options]`."""
+
+    acquire: str = Field(min_length=1)
+    """Shell command that acquires instances."""
+
+    release: str = Field(min_length=1)
+    """Shell command that gives one back."""
+
+    timeout_s: float = Field(default=600.0, gt=0, le=86_400)
+    """Seconds that each may take; it is ended then, with all processes that it has started."""
+
+    def check(self) -> None:
+        """Refuse commands that the shell cannot read, or whose program is not there; runs neither.
+
+        Raises:
+            ConfigurationError: which, and why.
+        """
+        for name, command in (("acquire", self.acquire), ("release", self.release)):
+            setting = f"runtime.options.{name} = {quoted(command)}"
+            read = subprocess.run(
+                [_SHELL, "-n", "-c", command], capture_output=True, text=True, timeout=_CHECK_S, check=False
+            )
+            if read.returncode:
+                raise ConfigurationError(
+                    f"{setting}: {_SHELL} cannot read it ({one_line(read.stderr)}); try it in a shell"
+                )
+            program = re.match(r"\s*([\w./~+-]+)(?=\s|$)", command)
+            if program is None:
+                continue  # begins with a variable or a bracket: only running it tells
+            found = subprocess.run(
+                [_SHELL, "-c", f"command -v {program[1]}"], capture_output=True, timeout=_CHECK_S, check=False
+            )
+            if found.returncode:
+                raise ConfigurationError(
+                    f"{setting}: there is no program {program[1]} to run; give its path, or install it"
+                )
+
+
+class AcquiredInstance(Section):
+    """An instance as `acquire` tells of it."""
+
+    instance: str = Field(min_length=1, max_length=200)
+    devices: int = Field(default=1, ge=1, le=_MOST_DEVICES)
+    usd_per_hour: float | None = Field(default=None, ge=0, le=1e6)
+
+
+class AcquireAnswer(Section):
+    """What `acquire` writes."""
+
+    instances: tuple[AcquiredInstance, ...] = Field(max_length=_MOST_DEVICES)
+
+
+class CommandCapacity:
+    """Runs the commands, one at a time, in a thread of its own.
+
+    Args:
+        options: the commands.
+        cluster: address of the cluster that an instance is to join; empty where there is none.
+    """
+
+    def __init__(self, options: CommandOptions, cluster: str = "") -> None:
+        self._options = options
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._commands = ThreadPoolExecutor(1, thread_name_prefix="capacity")
+        self._acquiring: Future[None] | None = None
+        self._held: dict[str, Offer] = {}
+        self._running: subprocess.Popen[str] | None = None
+        self._closing = False
+        self._troubles: list[str] = []
+
+    def wanted(self, devices: int, deadline_s: float | None) -> None:
+        """See `CapacityProvider`; `acquire` is asked for what is missing, unless it runs already."""
+        with self._lock:
+            missing = devices - sum(offer.devices for offer in self._held.values())
+            if missing <= 0 or self._closing or (self._acquiring is not None and not self._acquiring.done()):
+                return
+            asked = {"devices": missing, "deadline_s": deadline_s, "cluster": self._cluster}
+            self._acquiring = self._commands.submit(self._acquire, asked | {"held": list(self._held)})
+
+    def offered(self) -> Sequence[Offer]:
+        """See `CapacityProvider`."""
+        with self._lock:
+            return list(self._held.values())
+
+    def release(self, instance: str) -> None:
+        """See `CapacityProvider`; `release` runs in the background."""
+        with self._lock:
+            if self._held.pop(instance, None) is not None:
+                self._commands.submit(self._give_back, instance)
+
+    def take_troubles(self) -> list[str]:
+        """See `CapacityProvider`."""
+        with self._lock:
+            taken, self._troubles = self._troubles, []
+        return taken
+
+    def close(self) -> None:
+        """Give back all that is held, and what `acquire` still brings, before this returns."""
+        with self._lock:
+            self._closing = True
+        if self._acquiring is not None:
+            # Ended in its midst, it might leave an instance that is paid for and that is known to no program.
+            wait([self._acquiring], timeout=_CLOSE_S)
+            with self._lock:
+                if self._running is not None and not self._acquiring.done():
+                    _end(self._running)
+            wait([self._acquiring])
+        for offer in self.offered():
+            self.release(offer.instance)
+        self._commands.shutdown()
+
+    def _acquire(self, asked: dict[str, Any]) -> None:
+        try:
+            found = AcquireAnswer.model_validate(
+                json.loads(self._run("acquire", self._options.acquire, asked))
+            )
+        except CapacityError as error:
+            self._note(str(error))
+            return
+        except (ValidationError, ValueError) as error:
+            self._note(
+                f"runtime.options.acquire did not write JSON of the form "
+                f'{{"instances": [{{"instance": "NAME"}}]}}: {one_line(str(error))}'
+            )
+            return
+        with self._lock:
+            for one in found.instances:
+                self._held[one.instance] = Offer(one.instance, one.devices, one.usd_per_hour)
+
+    def _give_back(self, instance: str) -> None:
+        try:
+            self._run("release", self._options.release, {"instance": instance})
+        except CapacityError as error:
+            self._note(f"{instance} may still be rented and paid for: {error}")
+
+    def _run(self, name: str, command: str, given: dict[str, Any]) -> str:
+        """What a command wrote.
+
+        Raises:
+            CapacityError: it failed, or took too long.
+        """
+        process = subprocess.Popen(
+            [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, errors="replace", start_new_session=True,
+        )  # fmt: skip
+        with self._lock:
+            self._running = process
+        limit_s = self._options.timeout_s
+        try:
+            said, complained = process.communicate(json.dumps(given), timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            _end(process)
+            process.communicate()
+            raise CapacityError(
+                f"runtime.options.{name} did not end in runtime.options.timeout_s={limit_s:g} s and was ended"
+            ) from error
+        finally:
+            with self._lock:
+                self._running = None
+        if process.returncode:
+            raise CapacityError(
+                f"runtime.options.{name} ended with status {process.returncode}: "
+                f"{one_line(complained.strip()) or 'it said nothing'}"
+            )
+        return said
+
+    def _note(self, trouble: str) -> None:
+        with self._lock:
+            self._troubles.append(trouble)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End a command with all processes of its group."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,133 @@
+"""The providers of spot instances by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
+from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
+from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider
+from gpu_runtime.fleet.capacity.trace import TraceCapacity, TraceOptions
+from storage.config.plugins import NoOptions, Registry, as_values, read_options
+from storage.config.run_config import RunConfig
+from storage.config.runtime import AUTO, FIXED_CAPACITY
+from storage.config.section import Section
+from storage.errors import ConfigurationError, TraceError
+
+
+@dataclass(frozen=True)
+class CapacityPlugin:
+    """How settings become a provider; one of these is what `runtime.capacity` names.
+
+    Attributes:
+        build: makes it of the run's configuration, its cluster and its options; None where the settings alone
+            say how many devices there are.
+        options: what it reads of `[runtime.options]`.
+        check: refuses settings that it cannot work with, before anything starts; raises `ConfigurationError`.
+    """
+
+    build: Callable[[RunConfig, Cluster, Any], CapacityProvider] | None
+    options: type[Section] = NoOptions
+    check: Callable[[RunConfig, Any], None] = lambda config, options: None
+
+
+def _check_trace(config: RunConfig, options: TraceOptions) -> None:
+    try:
+        options.read()
+    except TraceError as error:
+        raise ConfigurationError(f"runtime.options.file: {error}") from error
+
+
+def _check_autoscaler(config: RunConfig, options: NoOptions) -> None:
+    if not config.runtime.ray_address:
+        raise ConfigurationError(
+            f"runtime.capacity = {config.runtime.capacity!r} asks the autoscaler of a Ray cluster, but "
+            f"runtime.cluster = {config.runtime.cluster!r} starts processes on this machine; give the "
+            "address of a cluster that has an autoscaler, or leave runtime.capacity out"
+        )
+
+
+CAPACITY = Registry(
+    "runtime.capacity",
+    CapacityPlugin,
+    "spotlight.capacity",
+    {
+        FIXED_CAPACITY: CapacityPlugin(None),
+        "trace": CapacityPlugin(
+            lambda config, cluster, options: TraceCapacity(options.read(), options.notice_s),
+            TraceOptions,
+            _check_trace,
+        ),
+        "command": CapacityPlugin(
+            lambda config, cluster, options: CommandCapacity(options, config.runtime.ray_address),
+            CommandOptions,
+            lambda config, options: options.check(),
+        ),
+        "lending": CapacityPlugin(
+            lambda config, cluster, options: LendingCapacity(options),
+            LendingOptions,
+            lambda config, options: options.check(),
+        ),
+        "ray": CapacityPlugin(
+            lambda config, cluster, options: AutoscalerCapacity(cluster), check=_check_autoscaler
+        ),
+    },
+)
+
+
+def read_capacity_options(config: RunConfig) -> RunConfig:
+    """The settings with the provider's options as they are stored.
+
+    Raises:
+        ConfigurationError: there is no such provider, an option is wrong, or another setting leaves it no
+            room.
+    """
+    plugin = CAPACITY.find(config.runtime.capacity)
+    options = _options(config, plugin)
+    if plugin.build is not None:
+        _refuse_what_does_not_fit(config)
+    runtime = config.runtime.model_copy(update={"options": as_values(options)})
+    return config.model_copy(update={"runtime": runtime})
+
+
+def check_capacity(config: RunConfig) -> None:
+    """Look at what the provider needs of this machine: files and programs.
+
+    Raises:
+        ConfigurationError: it is not there.
+    """
+    plugin = CAPACITY.find(config.runtime.capacity)
+    plugin.check(config, _options(config, plugin))
+
+
+def build_capacity(config: RunConfig, cluster: Cluster) -> CapacityProvider | None:
+    """The provider that the settings name; None where the settings alone say how many devices there are.
+
+    Raises:
+        ConfigurationError: there is none of that name, or an option is wrong.
+    """
+    plugin = CAPACITY.find(config.runtime.capacity)
+    return None if plugin.build is None else plugin.build(config, cluster, _options(config, plugin))
+
+
+def _options(config: RunConfig, plugin: CapacityPlugin) -> Section:
+    return read_options("runtime.options", plugin.options, config.runtime.options)
+
+
+def _refuse_what_does_not_fit(config: RunConfig) -> None:
+    runtime, named = config.runtime, f"runtime.capacity = {config.runtime.capacity!r}"
+    if runtime.spot_workers in (0, AUTO):
+        raise ConfigurationError(
+            f"{named} decides how many spot devices there are, up to runtime.spot_workers, which is "
+            f"{runtime.spot_workers}; set it to the most that you would pay for"
+        )
+    if config.sequence_parallel.largest > 1:
+        raise ConfigurationError(
+            f"{named} takes single devices in and gives them back, but sequence_parallel shares "
+            f"images between up to {config.sequence_parallel.largest} devices, which was never tried "
+            "together; leave one of them out"
+        )

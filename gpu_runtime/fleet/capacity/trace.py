@@ -1,0 +1,109 @@
+"""A trace as a provider: what is there is what was there when it was recorded. Nothing is rented."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.spot.traces.files import read_trace
+from gpu_runtime.spot.traces.replay import Replay, ReplayStep
+from gpu_runtime.spot.traces.trace import Trace
+from storage.config.section import LONGEST_S, Section
+
+
+class TraceOptions(Section):
+    """What the provider `trace` reads of `[runtime.options]`."""
+
+    file: Annotated[str, AfterValidator(os.path.abspath)] = Field(min_length=1)
+    """The trace: .csv, .json or .txt, as of `spotlight chaos --trace`."""
+
+    speed: float = Field(default=1.0, gt=0, le=1e6)
+    """How often faster than recorded: at 60, an hour takes a minute."""
+
+    begins_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    """Seconds of the trace at which the run begins."""
+
+    notice_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
+    """Seconds before its removal at which an instance is called back; 0 for a loss without a word."""
+
+    def read(self) -> Trace:
+        """The trace as it is replayed.
+
+        Raises:
+            TraceError: the file is missing or malformed, or the trace ends before `begins_s`.
+        """
+        trace = read_trace(self.file)
+        if self.begins_s:
+            trace = trace.clipped(self.begins_s, trace.length_s)
+        return trace.scaled(self.speed)
+
+
+class TraceCapacity:
+    """Offers the instances of a trace, as many as are wanted; time passes from its making on.
+
+    An instance that was given back is offered again as long as the trace has it, after those that were not.
+
+    Args:
+        trace: as it is replayed.
+        notice_s: seconds before its removal at which an instance is called back.
+        clock: seconds, of a clock that never goes back.
+    """
+
+    def __init__(
+        self, trace: Trace, notice_s: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._replay = Replay(trace, notice_s)
+        self._clock = clock
+        self._began_s = clock()
+        self._wanted = 0
+        self._free: list[str] = []
+        self._held: dict[str, Offer] = {}
+        self._called_back: set[str] = set()
+
+    def wanted(self, devices: int, deadline_s: float | None) -> None:
+        """See `CapacityProvider`; what the trace has not is not waited for."""
+        self._wanted = devices
+
+    def offered(self) -> Sequence[Offer]:
+        """See `CapacityProvider`."""
+        for step in self._replay.due(self._clock() - self._began_s):
+            self._take(step)
+        staying = sum(not offer.called_back for offer in self._held.values())
+        usable = [name for name in self._free if name not in self._called_back]
+        for name in usable[: max(0, self._wanted - staying)]:
+            self._free.remove(name)
+            self._held[name] = Offer(name)
+        return list(self._held.values())
+
+    def release(self, instance: str) -> None:
+        """See `CapacityProvider`."""
+        if self._held.pop(instance, None) is not None:
+            self._free.append(instance)
+
+    def take_troubles(self) -> list[str]:
+        """None: a trace cannot fail."""
+        return []
+
+    def close(self) -> None:
+        """Nothing is rented."""
+        self._held.clear()
+
+    def _take(self, step: ReplayStep) -> None:
+        """Do what the trace says of an instance."""
+        name = step.instance
+        if step.kind == "add":
+            self._free.append(name)
+        elif step.kind == "notice":
+            self._called_back.add(name)
+            if name in self._held:
+                self._held[name] = Offer(name, called_back="the trace takes it soon")
+        else:
+            self._called_back.discard(name)
+            self._held.pop(name, None)
+            if name in self._free:
+                self._free.remove(name)

@@ -1,0 +1,197 @@
+"""The spot instances that a run rents: how many it wants, which there are, which workers are on them.
+
+`gpu_runtime/fleet/capacity_decision.py` decides once an iteration, by what the iterations before took; a
+provider of `gpu_runtime/fleet/capacity/` rents.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
+from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, decide_capacity
+from storage.config.run_config import RunConfig
+
+_LOOK_EVERY_S = 0.5
+"""Seconds between two questions to a provider in the midst of a phase; with a cluster it is a call."""
+
+
+class RentedCapacity:
+    """Keeps a run's workers on the instances that a provider offers.
+
+    Args:
+        provider: where instances come from.
+        config: the run's configuration: prices, and the most devices.
+        clock: seconds, of a clock that never goes back.
+    """
+
+    def __init__(
+        self, provider: CapacityProvider, config: RunConfig, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._provider = provider
+        self._config = config
+        self._clock = clock
+        self._most = config.runtime.least_spot
+        explores = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
+        self._use_of_rest = 1.0 if explores else 0.0
+        self._measured = MeasuredTimes()
+        self._offers: dict[str, Offer] = {}
+        self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
+        self._given_back: dict[str, str] = {}  # why, by instance: their workers finish what they hold
+        self._looked_at_s = float("-inf")
+        self._wanted, self._reason = -1, ""
+        self._notes: list[str] = []
+        self._rolled_out_at_s: float | None = None
+        self._evaluation_s = 0.0
+        self._decide(0, 1, 1)
+        self.look(at_once=True)
+
+    def decide(self, requests: int, left: int, reserved: int) -> None:
+        """Ask for as many instances as pay in the next iteration, and give back the others.
+
+        Args:
+            requests: samples of its rollout.
+            left: iterations that are left, the next one included.
+            reserved: devices that stay.
+        """
+        if self._rolled_out_at_s is not None:
+            rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
+            self._measured.add_rest(max(0.0, rest_s))
+        self._decide(-(-requests // self._config.sampling.batch_size), left, reserved)
+        self.look(at_once=True)
+        self._give_back()
+
+    def _decide(self, batches: int, left: int, reserved: int) -> None:
+        price, wanted_before = self._config.price, self._wanted
+        terms = RentingTerms(
+            reserved, price.reserved_usd_per_hour, price.spot_usd_per_hour, self._most, self._use_of_rest
+        )
+        forecast = self._measured.forecast(batches, left)
+        decision = decide_capacity(forecast, terms, self.devices)
+        self._wanted, self._reason = decision.wanted, decision.reason
+        if self._wanted != wanted_before:
+            self._notes.append(decision.reason)
+        deadline_s = None if forecast is None else left * forecast.iteration_s(reserved + self._wanted)
+        self._provider.wanted(self._wanted, deadline_s)
+
+    @property
+    def devices(self) -> int:
+        """Spot devices that workers may be on now, of instances that stay."""
+        return min(self._most, sum(offer.devices for offer in self._staying))
+
+    def look(self, at_once: bool = False) -> None:
+        """Ask the provider what is there.
+
+        Args:
+            at_once: else at most once in half a second.
+        """
+        if at_once or self._clock() >= self._looked_at_s + _LOOK_EVERY_S:
+            self._offers = {offer.instance: offer for offer in self._provider.offered()}
+            self._looked_at_s = self._clock()
+            self._notes += self._provider.take_troubles()
+
+    def assign(self, worker: str) -> Offer:
+        """Put a new worker on an instance that has room; its offer.
+
+        Args:
+            worker: its name.
+        """
+        used = list(self._instance_of.values())
+        for offer in self._staying:
+            if used.count(offer.instance) < offer.devices:
+                self._instance_of[worker] = offer.instance
+                return offer
+        raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
+
+    def is_gone(self, worker: str) -> bool:
+        """Whether the instance of a worker is there no more."""
+        instance = self._instance_of.get(worker)
+        return instance is not None and instance not in self._offers
+
+    def why_leaving(self, worker: str) -> str:
+        """Why a worker has to go, in words; empty where it stays."""
+        instance = self._instance_of.get(worker, "")
+        offer = self._offers.get(instance)
+        return self._given_back.get(instance, "") or (offer.called_back if offer else "")
+
+    def leave(self, worker: str, reason: str) -> None:
+        """Give the instance of a worker back: its provider will take it.
+
+        Args:
+            worker: its name; the other workers of the instance leave with it.
+            reason: in words.
+        """
+        if worker in self._instance_of:
+            self._given_back[self._instance_of[worker]] = reason
+
+    def vacate(self, worker: str) -> None:
+        """A worker is gone. An instance without any is given back."""
+        instance = self._instance_of.pop(worker, None)
+        if instance is None or instance in self._instance_of.values():
+            return
+        self._release(instance)
+
+    def usd_per_hour(self, worker: str) -> float:
+        """Price of a worker's device."""
+        offer = self._offers.get(self._instance_of.get(worker, ""))
+        if offer is None or offer.usd_per_hour is None:
+            return self._config.price.spot_usd_per_hour
+        return offer.usd_per_hour
+
+    def on_started(self, seconds: float) -> None:
+        """A worker has loaded, so long after it was asked for."""
+        self._measured.add_start(seconds)
+
+    def on_evaluated(self, seconds: float) -> None:
+        """An evaluation generated for so long: no part of an iteration."""
+        self._evaluation_s += seconds
+
+    def on_rolled_out(self, lease_s: Sequence[float]) -> None:
+        """A rollout is over, each of whose batches took so many seconds."""
+        if lease_s:
+            self._measured.add_batch_time(statistics.median(lease_s))
+        self._rolled_out_at_s, self._evaluation_s = self._clock(), 0.0
+
+    def take_notes(self) -> list[str]:
+        """Decisions with their reasons, and what went wrong, since the last call."""
+        taken, self._notes = self._notes, []
+        return taken
+
+    def close(self) -> None:
+        """Give all back."""
+        self._provider.close()
+        self._notes += self._provider.take_troubles()
+
+    @property
+    def _staying(self) -> list[Offer]:
+        return [
+            offer
+            for offer in self._offers.values()
+            if not offer.called_back and offer.instance not in self._given_back
+        ]
+
+    def _give_back(self) -> None:
+        """Give back what is above the wanted number: first what has no worker, then the newest."""
+        order = list(self._instance_of.values())
+        newest_first = sorted(
+            self._staying,
+            key=lambda offer: -order.index(offer.instance) if offer.instance in order else -len(order),
+        )
+        count = sum(offer.devices for offer in newest_first)
+        for offer in newest_first:
+            if count - offer.devices < self._wanted:
+                continue
+            count -= offer.devices
+            if offer.instance in order:
+                self._given_back[offer.instance] = self._reason
+            else:
+                self._release(offer.instance)
+
+    def _release(self, instance: str) -> None:
+        self._given_back.pop(instance, None)
+        self._offers.pop(instance, None)
+        self._provider.release(instance)

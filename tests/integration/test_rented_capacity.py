@@ -1,0 +1,190 @@
+"""Live runs on instances that a provider offers: processes of this machine, without Ray."""
+
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.exploration.plan import plain_plan
+from gpu_runtime.fleet import rented_capacity
+from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
+from gpu_runtime.fleet.capacity.trace import TraceCapacity
+from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms
+from gpu_runtime.runtime import Rollout, Runtime
+from gpu_runtime.scheduling.history_check import check_history
+from gpu_runtime.worker.history_tail import read_history
+from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
+
+SETTINGS = [
+    "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.scorer_workers=1",
+    "runtime.commit_steps=1", "runtime.cluster=local", "runtime.history=true", "runtime.spot_workers=2",
+]  # fmt: skip
+PLAN = plain_plan([0, 1, 2, 3], 8, 1)
+LIMIT_S = 240.0
+
+
+def rented(*more: str) -> RunConfig:
+    return load_config("smoke", [*SETTINGS, *more], {})
+
+
+def await_spot(runtime: Runtime, *workers: str) -> Rollout:
+    """Roll out until these workers have joined; the last rollout."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        rolled = runtime.rollout(PLAN)
+        if set(workers) <= {device.name for device in runtime._fleet._devices}:
+            return rolled
+        assert time.monotonic() < deadline
+
+
+def assert_same(one: Rollout, other: Rollout) -> None:
+    for a, b in zip(one.delivered, other.delivered, strict=True):
+        assert np.array_equal(a.sample.image_HWC, b.sample.image_HWC)
+        assert np.array_equal(a.sample.trajectory.log_prob_W, b.sample.trajectory.log_prob_W)
+
+
+def all_of_them(forecast: object, terms: RentingTerms, held: int) -> CapacityDecision:
+    return CapacityDecision(terms.most, "the test wants all")
+
+
+class PlayedCapacity:
+    """A provider that the test plays: what is offered is what the test puts there."""
+
+    def __init__(self) -> None:
+        self.offers: list[Offer] = []
+        self.released: list[str] = []
+        self.asked: list[int] = []
+
+    def wanted(self, devices: int, deadline_s: float | None) -> None:
+        self.asked.append(devices)
+
+    def offered(self) -> list[Offer]:
+        return list(self.offers)
+
+    def release(self, instance: str) -> None:
+        self.released.append(instance)
+        self.offers = [offer for offer in self.offers if offer.instance != instance]
+
+    def take_troubles(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        for offer in list(self.offers):
+            self.release(offer.instance)
+
+
+@pytest.mark.takes(60)
+def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    provider = PlayedCapacity()
+    plugin = CapacityPlugin(lambda config, cluster, options: provider)
+    monkeypatch.setitem(CAPACITY._own, "played", plugin)
+    # What is offered here does not depend on the machine's speed.
+    monkeypatch.setattr(rented_capacity, "decide_capacity", all_of_them)
+    config = rented("runtime.capacity=played")
+    with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path) as runtime:
+        alone = runtime.rollout(PLAN)
+        assert {one.worker for one in alone.delivered} == {"reserved-0"}
+        assert provider.asked[0] == 2, "before anything is measured"
+
+        provider.offers = [Offer("one", usd_per_hour=1.5)]
+        with_one = await_spot(runtime, "spot-0")
+        assert_same(alone, with_one)
+
+        # Called back in the midst of a rollout: what it has is committed and goes on elsewhere.
+        steps_redone = runtime.steps_redone
+        capacity, looks = runtime._fleet._rented, count(1)
+        assert capacity is not None
+        look = capacity.look
+
+        def call_back(at_once: bool = False) -> None:
+            if next(looks) == 6:
+                provider.offers = [Offer("one", usd_per_hour=1.5, called_back="serving needs it")]
+            look(at_once=True)
+
+        monkeypatch.setattr(capacity, "look", call_back)
+        assert_same(alone, runtime.rollout(PLAN))
+        assert_same(alone, runtime.rollout(PLAN))
+        assert runtime.steps_redone == steps_redone, "a device that is called back loses nothing"
+        assert provider.released == ["one"] and runtime.lost_workers == []
+        events = [(event.worker, event.kind, event.detail) for event in runtime.take_device_events()]
+        assert ("spot-0", "left", "serving needs it") in events
+        intervals = runtime.take_intervals()
+        prices = {part.usd_per_hour for part in intervals if part.worker == "spot-0"}
+        assert prices == {1.5}, "the price of the offer"
+
+        # An instance that is no longer offered is gone, and its worker with it.
+        provider.offers = [Offer("two")]
+        await_spot(runtime, "spot-0.1")
+        provider.offers = []
+        assert_same(alone, runtime.rollout(PLAN))
+        assert runtime.lost_workers == ["spot-0.1"]
+        states = {part.worker for part in [*intervals, *runtime.take_intervals()]}
+        paid = {part.worker for part in runtime.take_paid_time()}
+        assert states == paid
+    report = check_history(read_history(tmp_path))
+    assert report.broken() == []
+
+
+@pytest.mark.takes(40)
+def test_a_trace_brings_an_instance_and_takes_it_again(tmp_path: Path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("0,add,a\n4000000,remove,a\n")
+    options = json.dumps({"file": str(trace), "speed": 1.0})
+    config = rented("runtime.capacity=trace", f"runtime.options={options}", "runtime.spot_workers=1")
+    with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
+        await_spot(runtime, "spot-0")
+        notes = runtime.take_capacity_notes()
+        assert notes[0] == "nothing has been measured yet: 1 spot device at first"
+        # The fleet's clock is the trace's: its end comes.
+        assert runtime._fleet._rented is not None
+        capacity = runtime._fleet._rented._provider
+        assert isinstance(capacity, TraceCapacity)
+        capacity._began_s -= 5000.0
+        runtime.rollout(PLAN)
+        assert runtime.lost_workers == ["spot-0"]
+
+
+ACQUIRE = """
+import json, pathlib, sys
+asked = json.load(sys.stdin)
+log = pathlib.Path(sys.argv[1])
+log.write_text(log.read_text() + json.dumps({"acquire": asked}) + "\\n")
+there = [{"instance": f"i-{number}", "usd_per_hour": 2.0} for number in range(asked["devices"])]
+print(json.dumps({"instances": there}))
+"""
+RELEASE = """
+import json, pathlib, sys
+log = pathlib.Path(sys.argv[1])
+log.write_text(log.read_text() + json.dumps({"release": json.load(sys.stdin)["instance"]}) + "\\n")
+"""
+
+
+@pytest.mark.takes(40)
+def test_commands_acquire_instances_and_give_all_back_at_the_end(tmp_path: Path):
+    (tmp_path / "acquire.py").write_text(ACQUIRE)
+    (tmp_path / "release.py").write_text(RELEASE)
+    log = tmp_path / "log"
+    log.write_text("")
+    options = {name: f"python3 {tmp_path}/{name}.py {log}" for name in ("acquire", "release")}
+    config = rented(
+        "runtime.capacity=command", f"runtime.options={json.dumps(options)}", "runtime.spot_workers=1"
+    )
+    with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
+        rolled = await_spot(runtime, "spot-0")
+        assert len(rolled.delivered) == 32
+        assert [note for note in runtime.take_capacity_notes() if "status" in note] == []
+    told = [json.loads(line) for line in log.read_text().splitlines()]
+    assert told[0] == {"acquire": {"devices": 1, "deadline_s": None, "cluster": "", "held": []}}
+    assert told[-1] == {"release": "i-0"}
+    acquired, released = (sum(kind in line for line in told) for kind in ("acquire", "release"))
+    assert acquired == released

@@ -1,0 +1,121 @@
+"""How many spot instances pay, against values worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_runtime.fleet.capacity_decision import (
+    IterationForecast,
+    MeasuredTimes,
+    RentingTerms,
+    decide_capacity,
+    most_generators,
+)
+
+# Twelve batches of 10 s, 30 s of training; one reserved device at $10 an hour, spot devices at $2.
+WORK = IterationForecast(batches=12, batch_s=10.0, rest_s=30.0)
+TERMS = RentingTerms(reserved=1, reserved_usd_per_hour=10.0, spot_usd_per_hour=2.0, most=8)
+
+
+@pytest.mark.parametrize(
+    ("spot", "iteration_s", "usd"),
+    [
+        (0, 150.0, 10 * 150 / 3600),
+        (1, 90.0, (10 + 2) * 90 / 3600),
+        (2, 70.0, (10 + 4) * 70 / 3600),
+        (3, 60.0, (10 + 6) * 60 / 3600),
+        (4, 60.0, (10 + 8) * 60 / 3600),  # twelve batches on five devices: three turns, as on four
+        (5, 50.0, (10 + 10) * 50 / 3600),
+        (11, 40.0, (10 + 22) * 40 / 3600),
+    ],
+)
+def test_an_iteration_takes_and_costs_what_the_formula_says(spot: int, iteration_s: float, usd: float):
+    assert WORK.iteration_s(1 + spot) == iteration_s
+    assert TERMS.cost_usd(WORK, spot) == pytest.approx(usd)
+
+
+def test_the_cheapest_number_is_wanted():
+    """By the table above: 1500, 1080, 980, 960, 1080, 1000 dollar-seconds for 0 to 5; so three."""
+    decision = decide_capacity(WORK, TERMS, held=3)
+    assert decision.wanted == 3
+    # A fourth saves no time at all; what it would cost more is its price, and what waits for it is lost.
+    assert decision.reason == (
+        "3 spot devices as before: 1 more would save 0.0 s of 60.0 s an iteration, which would then cost "
+        "$0.3000 instead of $0.2667"
+    )
+
+
+def test_another_one_pays_while_what_it_saves_is_worth_more_than_its_price():
+    """The third device saves 10 s, in which $14 an hour wait: 140 against its price of 2 x 60 = 120."""
+    assert decide_capacity(WORK, TERMS, held=2).wanted == 3
+    dearer = RentingTerms(1, 10.0, 2.6, most=8)  # 10 s x 15.2 = 152 against 2.6 x 60 = 156
+    assert decide_capacity(WORK, dearer, held=2).wanted == 2
+
+
+def test_devices_that_would_idle_are_given_back():
+    """Two batches: one device beside the reserved one, whatever is held."""
+    small = IterationForecast(batches=2, batch_s=10.0, rest_s=5.0)
+    decision = decide_capacity(small, TERMS, held=6)
+    assert decision.wanted == 1
+    assert decision.reason.startswith(
+        "1 spot device instead of 6: the last 5 save 0.0 s of 15.0 s an iteration"
+    )
+    assert decide_capacity(IterationForecast(0, 10.0, 5.0), TERMS, held=6).wanted == 0
+
+
+def test_what_saves_little_is_not_given_back():
+    """Five cost 1000 and three 960 dollar-seconds, 4 % less; at $1.60, 900 and 888, 1.3 % less."""
+    assert decide_capacity(WORK, TERMS, held=5).wanted == 3
+    cheaper = RentingTerms(1, 10.0, 1.6, most=8)
+    assert cheaper.cost_usd(WORK, 3) == pytest.approx(888 / 3600)
+    assert cheaper.cost_usd(WORK, 5) == pytest.approx(900 / 3600)
+    assert decide_capacity(WORK, cheaper, held=5).wanted == 5
+
+
+def test_a_start_must_pay_within_the_iterations_that_are_left():
+    """From two to three saves 20 dollar-seconds an iteration; a start of 30 s costs 60."""
+    for left, wanted in ((1, 2), (3, 2), (4, 3)):
+        work = IterationForecast(12, 10.0, 30.0, start_s=30.0, left=left)
+        assert decide_capacity(work, TERMS, held=2).wanted == wanted
+
+
+def test_devices_that_explore_beside_training_pay_sooner():
+    """Their 30 s of training are of use: 10 x 50 + 10 x 20 = 700 dollar-seconds for five, 780 for three."""
+    exploring = RentingTerms(1, 10.0, 2.0, most=8, use_of_rest=1.0)
+    assert exploring.cost_usd(WORK, 5) == pytest.approx(700 / 3600)
+    assert exploring.cost_usd(WORK, 3) == pytest.approx(780 / 3600)
+    assert decide_capacity(WORK, exploring, held=5).wanted == 5
+
+
+def test_growth_is_bounded_by_the_waiting_of_training():
+    """AstraFlow: f = 120 / 150 = .8 on one device, so five; where training hardly waits, none is added.
+
+    With five devices within reach, three spot ones beside the reserved one are as fast as four.
+    """
+    assert most_generators(WORK, 1) == 5
+    assert most_generators(WORK, 4) == 8  # f = 30 / 60
+    assert most_generators(IterationForecast(1, 1.0, 99.0), 3) == 3
+    assert most_generators(IterationForecast(12, 10.0, 0.0), 3) == 12
+    free = RentingTerms(1, 10.0, 0.0, most=20)
+    assert decide_capacity(WORK, free, held=0).wanted == 3
+    assert decide_capacity(WORK, free, held=3).wanted == 5
+
+
+def test_before_anything_is_measured_all_are_wanted():
+    measured = MeasuredTimes()
+    assert measured.forecast(12, 3) is None
+    decision = decide_capacity(None, TERMS, held=0)
+    assert (decision.wanted, decision.reason) == (8, "nothing has been measured yet: 8 spot devices at first")
+    measured.add_batch_time(10.0)
+    assert measured.forecast(12, 3) is None, "an iteration is measured when the next one begins"
+    measured.add_rest(30.0)
+    assert measured.forecast(12, 3) == IterationForecast(12, 10.0, 30.0, 0.0, 3)
+
+
+def test_the_newest_iterations_count_by_their_median():
+    measured = MeasuredTimes()
+    for seconds in (99.0, 1.0, 2.0, 3.0, 50.0, 4.0):
+        measured.add_batch_time(seconds)
+        measured.add_rest(2 * seconds)
+        measured.add_start(3 * seconds)
+    assert measured.forecast(1, 1) == IterationForecast(1, 3.0, 6.0, 9.0, 1)

@@ -1,0 +1,274 @@
+"""Providers of spot instances, each by itself: a trace, commands of the user, an autoscaler, a lender."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
+from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
+from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
+from gpu_runtime.fleet.capacity.lending_server import Lender, LendingServer
+from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
+from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_capacity_options
+from gpu_runtime.fleet.capacity.trace import TraceCapacity
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.config.run_config import RunConfig
+from storage.database.records import Market
+from storage.errors import CapacityError, ConfigurationError
+
+LIMIT_S = 60.0
+
+
+def names(provider: CapacityProvider) -> list[str]:
+    return [offer.instance for offer in provider.offered()]
+
+
+def awaited(provider: CapacityProvider, expected: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not expected():
+        assert time.monotonic() < deadline, provider.offered()
+        time.sleep(0.01)
+
+
+class TestTrace:
+    def test_offers_what_is_there_up_to_what_is_wanted(self):
+        now = [0.0]
+        trace = Trace.of(
+            [
+                TraceEvent(0.0, "add", "a"), TraceEvent(0.0, "add", "b"),
+                TraceEvent(5.0, "add", "c"), TraceEvent(9.0, "remove", "a"),
+            ]
+        )  # fmt: skip
+        provider = TraceCapacity(trace, clock=lambda: now[0])
+        assert names(provider) == [], "nothing is wanted yet"
+        provider.wanted(3, None)
+        assert names(provider) == ["a", "b"]
+        now[0] = 5.0
+        assert names(provider) == ["a", "b", "c"]
+        provider.wanted(2, None)
+        assert names(provider) == ["a", "b", "c"], "the run says which ones go"
+        provider.release("b")
+        assert names(provider) == ["a", "c"]
+        now[0] = 9.0
+        assert names(provider) == ["c", "b"], "in place of the one that is gone, the one that was given back"
+
+    def test_calls_back_what_it_will_take_and_offers_another_one(self):
+        now = [0.0]
+        trace = Trace.of(
+            [TraceEvent(0.0, "add", "a"), TraceEvent(0.0, "add", "b"), TraceEvent(60.0, "remove", "a")]
+        )
+        provider = TraceCapacity(trace, notice_s=20.0, clock=lambda: now[0])
+        provider.wanted(1, None)
+        assert provider.offered() == [Offer("a")]
+        now[0] = 40.0
+        assert provider.offered() == [Offer("a", called_back="the trace takes it soon"), Offer("b")]
+        provider.release("a")
+        assert names(provider) == ["b"], "what will be taken is not offered again"
+        now[0] = 60.0
+        assert names(provider) == ["b"]
+
+
+def commands(acquire: str, release: str = "cat > /dev/null", timeout_s: float = 30.0) -> CommandCapacity:
+    options = CommandOptions(acquire=acquire, release=release, timeout_s=timeout_s)
+    return CommandCapacity(options, cluster="10.0.0.5:6379")
+
+
+def has_answered(provider: CommandCapacity) -> bool:
+    """Whether `acquire` has ended since it was asked last."""
+    return provider._acquiring is not None and provider._acquiring.done()
+
+
+class TestCommand:
+    def test_asks_for_what_is_missing_and_gives_all_back(self):
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "log"
+            answer = json.dumps({"instances": [{"instance": "i-1", "devices": 2, "usd_per_hour": 2.5}]})
+            provider = commands(
+                f"cat >> {log}; echo >> {log}; echo '{answer}'", f"cat >> {log}; echo >> {log}"
+            )
+            provider.wanted(2, 60.0)
+            awaited(provider, lambda: bool(provider.offered()))
+            assert provider.offered() == [Offer("i-1", 2, 2.5)]
+            provider.wanted(2, 50.0)  # there already
+            provider.close()
+            assert [json.loads(line) for line in log.read_text().splitlines()] == [
+                {"devices": 2, "deadline_s": 60.0, "cluster": "10.0.0.5:6379", "held": []},
+                {"instance": "i-1"},
+            ]
+            assert provider.take_troubles() == []
+
+    def test_a_command_that_fails_is_reported_in_its_own_words_and_asked_again(self):
+        provider = commands("cat > /dev/null; echo quota is used up >&2; exit 3")
+        for _ in range(2):
+            provider.wanted(1, None)
+            awaited(provider, partial(has_answered, provider))
+            assert provider.take_troubles() == [
+                "runtime.options.acquire ended with status 3: quota is used up"
+            ]
+        assert provider.offered() == []
+        provider.close()
+
+    def test_a_command_that_hangs_is_ended_with_its_children(self):
+        provider = commands("sleep 1000 & sleep 1000", timeout_s=0.2)
+        provider.wanted(1, None)
+        awaited(provider, partial(has_answered, provider))
+        assert provider.take_troubles() == [
+            "runtime.options.acquire did not end in runtime.options.timeout_s=0.2 s and was ended"
+        ]
+        provider.close()
+
+    def test_what_is_no_answer_is_reported(self):
+        for said, part in (
+            ("hello", "did not write JSON of the form"),
+            ('{"instances": [{"devices": 1}]}', "Field required"),
+            ('{"instances": [{"instance": "i", "devices": 0}]}', "greater than or equal to 1"),
+        ):
+            provider = commands(f"cat > /dev/null; echo '{said}'")
+            provider.wanted(1, None)
+            awaited(provider, partial(has_answered, provider))
+            (trouble,) = provider.take_troubles()
+            assert part in trouble, trouble
+            assert provider.offered() == []
+            provider.close()
+
+    def test_a_release_that_fails_says_what_may_still_be_paid_for(self):
+        answer = '{"instances": [{"instance": "i-1"}]}'
+        provider = commands(f"cat > /dev/null; echo '{answer}'", "cat > /dev/null; exit 1")
+        provider.wanted(1, None)
+        awaited(provider, lambda: bool(provider.offered()))
+        provider.release("i-1")
+        provider.close()
+        assert provider.take_troubles() == [
+            "i-1 may still be rented and paid for: runtime.options.release ended with status 1: "
+            "it said nothing"
+        ]
+
+    def test_commands_are_looked_at_before_a_run(self):
+        for acquire, part in (
+            ("no-such-program --now", "there is no program no-such-program to run"),
+            ("echo 'open", "cannot read it"),
+        ):
+            with pytest.raises(ConfigurationError, match=part):
+                CommandOptions(acquire=acquire, release="true").check()
+        CommandOptions(acquire="cd . && true", release="X=1 env").check()
+
+
+class PlayedCluster:
+    """A cluster with an autoscaler that the test plays."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.has = 0
+        self.broken = False
+
+    def request_spot_devices(self, devices: int) -> None:
+        if self.broken:
+            raise CapacityError("it cannot be asked")
+        self.asked.append(devices)
+
+    def devices(self) -> dict[Market, int]:
+        return {"reserved": 1, "spot": self.has}
+
+
+class TestAutoscaler:
+    def test_is_asked_when_the_number_changes_and_offers_what_the_cluster_has(self):
+        cluster = PlayedCluster()
+        provider = AutoscalerCapacity(cluster)
+        provider.wanted(3, None)
+        provider.wanted(3, None)
+        assert (cluster.asked, names(provider)) == ([3], [])
+        cluster.has = 4
+        assert names(provider) == ["device-0", "device-1", "device-2"]
+        provider.wanted(1, None)
+        assert names(provider) == ["device-0"]
+        provider.close()
+        assert cluster.asked == [3, 1, 0]
+
+    def test_that_cannot_be_asked_is_asked_again(self):
+        cluster = PlayedCluster()
+        cluster.broken = True
+        provider = AutoscalerCapacity(cluster)
+        provider.wanted(2, None)
+        assert provider.take_troubles() == ["it cannot be asked"]
+        cluster.broken = False
+        provider.wanted(2, None)
+        assert cluster.asked == [2] and provider.take_troubles() == []
+
+
+class TestLending:
+    def test_a_serving_fleet_s_objective_holds_through_a_day_while_it_lends(self):
+        """The load rises and falls by a device; what is called back is released before the next change."""
+        lender = Lender(devices=8, margin=1)
+        day = [2, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2]
+        lender.set_load(day[0])
+        with LendingServer(lender) as server:
+            provider = LendingCapacity(LendingOptions(url=server.url), ask_every_s=0.02)
+            provider.wanted(6, None)
+
+            def has_given_back(left: int) -> bool:
+                for offer in provider.offered():
+                    if offer.called_back:
+                        provider.release(offer.instance)
+                return len(provider.offered()) == len(lender.offered()) == left
+
+            lent: list[int] = []
+            for load in day:
+                lender.set_load(load)
+                lent.append(max(0, 8 - load - 1))
+                awaited(provider, partial(has_given_back, lent[-1]))
+            assert max(lent) == 5 and lender.short == 0 and lender.used > 0
+            provider.close()
+            assert lender.offered() == []
+
+    def test_a_lender_that_is_silent_is_reported_once_and_heard_again(self):
+        lender = Lender(devices=2, margin=0)
+        lender.set_load(0)
+        with LendingServer(lender) as server:
+            url = server.url
+        provider = LendingCapacity(LendingOptions(url=url, timeout_s=0.2))
+        awaited(provider, lambda: bool(provider._troubles))
+        (trouble,) = provider.take_troubles()
+        assert "the lender does not answer" in trouble
+        provider.close()
+        with pytest.raises(ConfigurationError, match=r"runtime\.options\.url"):
+            LendingOptions(url=url, timeout_s=0.2).check()
+
+
+class TestSettings:
+    def test_options_are_those_of_the_provider(self):
+        config = RunConfig.model_validate(
+            {"runtime": {"capacity": "command", "options": {"acquire": "true"}}}
+        )
+        with pytest.raises(ConfigurationError, match=r"runtime\.options\.release"):
+            read_capacity_options(config)
+        static = RunConfig.model_validate({"runtime": {"options": {"acquire": "true"}}})
+        with pytest.raises(ConfigurationError, match=r"runtime\.options"):
+            read_capacity_options(static)
+        assert read_capacity_options(RunConfig()) == RunConfig()
+        assert CAPACITY.names()[:5] == ["static", "trace", "command", "lending", "ray"]
+
+    def test_what_leaves_no_room_for_a_decision_is_refused(self):
+        for runtime, more, part in (
+            ({"capacity": "ray", "spot_workers": 0}, {}, "runtime.spot_workers"),
+            ({"capacity": "ray", "spot_workers": "auto"}, {}, "runtime.spot_workers"),
+            ({"capacity": "ray"}, {"sequence_parallel": {"rollout": 2}}, "sequence_parallel"),
+            ({"capacity": "cloud"}, {}, "choose one of static, trace"),
+        ):
+            config = RunConfig.model_validate({"runtime": runtime, **more})
+            with pytest.raises(ConfigurationError) as refused:
+                read_capacity_options(config)
+            assert part in str(refused.value)
+
+    def test_files_and_autoscalers_are_looked_for_before_a_run(self):
+        missing = {"capacity": "trace", "options": {"file": "no-such-trace.csv"}}
+        with pytest.raises(ConfigurationError, match=r"runtime\.options\.file.*no-such-trace"):
+            check_capacity(RunConfig.model_validate({"runtime": missing}))
+        with pytest.raises(ConfigurationError, match="asks the autoscaler of a Ray cluster"):
+            check_capacity(RunConfig.model_validate({"runtime": {"capacity": "ray"}}))

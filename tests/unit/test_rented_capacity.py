@@ -1,0 +1,207 @@
+"""A fleet on rented instances: decided, taken in, drained, given back; workers and provider are played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.fleet.capacity.protocol import Offer
+from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
+from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.rented_capacity import RentedCapacity
+from gpu_runtime.scheduling.requests import WeightsVersion
+from tests.fake_cluster import FakeCluster
+from tests.fake_generators import NOTICE
+from tests.tiny_run import tiny_config
+
+FIRST = Weights(WeightsVersion(1), "digest of v1", {})
+MOST = 3
+
+
+class PlayedCapacity:
+    """A provider whose offers the test puts there."""
+
+    def __init__(self) -> None:
+        self.offers: list[Offer] = []
+        self.asked: list[int] = []
+        self.released: list[str] = []
+        self.closed = False
+
+    def wanted(self, devices: int, deadline_s: float | None) -> None:
+        self.asked.append(devices)
+
+    def offered(self) -> list[Offer]:
+        return list(self.offers)
+
+    def release(self, instance: str) -> None:
+        self.released.append(instance)
+        self.offers = [offer for offer in self.offers if offer.instance != instance]
+
+    def take_troubles(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Stage:
+    """A fleet of a reserved worker, and a played provider of spot instances."""
+
+    def __init__(self, provider: PlayedCapacity, notices: str = "none") -> None:
+        self.provider = provider
+        self.cluster = FakeCluster()
+        runtime = {"notices": notices, "spot_workers": MOST, "capacity": "played"}
+        price = {"reserved_usd_per_hour": 10.0, "spot_usd_per_hour": 2.0}
+        self.fleet = Fleet(self.cluster, tiny_config(runtime=runtime, price=price))
+        self.fleet.await_ready()
+        rented = self.fleet._rented
+        assert rented is not None
+        self.rented = rented
+
+    def prepare(self) -> list[str]:
+        """The workers that hold the weights, once all that have loaded are taken in."""
+        for _ in range(2):
+            self.fleet.prepare(FIRST)
+        return [device.name for device in self.fleet.workers(FIRST.version)]
+
+    def measured(self, batch_s: float, rest_s: float) -> None:
+        for _ in range(5):
+            self.rented._measured.add_batch_time(batch_s)
+            self.rented._measured.add_rest(rest_s)
+
+    def events(self) -> list[tuple[str, str, str]]:
+        return [(event.worker, event.kind, event.detail) for event in self.fleet.take_device_events()]
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> PlayedCapacity:
+    played = PlayedCapacity()
+    plugin = CapacityPlugin(lambda config, cluster, options: played)
+    monkeypatch.setitem(CAPACITY._own, "played", plugin)
+    return played
+
+
+@pytest.fixture
+def stage(provider: PlayedCapacity) -> Iterator[Stage]:
+    provider.offers = [Offer("a"), Offer("b"), Offer("c")]
+    yield Stage(provider)
+
+
+def test_workers_follow_the_offers_up_to_the_settings(provider: PlayedCapacity):
+    stage = Stage(provider)
+    assert provider.asked == [MOST] and stage.prepare() == ["reserved-0"]
+    provider.offers = [Offer("a", devices=2)]
+    assert stage.prepare() == ["reserved-0", "spot-0", "spot-1"]
+    provider.offers = [Offer("a", devices=2), Offer("b", devices=2)]
+    assert stage.prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"], "the most that the settings allow"
+
+
+def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: Stage):
+    assert stage.prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"]
+    stage.events(), stage.fleet.take_capacity_notes()
+    stage.measured(batch_s=10.0, rest_s=5.0)
+    stage.fleet.decide_capacity(requests=8, left=4)  # two batches of four
+    assert stage.provider.asked[-1] == 1 and stage.provider.released == ["b", "c"]
+    (note,) = stage.fleet.take_capacity_notes()
+    assert note.startswith("1 spot device instead of 3")
+    assert [(worker, kind) for worker, kind, _ in stage.events()] == [("spot-1", "left"), ("spot-2", "left")]
+    assert stage.cluster.workers["spot-2"].dead and not stage.cluster.workers["spot-0"].dead
+    assert stage.prepare() == ["reserved-0", "spot-0"] and stage.fleet.lost == []
+    stage.fleet.take_intervals()
+    assert {paid.worker for paid in stage.fleet.take_paid_time()} >= {"reserved-0", "spot-0", "spot-1"}
+    # The same again: nothing changes, and nothing is said.
+    stage.fleet.decide_capacity(requests=8, left=4)
+    assert stage.fleet.take_capacity_notes() == [] and stage.events() == []
+
+
+def test_a_busy_device_that_leaves_gets_nothing_more_and_ends_once_it_is_free(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    stage.prepare()
+    busy = {"spot-1"}
+    monkeypatch.setattr(stage.fleet._dispatcher, "busy", lambda worker: worker in busy)
+    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    assert stage.prepare() == ["reserved-0", "spot-0", "spot-2"]
+    assert not stage.cluster.workers["spot-1"].dead and stage.provider.released == []
+    busy.clear()
+    stage.events()
+    stage.prepare()
+    assert stage.events() == [("spot-1", "left", "serving needs it")]
+    assert stage.cluster.workers["spot-1"].dead and stage.provider.released == ["b"]
+
+
+def test_a_worker_whose_instance_is_gone_is_lost(stage: Stage):
+    stage.prepare()
+    stage.events()
+    stage.provider.offers = stage.provider.offers[1:]
+    assert stage.prepare() == ["reserved-0", "spot-1", "spot-2"]
+    assert stage.fleet.lost == ["spot-0"]
+    assert stage.events() == [("spot-0", "lost", "the instance of 'spot-0' is gone")]
+    stage.provider.offers.append(Offer("d"))
+    assert stage.prepare() == ["reserved-0", "spot-1", "spot-2", "spot-0.1"]
+
+
+def test_a_worker_that_dies_gives_its_instance_back(stage: Stage):
+    stage.prepare()
+    stage.cluster.workers["spot-0"].dead = True
+    stage.fleet.forget_weights()
+    stage.prepare()
+    assert stage.fleet.lost == ["spot-0"] and stage.provider.released == ["a"]
+
+
+def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: PlayedCapacity):
+    stage = Stage(provider)
+    stage.cluster.slow |= {"spot-0"}
+    provider.offers = [Offer("a")]
+    stage.prepare()
+    stage.measured(batch_s=1.0, rest_s=1000.0)
+    stage.fleet.decide_capacity(requests=4, left=4)
+    assert provider.released == ["a"]
+    ((worker, kind, detail),) = [event for event in stage.events() if event[0] == "spot-0"]
+    assert (worker, kind) == ("spot-0", "left") and detail.startswith("before it had loaded: 0 spot devices")
+    stage.fleet.take_intervals()
+    assert "spot-0" in {paid.worker for paid in stage.fleet.take_paid_time()}
+
+
+def test_a_device_under_notice_is_given_back(provider: PlayedCapacity):
+    provider.offers = [Offer("a")]
+    stage = Stage(provider, notices="gcp")
+    stage.prepare()
+    stage.events()
+    stage.cluster.workers["spot-0"].notice = NOTICE
+    assert stage.prepare() == ["reserved-0"]
+    assert [(worker, kind) for worker, kind, _ in stage.events()] == [
+        ("spot-0", "notice"),
+        ("spot-0", "left"),
+    ]
+    assert provider.released == ["a"]
+
+
+def test_an_offer_s_price_is_on_the_bill(provider: PlayedCapacity):
+    provider.offers = [Offer("a", usd_per_hour=1.25), Offer("b")]
+    stage = Stage(provider)
+    stage.prepare()
+    price = {part.worker: part.usd_per_hour for part in stage.fleet.take_intervals()}
+    assert price == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
+
+
+def test_all_is_given_back_at_the_end(stage: Stage):
+    stage.fleet.close()
+    assert stage.provider.closed
+
+
+def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: PlayedCapacity):
+    now = [0.0]
+    config = tiny_config(runtime={"spot_workers": MOST, "capacity": "played"})
+    rented = RentedCapacity(provider, config, clock=lambda: now[0])
+    rented.decide(8, 3, 1)
+    rented.on_rolled_out([4.0, 6.0, 5.0])
+    now[0] = 17.0
+    rented.on_evaluated(7.0)
+    rented.on_started(3.0)
+    rented.decide(8, 2, 1)
+    forecast = rented._measured.forecast(2, 2)
+    assert forecast is not None
+    assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)

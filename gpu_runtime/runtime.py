@@ -74,7 +74,8 @@ class Evaluation:
     """Held-out samples with their scores, ordered by prompt and seed.
 
     Attributes:
-        figures: what each image looks like (`quality.meter`), and the parts of its score as `part_NAME`.
+        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, and what
+            the second judge says as `judge`.
     """
 
     samples: list[GeneratedSample]
@@ -93,6 +94,12 @@ class Evaluation:
         """Share of the judged images that do all that their prompt asks."""
         scores = judged(self.scores)
         return sum(score.exact for score in scores) / len(scores)
+
+    @property
+    def judge_errors(self) -> list[str]:
+        """Why the second judge has no opinion of some images."""
+        judges = (score.judge for score in self.scores)
+        return [judge.error for judge in judges if judge is not None and judge.error is not None]
 
 
 class Runtime:

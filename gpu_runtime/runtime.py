@@ -375,6 +375,23 @@ class Runtime:
         self._fleet.forget_weights()
         self._current = self._publish(policy_version)
 
+    def return_to(self, blobs: Mapping[str, bytes]) -> None:
+        """Put the trainer into an earlier state of this run, as the next policy version.
+
+        What exploration has learned stays; drafts of the weights that are given up are dropped.
+
+        Args:
+            blobs: of a checkpoint.
+        """
+        state = self.explorer_state()
+        trainer = {name: blob for name, blob in blobs.items() if name.endswith(".safetensors")}
+        self.restore(trainer, self.policy_version + 1)
+        self._search.restore(state)
+
+    def set_kl_weight(self, weight: float) -> None:
+        """Train with another weight of the KL to the reference policy from now on."""
+        self._fleet.trainers.ask(Worker.set_kl_weight, weight)
+
     def take_intervals(self) -> list[StateInterval]:
         """What each device did since the last call; contiguous for every device."""
         return self._fleet.take_intervals()

@@ -283,7 +283,8 @@ def chosen_judge(config: RunConfig) -> ChosenScorer | None:
     if not name:
         if config.evaluation.options:
             raise ConfigurationError(
-                "evaluation.options are those of a judge, but evaluation.judge is empty; name one, or drop them"
+                "evaluation.options are those of a judge, but evaluation.judge names none; name one, or "
+                "drop them"
             )
         return None
     judge = _chosen(name, config.evaluation.options, "evaluation.options", "evaluation.judge")
@@ -313,8 +314,8 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     """The settings with the options of the scorer and the judge as they are stored: folders are absolute.
 
     Raises:
-        ConfigurationError: as `chosen_scorer` and `chosen_judge`; or parts are normalised in their group, and advantages are to
-            be measured from a larger pool.
+        ConfigurationError: as `chosen_scorer` and `chosen_judge`; or parts are normalised in their group, and
+            advantages are to be measured from a larger pool.
     """
     if _normalises(chosen_scorer(config.reward)) and config.exploration.baseline == "pool":
         raise ConfigurationError(

@@ -230,6 +230,10 @@ class DeviceWorker:
             self._policy.gather()
         return report
 
+    def set_kl_weight(self, weight: float) -> None:
+        """Trainers only: use another weight of the KL from the next training step on."""
+        self._the_trainer().set_kl_weight(weight)
+
     def weights(self) -> WeightState:
         """A copy of the weights held."""
         return self._policy.state()

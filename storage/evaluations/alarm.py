@@ -1,4 +1,4 @@
-"""The alarms of a run, evaluation by evaluation: a function of its verdicts, so that nothing of it is stored."""
+"""The alarms of a run, evaluation by evaluation: a function of its verdicts; nothing of it is stored."""
 
 from __future__ import annotations
 

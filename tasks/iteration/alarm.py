@@ -104,8 +104,8 @@ def _end(session: Session, message: str, why: str) -> HackingError:
         )
     weight = session.config.algorithm.kl_weight
     return HackingError(
-        f"{message}. The run ends, as {why}; {kept}. Start another with algorithm.kl_weight above {weight:g}, a "
-        "lower optimizer.learning_rate or a second part of the reward"
+        f"{message}. The run ends, as {why}; {kept}. Start another with algorithm.kl_weight above "
+        f"{weight:g}, a lower optimizer.learning_rate or a second part of the reward"
     )
 
 

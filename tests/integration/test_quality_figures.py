@@ -18,6 +18,7 @@ from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateE
 from storage.home import Home
 from ui.data.quality import read_quality
 from ui.data.run import read_run
+from ui.pages.convergence.charts import score_chart
 from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
 
 
@@ -75,13 +76,19 @@ def test_what_the_page_and_the_report_show_of_them(store: RunStore):
     with store.database.reading() as connection:
         quality = read_quality(connection, "r")
     drawn: list[Any] = quality_charts(quality)
+    assert quality.judges is not None and quality.judges["judge"].tolist() == [0.4, 0.3]
+    beside: Any = score_chart(read_run(store, "r"), "score", "iteration", quality.judges)
+    courses = {line.name: list(line.y) for line in beside.data}
+    assert courses["held-out prompts"] == [0.25, 0.5] and courses["second judge"] == [0.4, 0.3]
+    verdicts: Any = score_chart(read_run(store, "r"), "exact", "iteration", quality.judges)
+    assert "second judge" not in {line.name for line in verdicts.data}, "it is no share of exact images"
     assert [chart.layout.title.text for chart in drawn] == [
         "Distance to the rendered picture", "Looks of the images", "Variety of the images",
     ]  # fmt: skip
     assert list(drawn[0].data[0].y) == pytest.approx([0.0, 1.0])
     assert list(drawn[2].data[0].y) == pytest.approx([0.0, -0.1])
     assert quality.verdict is not None
-    assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "", ""]
+    assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "yes", "", ""]
     part: Any = part_charts(read_run(store, "r"), quality)[0]
     assert list(part.data[0].y) == [0.25, 0.5]
 

@@ -7,14 +7,14 @@ does some of them, and the figures are of the runs that are there.
 The alarm: two arms hack, `long` (OCR without KL, fast and long) and `jpeg` (a small file, whatever the prompt
 says). `lost_runs` are those in which the second judge falls to less than 90 % of its start;
 `alarm_before_loss` says whether the alarm was raised at an earlier evaluation in every one of these (null
-without any). `false_alarms` counts the runs of the arms `kl` and `lora` with an alarm although they end sound:
-judge and distance to the renderer's picture no worse than tolerated (`sound_runs` of them).
+without any). `false_alarms` counts the runs of the arms `kl` and `lora` with an alarm although they end
+sound: judge and distance to the renderer's picture no worse than tolerated (`sound_runs` of them).
 
 Quality at an equal score, by arm: `distance` to the renderer's picture before and after, `grain_ratio`, and
-`gain_share` of the score's gain in the unguarded run of the same seed (null where that gained nothing). `early_stop` is the unguarded run up to
-its last evaluation before the first alarm. Intervals are Student's over run seeds, 95 %; with one seed there
-is none. `chosen` is the arm that keeps the images on both tasks (distance no worse, grain at most 1.1) with the
-largest least gain.
+`gain_share` of the score's gain in the unguarded run of the same seed (null where that gained nothing).
+`early_stop` is the unguarded run up to its last evaluation before the first alarm. Intervals are Student's
+over run seeds, 95 %; with one seed there is none. `chosen` is the arm that keeps the images on both tasks
+(distance no worse, grain at most 1.1) with the largest least gain.
 
     SPOTLIGHT_HOME=FOLDER python -m benchmarks.hacking [--quick] [--keep] [--parts glyphs-long ...]
 """

@@ -22,9 +22,9 @@ TASKS = {"glyphs": "ocr", "shapes": "shapes"}
 """Preset, and the scorer that its reward is."""
 
 _ALL = (
-    "runtime.cluster=local", "runtime.reserved_workers=1", "runtime.spot_workers=0", "runtime.scorer_workers=1",
-    "runtime.start_timeout_s=600", "exploration.strategy=plain", "evaluation.judge=templates",
-    "evaluation.on_alarm=warn", "evaluation.images_per_prompt=2",
+    "runtime.cluster=local", "runtime.reserved_workers=1", "runtime.spot_workers=0",
+    "runtime.scorer_workers=1", "runtime.start_timeout_s=600", "exploration.strategy=plain",
+    "evaluation.judge=templates", "evaluation.on_alarm=warn", "evaluation.images_per_prompt=2",
 )  # fmt: skip
 _KL, _AVERAGE = "algorithm.kl_weight=0.04", "optimizer.ema_decay=0.97"
 _LORA = ("adaptation.mode=lora", "adaptation.rank=16")

@@ -33,8 +33,8 @@ HACKING: Mapping[str, tuple[str, ...]] = {
     "long": ("optimizer.learning_rate=5e-4",),
     "jpeg": ("reward.scorer=jpeg", "optimizer.learning_rate=3e-4"),
 }
-"""Arms of glyphs that hack: OCR without KL, three times as fast and as long as the preset; a small file, which
-an image without text has, too."""
+"""Arms of glyphs that hack: OCR without KL, three times as fast and as long as the preset; a small file, as
+an image without any text has."""
 
 GUARDS: Mapping[str, tuple[str, ...]] = {
     "unguarded": (),

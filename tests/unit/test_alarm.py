@@ -1,4 +1,4 @@
-"""What an alarm leads to: an event, a higher KL, an earlier checkpoint, the end; and the same after a resume."""
+"""What an alarm leads to: an event, a higher KL, an earlier checkpoint, the end; the same after a resume."""
 
 from __future__ import annotations
 

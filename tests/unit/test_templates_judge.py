@@ -99,7 +99,7 @@ def test_held_out_prompts_that_it_cannot_judge_are_refused_before_a_run(tmp_path
     file = tmp_path / "held-out.txt"
     file.write_text('a red sign that says "OPEN"\n', encoding="utf-8")
     settings = ["evaluation.judge=templates", f"prompts.evaluate={file}", "runtime.cluster=local"]
-    with pytest.raises(PromptFileError, match="evaluation.judge is 'templates'"):
+    with pytest.raises(PromptFileError, match=r"evaluation\.judge is 'templates'"):
         check_inputs(load_config("glyphs", settings, {}))
 
 

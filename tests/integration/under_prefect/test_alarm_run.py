@@ -1,4 +1,4 @@
-"""Live runs with an alarm: a run that is killed between an evaluation and its answer ends with the same bits."""
+"""Live runs with an alarm: one that is killed between evaluation and answer ends with the same bits."""
 
 from __future__ import annotations
 

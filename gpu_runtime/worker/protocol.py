@@ -104,5 +104,5 @@ class ImageScorer(Protocol):
     def ready(self) -> str: ...
 
     def score(
-        self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord], held_out: bool
+        self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord], held_out: bool = False
     ) -> list[Score]: ...

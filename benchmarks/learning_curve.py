@@ -180,7 +180,7 @@ class LearningCurve:
 
     def _train(self, plan: SeedPlan, samples: list[GeneratedSample], scores: list[Score]) -> None:
         start = time.process_time()
-        advantages, kept = training_samples(samples, scores, self.config, plan.pool)
+        advantages, kept = training_samples(samples, scores, self.config)
         self._worker.train(kept)
         self.curve.dropped.append(advantages.dropped)
         self.curve.train_s.append(time.process_time() - start)
@@ -221,7 +221,7 @@ class LearningCurve:
             stale_scores, fresh_scores = pairs.setdefault(draft.prompt_id, ([], []))
             stale_scores.append(self._explorer.signal(draft))
             fresh_scores.append(fresh[draft.prompt_id, draft.seed_index])
-        agreement = compare(pairs, group, settings.criterion)
+        agreement = compare(pairs, group)
         if agreement.spearman is not None:
             self.curve.spearman.append(agreement.spearman)
         if agreement.kept_overlap is not None:

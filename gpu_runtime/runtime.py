@@ -281,9 +281,7 @@ class Runtime:
             generated = [delivered.sample for delivered in rollout.delivered]
             oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
             check_versions(generated, self.policy_version, oldest)
-            advantages, samples = training_samples(
-                generated, scores, self.config, rollout.plan.pool, self.policy_version
-            )
+            advantages, samples = training_samples(generated, scores, self.config, self.policy_version)
             self._take_own_weights()
             self._book_trainers("train")
             report = self._fleet.trainers.ask(Worker.train, samples)

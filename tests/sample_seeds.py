@@ -48,12 +48,10 @@ def explored(record: IterationRecord, holds: float = 0.85) -> IterationRecord:
     )
 
 
-def mark_as_exploring(
-    store: RunStore, run_id: str, min_spearman: float | None = MIN_SPEARMAN, criterion: str = "variance"
-) -> None:
+def mark_as_exploring(store: RunStore, run_id: str, min_spearman: float | None = MIN_SPEARMAN) -> None:
     """Write the setting into a run's configuration, as text: it is the dashboard that is looked at."""
     config = json.loads(store.run(run_id).config_json)
-    config["exploration"] |= {"strategy": "stale", "criterion": criterion}
+    config["exploration"] |= {"strategy": "stale"}
     facts = store.run(run_id).environment | {DRAFT_TIMING: "training window"}
     config["exploration"].pop("min_spearman", None)
     if min_spearman is not None:

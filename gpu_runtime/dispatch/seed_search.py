@@ -281,7 +281,7 @@ class SeedSearch:
         signal = {identity: self._explorer.signal(score) for identity, score in judged.items()}
         drafted = self.kept.of(plan.iteration)
         values = {identity: score.value for identity, score in judged.items() if identity not in drafted}
-        figures = seed_figures(plan, signal, values, self._settings.criterion)
+        figures = seed_figures(plan, signal, values)
         notes: tuple[Note, ...] = ()
         if self._explorer.trains_on_drafts:
             figures["drafts_trained"] = float(len(drafted))
@@ -302,10 +302,7 @@ class SeedSearch:
             if (value := getattr(verdict.agreement, name)) is not None:
                 figures[name] = value
         if not verdict.trusted and next_plan is not None and _is_stale(next_plan, policy_version):
-            if self._settings.when_stale == "redraft":
-                next_plan = replace(next_plan, refused=True)
-            else:
-                next_plan = self._explorer.plain(next_plan.iteration).in_place_of(next_plan)
+            next_plan = replace(next_plan, refused=True)
         return SeedReview(figures, window.rescored, next_plan, (*notes, *verdict.notes))
 
     @property

@@ -27,7 +27,7 @@ import numpy as np
 
 from gpu_runtime.exploration.expected_gain import ValueCurves
 from gpu_runtime.exploration.score_model import PastScores, ScoreModel
-from gpu_runtime.exploration.selection import Criterion, random_spread, select
+from gpu_runtime.exploration.selection import max_variance_subset, random_spread
 
 _MINIMUM_GAIN = 1e-4
 """Gain in spread a draft, over the variance of all scores, below which a prompt is left alone."""
@@ -83,7 +83,6 @@ class PlannerSettings:
         first_drafts: most drafts of every prompt before scores aim further ones.
         rounds: how many rounds the budget is divided into, roughly.
         allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
-        criterion: what makes a group good; see `selection`.
     """
 
     group_size: int
@@ -93,7 +92,6 @@ class PlannerSettings:
     first_drafts: int = 4
     rounds: int = 8
     allocation: Literal["bandit", "uniform"] = "bandit"
-    criterion: Criterion = "variance"
 
 
 @dataclass(frozen=True)
@@ -102,16 +100,14 @@ class Choice:
 
     Attributes:
         seeds: of the kept prompts, G each.
-        spread: of the kept drafts, by the plan's criterion; what is to be expected of untried seeds
+        spread: variance of the kept drafts' scores; what is to be expected of untried seeds
             where too few were judged.
-        random: the spread to expect of a random group of the judged drafts, where there are enough.
-        pool: mean and deviation of all judged drafts' scores, likewise.
+        random: the variance to expect of a random group of the judged drafts, where there are enough.
     """
 
     seeds: dict[int, tuple[int, ...]]
     spread: dict[int, float]
     random: dict[int, float]
-    pool: dict[int, tuple[float, float]]
 
 
 @dataclass
@@ -209,7 +205,6 @@ class DraftPlanner:
         seeds: dict[int, tuple[int, ...]] = {}
         spread: dict[int, float] = {}
         random: dict[int, float] = {}
-        pool: dict[int, tuple[float, float]] = {}
         known = self._judged(len(self._rounds))
         short = any(len(scores) < group for scores in known)
         expected = self._curves(known, len(self._rounds))[0].now() if short else np.zeros(0)
@@ -217,10 +212,9 @@ class DraftPlanner:
             judged = sorted(known[place])
             values = np.array([value for _, value in judged])
             if len(judged) >= max(group, _LEAST_POOL):
-                pool[prompt] = (float(values.mean()), float(values.std()))
-                random[prompt] = random_spread(values, group, self.settings.criterion)
+                random[prompt] = random_spread(values, group)
             if len(judged) >= group:
-                chosen = select(values, group, self.settings.criterion)
+                chosen = max_variance_subset(values, group)
                 seeds[prompt] = tuple(judged[index][0] for index in chosen.indices)
                 spread[prompt] = chosen.spread
             else:
@@ -231,7 +225,7 @@ class DraftPlanner:
         # sorted() is stable: of equal prompts the first stay.
         best = set(sorted(self.prompts, key=lambda prompt: -spread[prompt])[: self.settings.prompts_kept])
         kept = {prompt: seeds[prompt] for prompt in self.prompts if prompt in best}
-        return Choice(kept, spread, random, pool)
+        return Choice(kept, spread, random)
 
     @property
     def _room(self) -> float:
@@ -310,8 +304,7 @@ class DraftPlanner:
         own = [self._past.own.get(prompt, nothing) for prompt in self._order]
         model = ScoreModel(judged, own, self._past.others)
         group, candidates = self.settings.group_size, self.settings.candidates
-        criterion = self.settings.criterion
-        curves = ValueCurves(model.draws, judged, group, candidates, criterion, (*self._key, rounds))
+        curves = ValueCurves(model.draws, judged, group, candidates, (*self._key, rounds))
         return curves, model.variance
 
     def _bars(self, now: np.ndarray) -> np.ndarray:

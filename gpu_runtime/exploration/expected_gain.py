@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.exploration.selection import Criterion
-
 _OUTCOMES = 16384
 """Random outcomes of all prompts together."""
 
@@ -50,7 +48,6 @@ class ValueCurves:
         judged: each prompt's scores so far.
         group_size: seeds to keep, G.
         candidates: most drafts of a prompt, N.
-        criterion: what makes a group good.
         key: numbers that make the random outcomes; all prompts share them, so that none is preferred by
             chance.
     """
@@ -61,7 +58,6 @@ class ValueCurves:
         judged: Sequence[np.ndarray],
         group_size: int,
         candidates: int,
-        criterion: Criterion,
         key: tuple[int, ...],
     ) -> None:
         self._group = group_size
@@ -76,12 +72,12 @@ class ValueCurves:
             scores = np.stack([judged[int(place)] for place in alike])
             found[alike, :, :count] = scores[:, None]
             if count >= group_size:
-                self._now[alike] = best_spread(scores, group_size, criterion)
+                self._now[alike] = best_spread(scores, group_size)
         self._found = [np.zeros(found.shape[:2]) for _ in self._totals]
         for spread, total in zip(self._found, self._totals, strict=True):
             # Totals that a prompt has passed are not used.
             ahead = np.flatnonzero(self._known < total)
-            spread[ahead] = best_spread(found[ahead, :, :total], group_size, criterion)
+            spread[ahead] = best_spread(found[ahead, :, :total], group_size)
 
     def now(self) -> np.ndarray:
         """The spread to expect of each prompt without further drafts, (P,).
@@ -113,13 +109,12 @@ class ValueCurves:
         return _concave(issued, here, totals, values)
 
 
-def best_spread(scores: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
-    """The largest spread of `size` scores along the last axis, which has at least as many.
+def best_spread(scores: np.ndarray, size: int) -> np.ndarray:
+    """The largest variance of `size` scores along the last axis, which has at least as many.
 
     Args:
         scores: of candidates, shape (..., candidates).
         size: of the group that is chosen from them.
-        criterion: what is maximised.
     """
     # The best group is a prefix and a suffix of the sorted scores: see `selection`.
     ordered = np.sort(scores, axis=-1)
@@ -128,18 +123,17 @@ def best_spread(scores: np.ndarray, size: int, criterion: Criterion) -> np.ndarr
     high = np.ascontiguousarray(np.moveaxis(ordered[..., -size:], -1, 0))
     # From the G highest to the G lowest, one taken for one given.
     total, squares = high.sum(axis=0), (high**2).sum(axis=0)
-    best = _spread(total, squares, size, criterion)
+    best = _spread(total, squares, size)
     for taken, given in zip(low, high, strict=True):
         total += taken - given
         squares += taken**2 - given**2
-        np.maximum(best, _spread(total, squares, size, criterion), out=best)
+        np.maximum(best, _spread(total, squares, size), out=best)
     return best
 
 
-def _spread(total: np.ndarray, squares: np.ndarray, size: int, criterion: Criterion) -> np.ndarray:
-    """Mean squared distance from the group's own mean, or from that of all, which is 0."""
-    mean_square = squares / size
-    return mean_square - (total / size) ** 2 if criterion == "variance" else mean_square
+def _spread(total: np.ndarray, squares: np.ndarray, size: int) -> np.ndarray:
+    """The variance of `size` scores, from their sum and the sum of their squares."""
+    return squares / size - (total / size) ** 2
 
 
 def _totals(group: int, candidates: int) -> np.ndarray:

@@ -155,7 +155,6 @@ class SeedExplorer:
                 budget,
                 rounds=rounds,
                 allocation=self._settings.allocation,
-                criterion=self._settings.criterion,
             ),
             self._arms(),
             self._history.past(prompts, iteration),
@@ -180,8 +179,8 @@ class SeedExplorer:
                 )
         self._history.add(iteration, {prompt: list(scores.values()) for prompt, scores in judged.items()})
         choice = self.choose(planner, judged)
-        pool = {prompt: choice.pool[prompt] for prompt in choice.seeds if prompt in choice.pool}
-        return SeedPlan(iteration, choice.seeds, made, pool, _figures(planner, choice, made))
+        compared = tuple(prompt for prompt in choice.seeds if prompt in choice.random)
+        return SeedPlan(iteration, choice.seeds, made, compared, _figures(planner, choice, made))
 
     def choose(self, planner: DraftPlanner, judged: Mapping[int, Mapping[int, float]]) -> Choice:
         """The seeds to roll out; what a strategy of another package does in its own way.
@@ -252,7 +251,7 @@ class SeedExplorer:
         if not pairs:
             return None
         group = self._config.algorithm.group_size
-        agreement = compare(pairs, group, self._settings.criterion)
+        agreement = compare(pairs, group)
         return self._monitor.verdict(plan.iteration, agreement, moved)
 
     def signal(self, judgement: Judgement) -> float:
@@ -289,7 +288,7 @@ class SeedExplorer:
 def _figures(planner: DraftPlanner, choice: Choice, made: Sequence[Candidate]) -> dict[str, float]:
     """What exploration reports of itself."""
     # Of the same prompts, to be compared: those that enough was seen of.
-    explored = [prompt for prompt in choice.seeds if prompt in choice.pool]
+    explored = [prompt for prompt in choice.seeds if prompt in choice.random]
     reached = {draft.prompt_id for draft in made if draft.error is None}
     figures = {
         "drafts": float(len(made)),

@@ -16,7 +16,7 @@ import numpy as np
 from gpu_runtime.exploration.draft_planner import Draft
 from gpu_runtime.exploration.fidelity import FULL
 from gpu_runtime.exploration.plan import Candidate, SeedPlan
-from gpu_runtime.exploration.selection import Criterion, select
+from gpu_runtime.exploration.selection import max_variance_subset
 from storage.config.exploration import ExplorationConfig
 
 MONITOR_ROUND = -1
@@ -125,11 +125,10 @@ class RankMonitor:
         spearman = product / (stale * fresh) ** 0.5 if stale * fresh > 0 else 0.0
         where = f"iteration {iteration}: "
         if spearman < least and compared >= _ENOUGH_PAIRS:
-            follows = "drafted anew" if self._settings.when_stale == "redraft" else "replaced by plain ones"
             message = (
                 f"{where}stale and fresh ranks agree by Spearman {spearman:.2f} ({compared} drafts), "
-                f"below exploration.min_spearman={least:g}; the next seeds are {follows}. A lower learning "
-                "rate keeps ranks longer"
+                f"below exploration.min_spearman={least:g}; the next seeds are drafted anew. A lower "
+                "learning rate keeps ranks longer"
             )
             return Review(agreement, False, (("staleness", message),))
         if not moved and agreement.pairs >= _ENOUGH_PAIRS:
@@ -149,19 +148,18 @@ class RankMonitor:
         self._ranks = [(int(pairs), product, stale, fresh) for pairs, product, stale, fresh in state]
 
 
-def compare(pairs: Pairs, group_size: int, criterion: Criterion = "variance") -> Agreement:
+def compare(pairs: Pairs, group_size: int) -> Agreement:
     """Agreement of stale and fresh scores, within prompts.
 
     Args:
         pairs: as many stale as fresh scores of each prompt, in the order of their seeds.
         group_size: seeds kept of a prompt.
-        criterion: how they are chosen.
     """
     arrays = [(np.asarray(stale, float), np.asarray(fresh, float)) for stale, fresh in pairs.values()]
     ranks = [(_ranks(stale), _ranks(fresh)) for stale, fresh in arrays]
     signs = [(_signs(stale), _signs(fresh)) for stale, fresh in arrays]
     overlaps = [
-        len(_kept(stale, group_size, criterion) & _kept(fresh, group_size, criterion)) / group_size
+        len(_kept(stale, group_size) & _kept(fresh, group_size)) / group_size
         for stale, fresh in arrays
         if len(stale) > group_size
     ]
@@ -202,5 +200,5 @@ def _sums(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float,
     )
 
 
-def _kept(values: np.ndarray, group_size: int, criterion: Criterion) -> set[int]:
-    return set(select(values, group_size, criterion).indices)
+def _kept(values: np.ndarray, group_size: int) -> set[int]:
+    return set(max_variance_subset(values, group_size).indices)

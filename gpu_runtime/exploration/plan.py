@@ -46,8 +46,7 @@ class SeedPlan:
         iteration: the iteration that will roll them out.
         seeds: seed indices of each prompt_id; every prompt has the same number.
         candidates: the drafts that it was chosen from; none in a plain plan.
-        pool: mean and deviation of all of a prompt's draft scores (what is learned from), by prompt_id;
-            what advantages may be measured from.
+        compared: prompts with enough drafts to say what a random group's variance would have been.
         figures: what exploration has to report, by metric name.
         notes: what people should know, as (kind of event, message).
         refused: the ranks of its drafts cannot be trusted; draft again with fresh weights.
@@ -57,7 +56,7 @@ class SeedPlan:
     iteration: int
     seeds: dict[int, tuple[int, ...]]
     candidates: tuple[Candidate, ...] = ()
-    pool: dict[int, tuple[float, float]] = field(default_factory=dict)
+    compared: tuple[int, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     notes: tuple[tuple[str, str], ...] = ()
     refused: bool = False
@@ -89,7 +88,7 @@ class SeedPlan:
 def plan_to_json(plan: SeedPlan) -> dict[str, Any]:
     """A plan as JSON values, to travel in a checkpoint."""
     # JSON has no integer keys.
-    return asdict(plan) | {"seeds": list(plan.seeds.items()), "pool": list(plan.pool.items())}
+    return asdict(plan) | {"seeds": list(plan.seeds.items())}
 
 
 def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
@@ -98,7 +97,8 @@ def plan_from_json(values: Mapping[str, Any]) -> SeedPlan:
         iteration=values["iteration"],
         seeds={prompt: tuple(seeds) for prompt, seeds in values["seeds"]},
         candidates=tuple(Candidate(**draft) for draft in values["candidates"]),
-        pool={prompt: (mean, deviation) for prompt, (mean, deviation) in values["pool"]},
+        # Plans of earlier checkpoints have more of these prompts.
+        compared=tuple(values.get("compared", [prompt for prompt, _ in values.get("pool", ())])),
         figures=dict(values["figures"]),
         notes=tuple((kind, message) for kind, message in values["notes"]),
         refused=values["refused"],

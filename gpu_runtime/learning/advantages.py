@@ -42,8 +42,7 @@ class Advantages:
 
     Attributes:
         value_PG: float64, clamped; 0 in dropped groups.
-        kept_P: False where all of a group's rewards equal what they are measured from, and where one of
-            them is missing.
+        kept_P: False where all of a group's rewards are equal, and where one of them is missing.
         failed: groups in which a reward is missing.
     """
 
@@ -61,7 +60,6 @@ def group_advantages(
     reward_PG: torch.Tensor,
     std: Literal["group", "batch", "none"] = "group",
     clip: float = 5.0,
-    pool_P2: torch.Tensor | None = None,
     judged_P: torch.Tensor | None = None,
 ) -> Advantages:
     """A = (R - mean of the group) / (deviation + 1e-4), clamped to plus or minus `clip`.
@@ -70,9 +68,6 @@ def group_advantages(
         reward_PG: rewards, any float type.
         std: deviation of the `group` or of the whole `batch`, or no division.
         clip: largest magnitude of an advantage.
-        pool_P2: mean and deviation of a larger pool of which the group was chosen, to be used instead of
-            the group's own; NaN where a prompt has none. A chosen group's own mean is not the policy's:
-            rare successes that were sought out are no less rare for that.
         judged_P: False where a reward of the group is missing; None where none is. Such a group is dropped
             whole, and the others are normalised without it: a group of fewer samples would have another
             mean and deviation than the policy's, and the missing ones are rarely missing at random.
@@ -83,18 +78,11 @@ def group_advantages(
     if reward_PG.ndim != 2 or reward_PG.shape[1] < 2:
         raise ValueError(f"rewards have shape {tuple(reward_PG.shape)}; (prompts, at least 2) is needed")
     if judged_P is not None and not judged_P.all():
-        pool = None if pool_P2 is None else pool_P2[judged_P]
-        return _spread_out(group_advantages(reward_PG[judged_P], std, clip, pool), judged_P)
+        return _spread_out(group_advantages(reward_PG[judged_P], std, clip), judged_P)
     reward = reward_PG.to(torch.float64)
     if not torch.isfinite(reward).all():
         raise ValueError("a reward is not finite; its group should have been left out")
     mean_P1, deviation_P1 = reward.mean(dim=1, keepdim=True), reward.std(dim=1, correction=0, keepdim=True)
-    if pool_P2 is not None:
-        pool = pool_P2.to(torch.float64)
-        mean_P1 = torch.where(pool[:, :1].isnan(), mean_P1, pool[:, :1])
-        # A pool without spread says nothing of how far a score is from the usual.
-        unknown_P1 = pool[:, 1:].isnan() | (pool[:, 1:] <= _NO_SPREAD)
-        deviation_P1 = torch.where(unknown_P1, deviation_P1, pool[:, 1:])
     centred = reward - mean_P1
     kept_P = centred.abs().amax(dim=1) > _NO_SPREAD
     if std == "group":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -14,14 +13,11 @@ from gpu_runtime.rewards.protocol import Score
 from storage.config.run_config import RunConfig
 from storage.errors import RewardError, TrainingError
 
-_NO_POOL = (math.nan, math.nan)
-
 
 def training_samples(
     samples: Sequence[GeneratedSample],
     scores: Sequence[Score],
     config: RunConfig,
-    pool: Mapping[int, tuple[float, float]] | None = None,
     policy_version: int | None = None,
 ) -> tuple[Advantages, list[TrainingSample]]:
     """Advantages of P groups of G, and the samples of the groups that have variance.
@@ -33,8 +29,6 @@ def training_samples(
         samples: P * G samples, the groups one after another.
         scores: their scores, in the same order.
         config: says what is learned from (graded or exact) and how advantages are normalised.
-        pool: mean and deviation of the drafts that a prompt's seeds were chosen from, by prompt_id; used
-            where exploration.baseline asks for it.
         policy_version: of the weights that training begins with; samples of another one are stale. None:
             of those that drew all samples.
 
@@ -54,15 +48,10 @@ def training_samples(
             f"{len(prompts)} prompt groups; a group with a failed image is not trained on, so none is left. "
             f"The first error was: {first}. Check the scorer, then resume the run"
         )
-    pool_P2 = None
-    if pool and config.exploration.baseline == "pool":
-        pool_P2 = torch.tensor([pool.get(prompt, _NO_POOL) for prompt in prompts], dtype=torch.float64)
     if any(score.terms for score in scores):
         reward_PG = _normalised(scores, reward_PG)
     algorithm = config.algorithm
-    advantages = group_advantages(
-        reward_PG, algorithm.advantage_std, algorithm.advantage_clip, pool_P2, judged_P
-    )
+    advantages = group_advantages(reward_PG, algorithm.advantage_std, algorithm.advantage_clip, judged_P)
     kept = advantages.kept_P.repeat_interleave(reward_PG.shape[1]).tolist()
     values = advantages.value_PG.flatten().tolist()
     return advantages, [

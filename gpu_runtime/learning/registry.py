@@ -95,20 +95,12 @@ def _nft(policy: Policy, sampler: Sampler, config: RunConfig, options: NftOption
     return NftObjective(policy, sampler, config, options)
 
 
-def _check_nft(config: RunConfig, options: NftOptions) -> None:
-    if config.exploration.baseline == "pool":
-        raise ConfigurationError(
-            "exploration.baseline is pool with algorithm.objective=nft: advantages that do not sum to zero "
-            "train the model on its own images, good and bad, and it degrades; set exploration.baseline=group"
-        )
-
-
 OBJECTIVES = Registry(
     "algorithm.objective",
     ObjectivePlugin,
     "spotlight.objectives",
     {
         "grpo": ObjectivePlugin(_grpo, GrpoOptions, "Flow-GRPO", check=_check_grpo),
-        "nft": ObjectivePlugin(_nft, NftOptions, "DiffusionNFT", clips_ratio=False, check=_check_nft),
+        "nft": ObjectivePlugin(_nft, NftOptions, "DiffusionNFT", clips_ratio=False),
     },
 )

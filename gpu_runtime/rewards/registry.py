@@ -314,14 +314,8 @@ def read_scorer_options(config: RunConfig) -> RunConfig:
     """The settings with the options of the scorer and the judge as they are stored: folders are absolute.
 
     Raises:
-        ConfigurationError: as `chosen_scorer` and `chosen_judge`; or parts are normalised in their group, and
-            advantages are to be measured from a larger pool.
+        ConfigurationError: as `chosen_scorer` and `chosen_judge`.
     """
-    if _normalises(chosen_scorer(config.reward)) and config.exploration.baseline == "pool":
-        raise ConfigurationError(
-            "reward.options.normalise is group, but exploration.baseline is pool: the parts of drafts "
-            "are not normalised; use exploration.baseline=group, or normalise=none"
-        )
     reward = config.reward.model_copy(update={"options": chosen_scorer(config.reward).values})
     judge = chosen_judge(config)
     options = {} if judge is None else judge.values

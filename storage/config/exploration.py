@@ -36,15 +36,6 @@ class ExplorationConfig(Section):
     allocation: Literal["bandit", "uniform"] = "bandit"
     """`bandit` drafts where the kept group's variance gains most, `uniform` all prompts alike."""
 
-    criterion: Literal["variance", "deviation"] = "variance"
-    """What makes a group good: the variance of its scores (the paper), or their mean squared distance from
-    the mean of all the prompt's drafts, which takes every rare success there is. The latter belongs with
-    baseline = `pool`."""
-
-    baseline: Literal["group", "pool"] = "group"
-    """What advantages are measured from, and divided by where algorithm.advantage_std is `group`: mean and
-    deviation of the group that was rolled out, or of all the prompt's drafts."""
-
     prompt_pool: float = Field(default=1.0, ge=1, le=16)
     """Prompts explored for each prompt that is rolled out; the prompts whose groups differ most are kept."""
 
@@ -58,10 +49,8 @@ class ExplorationConfig(Section):
     training window; 0 switches the monitor off."""
 
     min_spearman: float = Field(default=0.5, ge=-1, le=1)
-    """Rank correlation of stale and fresh scores below which drafts are not trusted."""
-
-    when_stale: Literal["redraft", "plain"] = "redraft"
-    """What follows when they are not: draft anew with the current weights, or take plain seeds."""
+    """Rank correlation of stale and fresh scores below which drafts are not trusted, and the next seeds are
+    drafted anew with the current weights."""
 
     @model_validator(mode="after")
     def _can_be_met(self) -> Self:

@@ -19,6 +19,9 @@ _FIXED: dict[KeyPath, Any] = {
     ("runtime", "threads"): 1,
     ("exploration", "noise_aware"): False,
     ("exploration", "history_half_life"): 10.0,
+    ("exploration", "criterion"): "variance",
+    ("exploration", "baseline"): "group",
+    ("exploration", "when_stale"): "redraft",
 }
 """Settings that are gone, and the value that every run has now: a run with another cannot be continued."""
 

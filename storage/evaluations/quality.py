@@ -13,10 +13,12 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCORE = "score"
 JUDGE = "judge"
@@ -183,6 +185,8 @@ def image_changes(pairs: Iterable[tuple[FiguredImage, FiguredImage]]) -> list[Fi
         for name, value in early.figures.items()
         if name in late.figures
     ]
+    import pandas as pd
+
     frame = pd.DataFrame(rows, columns=["prompt_id", "seed_index", "name", "before", "after"])
     return figure_changes(frame, QUALITY)
 

@@ -61,7 +61,9 @@ def test_a_run_is_shown_with_scores_charts_and_images(new_page: NewPage, url: st
         assert re.search(r"Score now\s+0\.8\d\d", text)
         titles = page.locator(".js-plotly-plot .gtitle").all_text_contents()
         assert titles == [
-            "Over iterations", "Over wall-clock", "Over cost", "Cost so far, by market", "What was paid for",
+            "Over iterations", "Over wall-clock", "Over cost",
+            "Distance to the rendered picture", "Looks of the images", "Variety of the images",
+            "Cost so far, by market", "What was paid for",
             "Prompts without signal", "Ratio deviation at the first update", "KL to the reference policy",
             "Clipped denoising steps",
         ]  # fmt: skip
@@ -90,7 +92,7 @@ def test_the_seeds_of_a_run_are_shown_and_the_run_stays_chosen_between_pages(
         assert re.search(r"Stale ranks hold: Spearman 0\.[89]\d \(median of 20 iterations\)", text)
         assert page.locator(".js-plotly-plot .gtitle").all_text_contents() == [
             "Same seed, older and newer weights", "Do stale ranks hold?",
-            "Spread before and after the choice", "Drafts against success", "Drafts by prompt",
+            "Variance before and after the choice", "Drafts against success", "Drafts by prompt",
         ]  # fmt: skip
         circles = page.locator(".js-plotly-plot").first.locator(".scatterlayer .points path")
         assert circles.count() > 10

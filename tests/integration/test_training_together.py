@@ -73,7 +73,7 @@ def iteration(runtime: Runtime, number: int):
 def train_alone(worker: DeviceWorker, config, rolled: Rollout, scores):
     """The same training step by one trainer; its report."""
     generated = [delivered.sample for delivered in rolled.delivered]
-    return worker.train(training_samples(generated, scores, config, rolled.plan.pool)[1])
+    return worker.train(training_samples(generated, scores, config)[1])
 
 
 def off(ours: dict[str, bytes], theirs: dict[str, bytes], before: dict[str, bytes], part: str) -> float:

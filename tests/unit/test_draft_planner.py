@@ -10,6 +10,7 @@ import pytest
 from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, PlannerSettings
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.score_model import PastScores
+from gpu_runtime.exploration.selection import random_spread
 
 FULL_ARM = Arm()
 SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36, rounds=4)
@@ -187,7 +188,7 @@ def test_drafts_count_at_their_expected_full_score():
     arm = Arm("preview-4", cost=0.5, reliability=1.0, expected=lambda score: 1.0 - score)
     planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4), arms=(arm,))
     run(planner, lambda draft: 1.0 if draft.seed_index == 3 else 0.0)
-    assert planner.choose().pool[0][1] == pytest.approx(np.std([1] * 7 + [0]))
+    assert planner.choose().random[0] == pytest.approx(random_spread([1] * 7 + [0], SETTINGS.group_size))
 
 
 def test_a_later_draft_of_a_known_past_counts_less():

@@ -14,7 +14,7 @@ from gpu_runtime.exploration.expected_gain import (
     _random_outcomes,
     best_spread,
 )
-from gpu_runtime.exploration.selection import Criterion, select
+from gpu_runtime.exploration.selection import max_variance_subset
 
 
 class Coin:
@@ -28,18 +28,18 @@ class Coin:
         return (uniforms[None] >= 1 - self.rates[:, None, None]).astype(float)
 
 
-def curves(rates, judged=None, group=4, candidates=12, criterion: Criterion = "variance"):
+def curves(rates, judged=None, group=4, candidates=12):
     judged = judged or [()] * len(rates)
     known = [np.array(scores, dtype=float) for scores in judged]
-    return ValueCurves(Coin(*rates).draws, known, group, candidates, criterion, (0, 1))
+    return ValueCurves(Coin(*rates).draws, known, group, candidates, (0, 1))
 
 
-def enumerated(judged, rate, further, group, criterion):
+def enumerated(judged, rate, further, group):
     """Expected spread of the best group after further drafts, over all their outcomes."""
     value = 0.0
     for drawn in itertools.product((0.0, 1.0), repeat=further):
         chance = np.prod([rate if score else 1 - rate for score in drawn])
-        value += float(chance) * select([*judged, *drawn], group, criterion).spread
+        value += float(chance) * max_variance_subset([*judged, *drawn], group).spread
     return value
 
 
@@ -48,24 +48,22 @@ def gains(found: Segments, prompt: int) -> list[float]:
     return np.repeat(found.rate[mine], found.drafts[mine]).tolist()
 
 
-@pytest.mark.parametrize("criterion", ["variance", "deviation"])
-def test_the_best_spread_is_that_of_the_exact_selection(criterion):
+def test_the_best_spread_is_that_of_the_exact_selection():
     scores = np.round(np.random.default_rng(0).normal(size=(40, 9)), 1)
     for size in (1, 2, 5, 9):
-        expected = [select(row, size, criterion).spread for row in scores]
-        assert best_spread(scores, size, criterion) == pytest.approx(expected, abs=1e-9)
+        expected = [max_variance_subset(row, size).spread for row in scores]
+        assert best_spread(scores, size) == pytest.approx(expected, abs=1e-9)
 
 
-@pytest.mark.parametrize("criterion", ["variance", "deviation"])
 @pytest.mark.parametrize("judged", [(), (0, 0, 1), (0, 0, 0, 0, 1)])
-def test_the_gain_is_that_of_all_outcomes(judged, criterion):
+def test_the_gain_is_that_of_all_outcomes(judged):
     """Up to the last of seven candidates: the concave curve ends in the value of all of them."""
-    found = curves([0.3], [judged], candidates=7, criterion=criterion)
+    found = curves([0.3], [judged], candidates=7)
     segments = found.segments(np.array([len(judged)]), np.zeros(1))
     total = sum(gains(segments, 0))
     have = max(len(judged), 4)
-    start = enumerated(judged, 0.3, have - len(judged), 4, criterion)
-    assert total == pytest.approx(enumerated(judged, 0.3, 7 - len(judged), 4, criterion) - start, abs=0.02)
+    start = enumerated(judged, 0.3, have - len(judged), 4)
+    assert total == pytest.approx(enumerated(judged, 0.3, 7 - len(judged), 4) - start, abs=0.02)
 
 
 def test_what_was_not_tried_cannot_be_selected():

@@ -52,11 +52,10 @@ SCORES = [score(1.0), score(0.0), FAILED, score(1.0), score(0.5), score(1.0)]
 
 
 @pytest.mark.parametrize("std", ["group", "batch", "none"])
-@pytest.mark.parametrize("pool", [None, {0: (0.2, 0.4), 1: (0.5, 0.5), 2: (0.7, 0.1)}])
-def test_a_group_with_a_failed_image_is_dropped_whole_and_the_others_are_as_without_it(std: Any, pool: Any):
-    config = tiny_config(algorithm={"advantage_std": std}, exploration={"baseline": "pool"})
-    advantages, kept = training_samples(SAMPLES, SCORES, config, pool)
-    without = training_samples([*SAMPLES[:2], *SAMPLES[4:]], [*SCORES[:2], *SCORES[4:]], config, pool)
+def test_a_group_with_a_failed_image_is_dropped_whole_and_the_others_are_as_without_it(std: Any):
+    config = tiny_config(algorithm={"advantage_std": std})
+    advantages, kept = training_samples(SAMPLES, SCORES, config)
+    without = training_samples([*SAMPLES[:2], *SAMPLES[4:]], [*SCORES[:2], *SCORES[4:]], config)
     assert [(sample.request.prompt_id, sample.request.seed_index) for sample in kept] == [
         (0, 0), (0, 1), (2, 0), (2, 1),
     ]  # fmt: skip
@@ -126,8 +125,8 @@ def test_a_repeat_with_the_same_failures_has_the_same_record():
 def test_the_spread_of_a_rollout_is_of_groups_that_were_judged_whole():
     plan = SeedPlan(1, {0: (0, 1), 1: (0, 1)})
     signal = {(0, 0): 1.0, (0, 1): 0.0, (1, 1): 1.0}
-    assert seed_figures(plan, signal, signal, "variance")["spread_rollout"] == pytest.approx(0.25)
-    assert "spread_rollout" not in seed_figures(plan, {(0, 0): 1.0}, {(0, 0): 1.0}, "variance")
+    assert seed_figures(plan, signal, signal)["spread_rollout"] == pytest.approx(0.25)
+    assert "spread_rollout" not in seed_figures(plan, {(0, 0): 1.0}, {(0, 0): 1.0})
 
 
 def test_an_evaluation_is_the_mean_of_what_was_judged():

@@ -122,18 +122,3 @@ def test_rewards_that_are_not_finite_are_refused(bad: float) -> None:
 def test_a_group_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 2"):
         group_advantages(rewards([1.0], [0.0]))
-
-
-def test_advantages_from_a_pool_are_measured_from_its_mean() -> None:
-    # The group was chosen: half successes, of a prompt that succeeds one time in five (deviation 0.4).
-    pool = torch.tensor([[0.2, 0.4], [math.nan, math.nan]])
-    found = group_advantages(rewards([1, 1, 0, 0], [1, 0, 0, 0]), "group", pool_P2=pool)
-    assert found.value_PG[0].tolist() == pytest.approx([0.8 / 0.4001] * 2 + [-0.2 / 0.4001] * 2)
-    # Without a pool the group's own mean and deviation count.
-    deviation = math.sqrt(3) / 4 + 1e-4
-    assert found.value_PG[1].tolist() == pytest.approx([0.75 / deviation] + [-0.25 / deviation] * 3)
-
-
-def test_a_chosen_group_of_equal_rewards_still_tells_something() -> None:
-    found = group_advantages(rewards([1, 1], [1, 1]), pool_P2=torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-    assert found.kept_P.tolist() == [True, False]

@@ -189,12 +189,6 @@ def test_a_report_of_the_right_weights() -> None:
     assert (report.training_steps, report.ratio_deviation, report.clip_share) == (2, 0, 0)
 
 
-def test_a_baseline_that_is_no_contrast_is_refused() -> None:
-    refused = tiny_config(algorithm={"objective": "nft"}, exploration={"baseline": "pool"})
-    with pytest.raises(ConfigurationError, match="baseline=group"):
-        read_objective_options(refused)
-
-
 def test_the_order_of_samples_changes_no_bit() -> None:
     one, other = TinyRun(config(updates=2)), TinyRun(config(updates=2))
     one.trainer.train(one.rollout())

@@ -105,6 +105,7 @@ def test_the_token_of_ray_is_closed(tmp_path: Path):
         "from gpu_runtime.cluster.ray import ray_cluster\n"
         "ray_cluster.RayCluster._connect = lambda self: None\n"
         "ray_cluster.ray.cluster_resources = lambda: {}\n"
+        "ray_cluster.ray.nodes = lambda: []\n"
         "from storage.config.run_config import RunConfig\n"
         "ray_cluster.RayCluster(RunConfig())\n"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 from gpu_runtime.exploration.explorer import SeedExplorer
@@ -18,7 +17,7 @@ def test_the_extremes_of_each_prompt_are_kept():
     plan = explore(SeedExplorer(make_config(), [4, 5]), 1, rising)
     assert plan.seeds == {4: (0, 7), 5: (0, 7)}
     assert plan.explored_score[4, 7] == 7 / 8
-    assert plan.pool[4] == pytest.approx((np.arange(8).mean() / 8, np.arange(8).std() / 8))
+    assert plan.compared == tuple(plan.seeds)
 
 
 def test_a_budget_of_zero_gives_plain_seeds():
@@ -82,18 +81,13 @@ def test_the_forecast_is_a_median_and_knows_nothing_at_first():
     assert forecast.budget(3) == pytest.approx(10 * 3 / 0.5)
 
 
-@pytest.mark.parametrize(
-    ("criterion", "before", "kept"),
-    # Scores 0, 0, 0, 1 of each prompt. Variance: pairs differ with 1 in 2, by 1/4; the kept pair does.
-    # Deviation from the mean 1/4: 3/16 at random; (9/16 + 1/16) / 2 of the kept pair.
-    [("variance", 1 / 8, 1 / 4), ("deviation", 3 / 16, 5 / 16)],
-)
-def test_the_spread_is_reported_by_the_runs_criterion(criterion, before, kept):
-    explorer = SeedExplorer(make_config(criterion=criterion, candidates=4), [4, 5])
+def test_the_variance_before_and_after_the_choice_is_reported():
+    # Scores 0, 0, 0, 1 of each prompt: pairs differ with 1 in 2, by 1/4; the kept pair does.
+    explorer = SeedExplorer(make_config(candidates=4), [4, 5])
     plan = explore(explorer, 1, lambda p, s: float(s == 3))
     assert plan.figures["drafts"] == 8
-    assert plan.figures["spread_random"] == pytest.approx(before)
-    assert plan.figures["spread_kept"] == pytest.approx(kept)
+    assert plan.figures["spread_random"] == pytest.approx(1 / 8)
+    assert plan.figures["spread_kept"] == pytest.approx(1 / 4)
 
 
 def test_prompts_that_were_not_reached_have_no_spread():

@@ -102,11 +102,3 @@ def test_drafts_of_the_weights_that_will_roll_them_out_are_not_refused():
     """Training that had nothing to learn from has left the weights as they were."""
     next_plan = drafted(4, version=2)
     assert reviewed(make_search(monitor_prompts=2), next_plan, version_after=2) == next_plan
-
-
-def test_plain_seeds_in_place_of_refused_drafts_keep_these_on_record():
-    next_plan = drafted(4, version=2)
-    plan = reviewed(make_search(monitor_prompts=2, when_stale="plain"), next_plan, version_after=3)
-    assert (plan.candidates, plan.superseded) == ((), next_plan.candidates)
-    assert set(plan.seeds.values()) == {(0, 1)}
-    assert plan.figures["drafts_refused"] == 16

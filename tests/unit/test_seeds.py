@@ -45,22 +45,20 @@ def session() -> Any:
 def test_figures_of_a_rollout():
     signal = {(7, 0): 1.0, (7, 2): 0.0, (8, 0): 0.0, (8, 1): 0.0}
     value = {(7, 0): 0.9, (7, 2): 0.8, (8, 0): 0.1}
-    figures = seed_figures(PLAN, signal, value, "variance")
+    figures = seed_figures(PLAN, signal, value)
     assert figures == {
         "drafts": 5.0,
         "spread_rollout": pytest.approx(0.25 / 2),
         "draft_error": pytest.approx((0.4 + 0.2) / 2),
     }
-    assert "draft_error" not in seed_figures(SeedPlan(1, {8: (0, 1)}), signal, value, "variance")
+    assert "draft_error" not in seed_figures(SeedPlan(1, {8: (0, 1)}), signal, value)
 
 
-@pytest.mark.parametrize(("criterion", "spread"), [("variance", 0.0625), ("deviation", 0.3125)])
-def test_the_spread_of_a_rollout_is_by_the_runs_criterion_and_of_explored_prompts(criterion, spread):
+def test_the_spread_of_a_rollout_is_of_explored_prompts():
     signal = {(7, 0): 1.0, (7, 2): 0.5, (8, 0): 0.0, (8, 1): 1.0}
-    # Prompt 7 was explored: the mean of its drafts is 0.25; prompt 8 was not.
-    plan = replace(PLAN, pool={7: (0.25, 0.1)})
-    assert seed_figures(plan, signal, {}, criterion)["spread_rollout"] == pytest.approx(spread)
-    plain = seed_figures(SeedPlan(1, plan.seeds), signal, {}, criterion)
+    plan = replace(PLAN, compared=(7,))
+    assert seed_figures(plan, signal, {})["spread_rollout"] == pytest.approx(0.0625)
+    plain = seed_figures(SeedPlan(1, plan.seeds), signal, {})
     assert plain["spread_rollout"] == pytest.approx((0.0625 + 0.25) / 2)
 
 

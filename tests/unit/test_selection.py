@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 
 from gpu_runtime.exploration.selection import (
-    group_spread,
-    max_deviation_subset,
-    max_spread,
     max_variance_subset,
     random_spread,
-    select,
 )
 
 
@@ -34,27 +30,6 @@ def test_equal_scores_take_the_first_seeds():
     assert max_variance_subset([0.0, 1.0, 1.0, 0.0, 1.0, 0.0], 2).indices == (0, 1)
 
 
-def test_deviation_takes_every_rare_success():
-    # Mean 0.2: a success is 0.8 away, a failure 0.2.
-    chosen = max_deviation_subset([0, 0, 1, 0, 0, 0, 1, 0, 0, 0], 3)
-    assert chosen.indices == (0, 2, 6)
-    assert chosen.spread == pytest.approx((0.64 + 0.64 + 0.04) / 3)
-
-
-def test_deviation_of_an_even_pool_takes_the_first_seeds():
-    assert max_deviation_subset([0, 1, 0, 1], 3).indices == (0, 1, 2)
-
-
-def test_the_best_spread_is_that_of_the_selected_group():
-    scores = np.array([[0, 0.25, 1, 0.5, 0.5, 0.1], [0, 0, 0, 0, 0, 1]])
-    assert max_spread(scores, 3, "variance") == pytest.approx(
-        [max_variance_subset(r, 3).spread for r in scores]
-    )
-    assert max_spread(scores, 3, "deviation") == pytest.approx(
-        [max_deviation_subset(r, 3).spread for r in scores]
-    )
-
-
 @pytest.mark.parametrize(("scores", "size"), [([0.1], 2), ([], 1), ([0.1, 0.2], 0)])
 def test_fewer_candidates_than_asked_are_refused(scores, size):
     with pytest.raises(ValueError, match="draft at least"):
@@ -66,12 +41,10 @@ def test_a_score_that_is_not_finite_is_refused():
         max_variance_subset([0.1, float("nan")], 1)
 
 
-@pytest.mark.parametrize("criterion", ["variance", "deviation"])
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_the_spread_of_a_random_group_is_the_mean_over_all_groups(criterion, size):
+def test_the_spread_of_a_random_group_is_the_mean_over_all_groups(size):
     scores = [0.0, 0.1, 0.1, 0.5, 0.9, 1.0]
-    mean = float(np.mean(scores))
-    spreads = [group_spread(group, mean, criterion) for group in combinations(scores, size)]
-    assert random_spread(scores, size, criterion) == pytest.approx(np.mean(spreads))
+    spreads = [np.var(group) for group in combinations(scores, size)]
+    assert random_spread(scores, size) == pytest.approx(np.mean(spreads))
     # Nothing chosen spreads more than the best group.
-    assert max(spreads) == pytest.approx(select(scores, size, criterion).spread)
+    assert max(spreads) == pytest.approx(max_variance_subset(scores, size).spread)

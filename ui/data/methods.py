@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from storage.environment import CLIPS_RATIO, DRAFT_TIMING
 from ui.data.run import RunView
-
-
-@dataclass(frozen=True)
-class SpreadMeasure:
-    """What a run measures the differences between the scores of a prompt group by.
-
-    Attributes:
-        word: for a sentence.
-        axis: for a chart.
-    """
-
-    word: str
-    axis: str
-
-
-_VARIANCE = SpreadMeasure("variance", "Variance of a prompt group's scores")
-_DEVIATION = SpreadMeasure("spread", "Squared distance from the drafts' mean")
 
 
 def explores(view: RunView) -> bool | None:
@@ -44,11 +25,6 @@ def drafts_before_rollout(view: RunView) -> bool:
 def clips_ratio(view: RunView) -> bool:
     """Whether the objective clips the ratio of new to old probabilities."""
     return view.row.environment.get(CLIPS_RATIO) != "no"
-
-
-def spread_measure(view: RunView) -> SpreadMeasure:
-    """What the run's spread figures are; variance where its settings do not say."""
-    return _DEVIATION if view.setting("exploration", "criterion") == "deviation" else _VARIANCE
 
 
 def least_spearman(view: RunView) -> float | None:

@@ -5,8 +5,12 @@ Like storage/database/queries/runs.py: each function takes an open connection.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import duckdb
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def figure_means(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:

@@ -9,7 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts.layout import add_level, laid_out
-from ui.data.methods import spread_measure
 from ui.data.run import RunView
 from ui.elements.formatting import chart_text
 from ui.elements.palette import DRAFT_COLOUR, REFERENCE_COLOUR, SAMPLES_COLOUR, SCORE_COLOUR, faded
@@ -90,7 +89,7 @@ def rank_chart(view: RunView, least: float | None) -> go.Figure:
 
 
 def spread_chart(view: RunView) -> go.Figure:
-    """Spread of a prompt group's scores by the run's criterion: random, chosen by drafts, rolled out."""
+    """Variance of a prompt group's scores: random, chosen by drafts, rolled out."""
     figure = go.Figure()
     for name, title, line in (
         ("spread_random", "random", {"color": SAMPLES_COLOUR, "width": 2}),
@@ -98,7 +97,8 @@ def spread_chart(view: RunView) -> go.Figure:
         ("spread_rollout", "kept (rollout)", {"color": SCORE_COLOUR, "width": 3}),
     ):  # fmt: skip
         _add_course(figure, view, name, title, line)
-    figure = laid_out(figure, "Spread before and after the choice", "Iteration", spread_measure(view).axis)
+    title = "Variance of a prompt group's scores"
+    figure = laid_out(figure, "Variance before and after the choice", "Iteration", title)
     return figure.update_yaxes(rangemode="tozero")
 
 

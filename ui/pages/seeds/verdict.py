@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
-from ui.data.methods import least_spearman, spread_measure
+from ui.data.methods import least_spearman
 from ui.data.run import RunView
 from ui.elements.formatting import figure as as_figure
 from ui.elements.formatting import moment, percent, plain_markdown, short_duration
@@ -97,8 +97,9 @@ def show_seed_figures(view: RunView) -> None:
     )  # fmt: skip
     value, how = _spread_ratio(view) or (None, None)
     show_tile(
-        row, f"{spread_measure(view).word.capitalize()} gain", "-" if value is None else f"{value:.2f}×", how,
-        f"{spread_measure(view).axis}: kept groups over random ones, over the last {_RECENT} iterations.",
+        row, "Variance gain", "-" if value is None else f"{value:.2f}×", how,
+        "Variance of a prompt group's scores: kept groups over random ones, "
+        f"over the last {_RECENT} iterations.",
     )  # fmt: skip
     show_tile(
         row, "Wait for exploration", _latest(view, "explore_wait_s", short_duration),
@@ -133,7 +134,7 @@ def _gain(view: RunView) -> str:
     if ratio is None:
         return ""
     value, how = ratio
-    found = f"ept groups have {value:.1f}x the {spread_measure(view).word} of random ones."
+    found = f"ept groups have {value:.1f}x the variance of random ones."
     return f"By their drafts, k{found}" if how == "by drafts" else f"K{found}"
 
 

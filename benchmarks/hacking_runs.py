@@ -202,10 +202,12 @@ def course_of(home: Home, want: Wanted) -> Course:
     alarms = [number for number, verdict in verdicts.items() if verdict is not None and verdict.is_hacking]
     own = f"{PART}{scorer}"
     return Course(
-        tuple(scores["iteration"].tolist()),
-        _values(means, own) if own in means else _values(scores, "score"),
-        *(_values(means, name) for name in (JUDGE, "truth_distance", "grain")),
-        tuple(alarms),
+        iterations=tuple(scores["iteration"].tolist()),
+        score=_values(means, own) if own in means else _values(scores, "score"),
+        judge=_values(means, JUDGE),
+        distance=_values(means, "truth_distance"),
+        grain=_values(means, "grain"),
+        alarms=tuple(alarms),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from benchmarks.hacking import arm_figures, chosen_arm, ends_sound, loss_at, stopped, summarise, warned
@@ -74,7 +76,7 @@ def test_an_early_stop_is_the_unguarded_run_before_its_first_alarm():
 
 
 def test_the_chosen_arm_keeps_images_on_both_tasks():
-    def arm(share: float, far: float = -0.01, grain: float = 1.0) -> dict:
+    def arm(share: float, far: float = -0.01, grain: float = 1.0) -> dict[str, Any]:
         return {
             "gain_share": {"mean": share}, "distance_change": {"mean": far}, "grain_ratio": {"mean": grain},
         }  # fmt: skip

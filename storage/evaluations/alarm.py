@@ -19,12 +19,14 @@ class AlarmCourse:
         sounding: whether the newest one has.
         sound: the iteration of the newest one that has not; 0 is the untouched model.
         returned_to: that iteration, once an alarm has led back to it; None before.
+        alarm_at: the iteration of the newest one that has; 0 before.
     """
 
     alarms: int = 0
     sounding: bool = False
     sound: int = 0
     returned_to: int | None = None
+    alarm_at: int = 0
 
     def after(self, iteration: int, is_hacking: bool) -> AlarmCourse:
         """The course after another evaluation, answered.
@@ -34,8 +36,10 @@ class AlarmCourse:
             is_hacking: whether it raises the alarm.
         """
         if not is_hacking:
-            return AlarmCourse(self.alarms, False, iteration)
-        return replace(self, alarms=self.alarms + 1, sounding=True, returned_to=self.sound)
+            return replace(self, sounding=False, sound=iteration, returned_to=None)
+        return replace(
+            self, alarms=self.alarms + 1, sounding=True, returned_to=self.sound, alarm_at=iteration
+        )
 
     def kl_weight(self, config: RunConfig) -> float:
         """The weight of the KL with `evaluation.on_alarm=kl`: each alarm doubles it."""

@@ -110,8 +110,9 @@ def _end(session: Session, message: str, why: str) -> HackingError:
 
 
 def _pin(session: Session, iteration: int) -> None:
-    """Keep the newest checkpoint that a sound evaluation speaks for."""
-    saved = [number for number in session.checkpoints.iterations() if number <= iteration]
+    """Keep the newest checkpoint that a sound evaluation speaks for: none that an alarm has followed."""
+    known = session.checkpoints.iterations()
+    saved = [number for number in known if session.alarm.alarm_at < number <= iteration]
     if saved:
         session.checkpoints.pin(saved[-1])
 

@@ -40,11 +40,9 @@ class Runtime:
 class Run:
     """A run whose evaluations are written here."""
 
-    def __init__(self, folder: Path, on_alarm: str, kl_weight: float = 0.0) -> None:
+    def __init__(self, folder: Path, on_alarm: str) -> None:
         self.store = RunStore(Home(folder), wait_s=2.0)
-        self.config = RunConfig.model_validate(
-            {"evaluation": {"on_alarm": on_alarm}, "algorithm": {"kl_weight": kl_weight}}
-        )
+        self.config = RunConfig.model_validate({"evaluation": {"on_alarm": on_alarm}})
         self.store.create_run("r", self.config, {}, os.getpid())
         self.checkpoints = CheckpointStore(folder / "checkpoints")
         self._evaluated(0, SOUND)
@@ -58,9 +56,10 @@ class Run:
             log=SimpleNamespace(note=lambda message: None),
         )  # fmt: skip
 
-    def evaluate(self, iteration: int, distance: float) -> alarm.Answer:
+    def evaluate(self, iteration: int, distance: float, saves: bool = True) -> alarm.Answer:
         """An iteration's checkpoint and evaluation, answered."""
-        self.checkpoints.save(iteration, {"n": str(iteration).encode()}, {}, {})
+        if saves:
+            self.checkpoints.save(iteration, {"n": str(iteration).encode()}, {}, {})
         self._evaluated(iteration, distance)
         return answer(self.session, iteration)
 
@@ -99,7 +98,9 @@ def test_each_alarm_doubles_the_kl(tmp_path: Path):
     for iteration, distance in ((10, SOUND), (20, HACKED), (30, HACKED), (40, SOUND), (50, HACKED)):
         run.evaluate(iteration, distance)
     assert run.session.runtime.asked == [0.04, 0.08, 0.16]
-    assert AlarmCourse(2).kl_weight(Run(tmp_path / "b", "kl", 0.1).config) == pytest.approx(0.4)
+    assert AlarmCourse(2).kl_weight(
+        RunConfig.model_validate({"algorithm": {"kl_weight": 0.1}})
+    ) == pytest.approx(0.4)
     assert AlarmCourse().kl_weight(run.config) == 0
 
 
@@ -139,6 +140,15 @@ def test_a_sound_evaluation_after_a_return_is_returned_to_next(tmp_path: Path):
     for iteration, distance in ((10, SOUND), (20, HACKED), (30, SOUND), (40, HACKED)):
         run.evaluate(iteration, distance)
     assert run.session.runtime.asked == [b"10", b"30"]
+
+
+def test_a_checkpoint_that_an_alarm_has_followed_is_not_returned_to(tmp_path: Path):
+    run = Run(tmp_path, "rollback")
+    run.evaluate(10, SOUND)
+    run.evaluate(20, HACKED)
+    run.evaluate(30, SOUND, saves=False)  # the newest checkpoint is still the hacked one
+    assert run.evaluate(40, HACKED, saves=False).returned
+    assert run.session.runtime.asked == [b"10", b"10"]
 
 
 def test_nothing_sound_to_return_to_ends_the_run(tmp_path: Path):

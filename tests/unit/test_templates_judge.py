@@ -98,7 +98,7 @@ def test_the_judge_s_options_are_read_and_kept():
 def test_held_out_prompts_that_it_cannot_judge_are_refused_before_a_run(tmp_path):
     file = tmp_path / "held-out.txt"
     file.write_text('a red sign that says "AB"\n', encoding="utf-8")
-    settings = ["evaluation.judge=templates", f"prompts.evaluate={file}", "runtime.cluster=local"]
+    settings = ["evaluation.judge=templates", f"prompts.evaluate={file}", "evaluation.prompts=1"]
     with pytest.raises(PromptFileError, match=r"evaluation\.judge is 'templates'"):
         check_inputs(load_config("glyphs", settings, {}))
 

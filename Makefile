@@ -19,6 +19,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m flows.server.empty_database
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU

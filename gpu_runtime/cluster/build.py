@@ -36,7 +36,7 @@ def cluster_class(config: RunConfig) -> Callable[[RunConfig], Cluster]:
 
 
 def start_early(config: RunConfig) -> None:
-    """Let the process begin from which the checks before a run, and workers of a local cluster, are forked.
+    """Let the process begin from which the checks before a run, and workers on this machine, are forked.
 
     Imports nothing heavy. What it starts ends with this process.
     """

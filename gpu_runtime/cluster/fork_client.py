@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -12,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from gpu_runtime.cluster.fork_server import PID_BYTES
 from storage.errors import RuntimeFailure
@@ -24,6 +27,7 @@ _IMPORTED = (
 )
 _LAUNCHER = "from gpu_runtime.cluster.fork_server import main; main()"
 _TAIL_BYTES = 4096
+_REQUESTS = 128
 _END_S = 10.0
 
 
@@ -75,12 +79,17 @@ class _ForkServer:
         self._lock = threading.Lock()
         self._output = os.memfd_create("spotlight-fork-server")
         self._socket, theirs = socket.socketpair()
+        self.name = f"spotlight-{os.getpid()}-{secrets.token_hex(8)}"
+        requests = socket.socket(socket.AF_UNIX)
+        requests.bind(f"\0{self.name}")
+        requests.listen(_REQUESTS)
         # One thread in all libraries, as Ray gives its workers: a fork has only the thread that forks.
         environment = {"OMP_NUM_THREADS": "1"} | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        with theirs:
+        with theirs, requests:
+            sockets = theirs.fileno(), requests.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCHER, str(theirs.fileno()), *_IMPORTED, *modules],
-                env=environment, pass_fds=[theirs.fileno()], start_new_session=True,
+                [sys.executable, "-c", _LAUNCHER, *map(str, sockets), *_IMPORTED, *modules],
+                env=environment, pass_fds=sockets, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
             )  # fmt: skip
 
@@ -149,6 +158,15 @@ def fork(limit_s: float) -> ForkedProcess:
         RuntimeFailure: if it does not answer in so many seconds.
     """
     return _running().fork(limit_s)
+
+
+def requesting_command() -> str:
+    """What runs a Python script in a process that the fork server of this process forks, for a shell.
+
+    The script and its arguments follow. It is run as by `python` where the fork server does not answer.
+    """
+    script = Path(__file__).with_name("fork_request.py")
+    return shlex.join([sys.executable, "-I", "-S", str(script), _running().name])
 
 
 def _running(modules: Sequence[str] = ()) -> _ForkServer:

@@ -3,7 +3,11 @@
 It has one thread and holds no device, so that a fork of it is sound. It ends when the driver does, however
 that ends, as its socket then closes; the kernel kills its workers with it, stopped ones too. Linux only.
 
-    python -c 'from gpu_runtime.cluster.fork_server import main; main()' FD MODULE...
+The driver asks through its socket for workers of a local cluster. Workers of Ray are asked for by
+`fork_request.py`, through a socket that the driver listens at: it is of this system's abstract names, which
+leave no file behind, and is answered for processes of the same user only.
+
+    python -c 'from gpu_runtime.cluster.fork_server import main; main()' FD LISTENING_FD MODULE...
 """
 
 from __future__ import annotations
@@ -11,26 +15,33 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import json
 import os
+import random
+import runpy
+import select
 import signal
 import socket
+import struct
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from gpu_runtime.cluster.fork_request import SIZE_BYTES
 
 PID_BYTES = 8
+_REQUEST_LIMIT_S = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Serve the driver: its socket and the modules to import are on the command line."""
-    _serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    """Serve: the driver's socket, the one to listen at and the modules to import are on the command line."""
+    _serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
 
 
-def _serve(driver: socket.socket, modules: Sequence[str]) -> None:
-    """Fork a worker for each message, which brings the worker's socket and a file for what it prints.
-
-    The answer is the worker's number, and a descriptor of its process that no later process can be taken for.
-    """
+def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str]) -> None:
+    """Fork a worker for each message of the driver, and for each request; until the driver ends."""
     for module in modules:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
@@ -38,18 +49,69 @@ def _serve(driver: socket.socket, modules: Sequence[str]) -> None:
     sys.stderr.flush()
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages that it looks at
-    own = os.getpid()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(driver, 1, 2, socket.MSG_CMSG_CLOEXEC)
-        if not message:
+        ready, _, _ = select.select([driver, requests], [], [])
+        if requests in ready:
+            _serve_request(driver, requests)
+        if driver in ready and not _serve_driver(driver, requests):
             return
-        pid = os.fork()
-        if not pid:
-            driver.close()
-            _become_worker(own, *descriptors)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        _answer(driver, pid)
+
+
+def _serve_driver(driver: socket.socket, requests: socket.socket) -> bool:
+    """Fork a worker for a message, which brings the worker's socket and a file for what it prints.
+
+    The answer is the worker's number, and a descriptor of its process that no later process can be taken for.
+
+    Returns:
+        Whether the driver is there.
+    """
+    message, descriptors, _, _ = socket.recv_fds(driver, 1, 2, socket.MSG_CMSG_CLOEXEC)
+    if not message:
+        return False
+    pid = _fork((driver, requests), partial(_become_worker, *descriptors))
+    for descriptor in descriptors:
+        os.close(descriptor)
+    _answer(driver, pid)
+    return True
+
+
+def _serve_request(driver: socket.socket, requests: socket.socket) -> None:
+    """Fork a worker of Ray; what asked is left without an answer where that fails, and does without."""
+    asking, _ = requests.accept()
+    descriptors: list[int] = []
+    with asking:
+        try:
+            asking.settimeout(_REQUEST_LIMIT_S)
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", credentials)[1] != os.getuid():
+                return
+            size, descriptors, _, _ = socket.recv_fds(asking, SIZE_BYTES, 3, socket.MSG_CMSG_CLOEXEC)
+            request = bytearray()
+            while len(request) < int.from_bytes(size, "little"):
+                part = asking.recv(1 << 16)
+                if not part:
+                    return
+                request += part
+            worker = partial(_become_script, descriptors, *json.loads(request))
+            pid = _fork((driver, requests, asking), worker)
+            asking.sendall(pid.to_bytes(SIZE_BYTES, "little"))
+        except (OSError, ValueError):
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+def _fork(sockets: Sequence[socket.socket], worker: Callable[[], None]) -> int:
+    """The number of a process that becomes a worker, without these sockets."""
+    own = os.getpid()
+    pid = os.fork()
+    if not pid:
+        for one in sockets:
+            one.close()
+        _end_with(own)
+        _run(worker)
+    return pid
 
 
 def _answer(driver: socket.socket, pid: int) -> None:
@@ -62,22 +124,58 @@ def _answer(driver: socket.socket, pid: int) -> None:
     os.close(process)
 
 
-def _become_worker(server: int, link: int, output: int) -> None:
-    """Never returns."""
+def _end_with(server: int) -> None:
+    """Let the kernel end this process when the fork server ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:  # it has ended before the kernel was set to signal that
         os._exit(1)
+
+
+def _run(worker: Callable[[], None]) -> None:
+    """Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    code = 1
+    try:
+        worker()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # noqa: BLE001 - as Python does at the end of a process
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # what the fork server has registered for its own end is not the worker's
+
+
+def _become_worker(link: int, output: int) -> None:
+    """A worker of a local cluster."""
     os.dup2(output, sys.stdout.fileno())
     os.dup2(output, sys.stderr.fileno())
     os.close(output)
     from gpu_runtime.cluster.local_worker import serve
 
-    code = 1
-    try:
-        serve(link)
-        code = 0
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)  # what the fork server has registered for its own end is not the worker's
+    serve(link)
+
+
+def _become_script(
+    descriptors: Sequence[int], arguments: list[str], environment: dict[str, str], folder: str
+) -> None:
+    """A process that runs a script.
+
+    Args:
+        descriptors: of its standard input, output and errors.
+        arguments: the script and what it is called with.
+        environment: of the process.
+        folder: that it works in.
+    """
+    os.setsid()  # Ray ends the process group of a worker that is lost
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    random.seed()  # else all workers draw what the fork server would
+    sys.argv[:] = arguments
+    runpy.run_path(arguments[0], run_name="__main__")

@@ -27,8 +27,8 @@ def begin_check(config: RunConfig) -> Callable[[], list[str]]:
     """Let a run's checks begin; imports nothing heavy.
 
     On Linux a forked process does them, so that this one never imports diffusers and has its time for
-    something else. Workers of a local cluster are forked from the same process. Elsewhere the checks are done
-    when they are waited for.
+    something else. Workers of a cluster that is started here are forked from the same process. Elsewhere the
+    checks are done when they are waited for.
 
     Returns:
         Waits for the checks and returns their warnings; raises what `tasks.checks.preflight.check` does.
@@ -51,7 +51,7 @@ def _check_in_fork(config: RunConfig, warnings: Future[list[str]]) -> None:
             done = cluster.start("checks", Checks, gpu=False).call(Checks.check, config).result()
         finally:
             cluster.shutdown()
-            if config.runtime.cluster != "local":  # its memory is the run's; before the next checks begin
+            if config.runtime.ray_address:  # its memory is the run's, whose workers are not forked
                 end_fork_server()
     except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where it is waited for
         warnings.set_exception(error)

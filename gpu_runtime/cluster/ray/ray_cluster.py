@@ -11,6 +11,7 @@ import math
 import os
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +24,7 @@ from ray._private import utils as ray_utils
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from gpu_runtime.cluster.address import refuse_silent_address
+from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
@@ -97,6 +99,7 @@ class RayCluster:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._local = not config.runtime.ray_address
+        self._worker_options: dict[str, Any] = {}
         with kept_signal_handlers():
             self._connect()
         close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
@@ -112,6 +115,10 @@ class RayCluster:
         workers = 1 if self.tells_markets_apart else sum(counts.values())
         scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
         self._gpu_share = worker_share(workers, gpus, scorers) if gpus else 0.0
+        if self._forks and gpus:  # a fork of what has looked at a GPU could not use it
+            end_fork_server()
+        elif self._forks:
+            self._worker_options = {"runtime_env": {"py_executable": requesting_command()}}
         if self._gpu_share and config.runtime.standby_workers:
             self.shutdown()
             refuse_standbys_with_gpus(config.runtime)
@@ -122,6 +129,11 @@ class RayCluster:
                 f"scorers takes {scorers:g} GPUs, and the cluster has {gpus:g} for them and the workers; "
                 "lower it, or set it to 0 to judge on the CPU"
             )
+
+    @property
+    def _forks(self) -> bool:
+        """Whether its workers can be forked from a process of this machine that has their imports done."""
+        return self._local and sys.platform == "linux"
 
     def _connect(self) -> None:
         if not self._local:
@@ -141,6 +153,8 @@ class RayCluster:
         settings = self._config.runtime
         devices = settings.least_workers + (_MOST_GPUS if settings.counts_devices else 0)
         processes = devices + settings.standby_workers + settings.scorer_workers
+        if self._forks:
+            start_fork_server()
         try:
             with on_loopback_alone():
                 ray.init(
@@ -150,6 +164,8 @@ class RayCluster:
                     include_dashboard=False,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
+                    # Ray would start processes ahead that are not forked, and end them again.
+                    _system_config={"prestart_worker_first_driver": not self._forks},
                 )
         except Exception as error:  # Ray raises the bare class where its processes do not start
             reason = str(error).partition("\n")[0]
@@ -185,7 +201,7 @@ class RayCluster:
             "max_restarts": 0,
             "max_task_retries": 0,
             "enable_task_events": False,
-        }
+        } | self._worker_options
         share = self._gpu_share if gpu else gpu_share
         if share:
             options["num_gpus"] = share

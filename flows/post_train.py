@@ -38,6 +38,7 @@ from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.run_log import RunLog
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
+from tasks.iteration.alarm import answer, take_up
 from tasks.iteration.commit import commit, evaluation_record, iteration_record, record_evaluation
 from tasks.iteration.phases import evaluate, explore, reward, rollout, train
 from tasks.iteration.seeds import review_seeds
@@ -177,7 +178,10 @@ def _train(session: Session) -> dict[str, Any]:
     committing: PrefectFuture[None] | None = None
     try:
         # A run killed in an evaluation does it first.
-        if first - 1 not in evaluated_iterations(session.store.database, session.run_id):
+        take_up(session)
+        if first - 1 in evaluated_iterations(session.store.database, session.run_id):
+            _answer(session, first - 1)
+        else:
             _evaluate_if_due(session, first - 1)
         plan, beside = session.next_plan, session.runtime.explores_beside_training
         started_at = now()
@@ -205,7 +209,8 @@ def _train(session: Session) -> dict[str, Any]:
             started_at = ended_at
             if _is_due(config, iteration):
                 committing.result()
-                _evaluate_if_due(session, iteration)
+                if _evaluate_if_due(session, iteration):
+                    plan = None  # drafted with weights that were given up
                 started_at = now()
     finally:
         report.end()
@@ -254,16 +259,30 @@ def _is_due(config: RunConfig, iteration: int) -> bool:
     return iteration in (0, config.iterations) or (every > 0 and iteration % every == 0)
 
 
-def _evaluate_if_due(session: Session, iteration: int) -> None:
+def _evaluate_if_due(session: Session, iteration: int) -> bool:
+    """Evaluate and answer; whether the weights are those of an earlier checkpoint then."""
     if not _is_due(session.config, iteration):
-        return
+        return False
     started_at = now()
     evaluation = evaluate(session, iteration)
     intervals = session.runtime.take_intervals()
     record = evaluation_record(session, evaluation, iteration, started_at, now(), intervals)
-    alarm = record_evaluation(session, record)
+    record_evaluation(session, record)
     _note_troubles(session)
+    if errors := evaluation.judge_errors:
+        message = (
+            f"the judge failed on {len(errors)} held-out images after iteration {iteration}: {errors[0]}"
+        )
+        session.store.add_event(session.run_id, "judge_failed", message)
+        reporter().note(message)
     reporter().evaluation(record)
-    if alarm is not None:
-        reporter().note(alarm)
     session.log.note(f"held-out score after iteration {iteration}: {record.score:.3f}")
+    return _answer(session, iteration)
+
+
+def _answer(session: Session, iteration: int) -> bool:
+    """Do what an alarm asks for; whether the weights are those of an earlier checkpoint then."""
+    done = answer(session, iteration)
+    if done.message is not None:
+        reporter().note(done.message)
+    return done.returned

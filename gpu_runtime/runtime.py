@@ -75,8 +75,8 @@ class Evaluation:
     """Held-out samples with their scores, ordered by prompt and seed.
 
     Attributes:
-        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, and what
-            judging it has cost, where its judge has a price.
+        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, what
+            judging it has cost, where its judge has a price, and what the second judge says as `judge`.
     """
 
     samples: list[GeneratedSample]
@@ -95,6 +95,12 @@ class Evaluation:
         """Share of the judged images that do all that their prompt asks."""
         scores = judged(self.scores)
         return sum(score.exact for score in scores) / len(scores)
+
+    @property
+    def judge_errors(self) -> list[str]:
+        """Why the second judge has no opinion of some images."""
+        judges = (score.judge for score in self.scores)
+        return [judge.error for judge in judges if judge is not None and judge.error is not None]
 
 
 class Runtime:
@@ -371,6 +377,23 @@ class Runtime:
         self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
         self._current = self._publish(policy_version)
+
+    def return_to(self, blobs: Mapping[str, bytes]) -> None:
+        """Put the trainer into an earlier state of this run, as the next policy version.
+
+        What exploration has learned stays; drafts of the weights that are given up are dropped.
+
+        Args:
+            blobs: of a checkpoint.
+        """
+        state = self.explorer_state()
+        trainer = {name: blob for name, blob in blobs.items() if name.endswith(".safetensors")}
+        self.restore(trainer, self.policy_version + 1)
+        self._search.restore(state)
+
+    def set_kl_weight(self, weight: float) -> None:
+        """Train with another weight of the KL to the reference policy from now on."""
+        self._fleet.trainers.ask(Worker.set_kl_weight, weight)
 
     def take_intervals(self) -> list[StateInterval]:
         """What each device did since the last call; contiguous for every device."""

@@ -27,6 +27,7 @@ _MANIFEST = "manifest.json"
 _OWN_FILES = {"record.json", "config.json"}
 _BLOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _FOLDER = re.compile(r"iteration-(\d{6,})(\.replaced)?")
+_PINNED = "pinned"
 _LEFTOVER = re.compile(r"\.(saving|deleting)-.*")
 
 KEPT = 2
@@ -117,6 +118,53 @@ class CheckpointStore:
             ) from error
         return final
 
+    def pin(self, iteration: int) -> None:
+        """Keep a checkpoint until another one is pinned, however many are saved after it.
+
+        Args:
+            iteration: of a checkpoint that is there.
+
+        Raises:
+            CheckpointError: there is none, or the disk refused.
+        """
+        self._path_of(iteration)
+        writing = self.folder / f"{_PINNED}.writing"
+        try:
+            writing.unlink(missing_ok=True)
+            _write_durably(writing, str(iteration).encode())
+            writing.replace(self.folder / _PINNED)
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot pin checkpoint {iteration} in {self.folder}: {error}; free disk space or fix the "
+                "folder's rights, then resume"
+            ) from error
+
+    def drop_after(self, iteration: int) -> None:
+        """Delete the checkpoints of later iterations, so that this one is the newest.
+
+        Raises:
+            CheckpointError: there is none of it, or the disk refused.
+        """
+        self._path_of(iteration)
+        try:
+            for later, path in self._found().items():
+                if later > iteration:
+                    self._delete(path)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot delete checkpoints in {self.folder}: {error}; fix the folder's rights"
+            ) from error
+
+    @property
+    def pinned(self) -> int | None:
+        """The iteration of the checkpoint that is kept; None where there is none."""
+        try:
+            text = (self.folder / _PINNED).read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return int(text) if text.isdigit() and int(text) in self._found() else None
+
     def load_latest(self) -> Checkpoint | None:
         """The newest complete checkpoint; None where there is no checkpoint at all.
 
@@ -154,11 +202,7 @@ class CheckpointStore:
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        path = self._found().get(iteration)
-        if path is None:
-            there = ", ".join(map(str, self.iterations())) or "none"
-            raise CheckpointError(f"no checkpoint of iteration {iteration} in {self.folder}; found: {there}")
-        return _read(path, iteration, [])
+        return _read(self._path_of(iteration), iteration, [])
 
     def records(self) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
         """Iteration, record and configuration of each checkpoint that has both whole, oldest first."""
@@ -168,6 +212,13 @@ class CheckpointStore:
             except CheckpointError:
                 continue
             yield iteration, json.loads(contents["record.json"]), json.loads(contents["config.json"])
+
+    def _path_of(self, iteration: int) -> Path:
+        path = self._found().get(iteration)
+        if path is None:
+            there = ", ".join(map(str, self.iterations())) or "none"
+            raise CheckpointError(f"no checkpoint of iteration {iteration} in {self.folder}; found: {there}")
+        return path
 
     def _found(self) -> dict[int, Path]:
         """Iteration -> folder. A `.replaced` one counts where the kill came before its successor."""
@@ -188,13 +239,14 @@ class CheckpointStore:
         self._delete(replaced)
 
     def _prune(self, newest: int) -> None:
-        """Delete what is older than `keep` allows, and what is newer than the one just saved.
+        """Delete what is older than `keep` allows and not pinned, and what is newer than the one just saved.
 
         Newer ones come from before the run went back (they were damaged, or a person chose an
         earlier one): counted as newest they would push out the valid one.
         """
         found = self._found()
-        kept = sorted(i for i in found if i <= newest)[-self.keep :]
+        valid = sorted(i for i in found if i <= newest)
+        kept = {*valid[-self.keep :], *({self.pinned} & set(valid))}
         for iteration, path in found.items():
             if iteration not in kept:
                 self._delete(path)

@@ -44,6 +44,10 @@ class TrainingError(SpotlightError, RuntimeError):
     """Training refused to go on: ratio off, non-finite loss, or a sync that changed nothing."""
 
 
+class HackingError(SpotlightError, RuntimeError):
+    """A run ended since its score rose while its images got worse, as its settings want it."""
+
+
 class NonFiniteError(SpotlightError, ArithmeticError):
     """A sample became NaN or infinite while it was generated."""
 

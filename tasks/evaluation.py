@@ -122,6 +122,7 @@ def record_separately(
         "folder": row.folder,
         **figures,
         **({"parts": parts} if parts else {}),
+        **({"judge_errors": len(evaluation.judge_errors)} if evaluation.judge_errors else {}),
         # Means over all judged images, as a run's own evaluation has them, and not over prompts.
         "score": evaluation.score,
         "exact": evaluation.exact,

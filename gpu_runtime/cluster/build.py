@@ -42,9 +42,10 @@ def start_early(config: RunConfig) -> None:
     """
     if sys.platform == "linux":
         from gpu_runtime.cluster.fork_client import start_fork_server
-        from gpu_runtime.rewards.registry import chosen_scorer
+        from gpu_runtime.rewards.registry import chosen_judge, chosen_scorer
 
-        judges = chosen_scorer(config.reward).judges
+        second = chosen_judge(config)
+        judges = [*chosen_scorer(config.reward).judges, *([] if second is None else [second])]
         start_fork_server([judge.plugin.module for judge in judges if judge.plugin.module])
 
 

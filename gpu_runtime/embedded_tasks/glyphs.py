@@ -93,13 +93,13 @@ def _every_displacement(colour: str, text: str) -> list[RenderedPicture]:
 
 def _drawn(colour: str, text: str, down: int, right: int) -> RenderedPicture:
     """The sign, displaced by so many pixels."""
-    coverage_HW = np.roll(_coverage(text), (down, right), axis=(0, 1))
+    coverage_HW = np.roll(coverage(text), (down, right), axis=(0, 1))
     image_HWC = np.array(COLOURS[colour], dtype=np.float32) + _TEXT_OFFSET * coverage_HW[..., None]
     return RenderedPicture(image_HWC.round().clip(0, 255).astype(np.uint8), coverage_HW > 0)
 
 
 @lru_cache(maxsize=65536)
-def _coverage(text: str) -> np.ndarray:
+def coverage(text: str) -> np.ndarray:
     """Return how much of each pixel the text covers: float32 in [0, 1], shape (H, W).
 
     Every character is centred in a cell of its own: where it stands then depends on its place

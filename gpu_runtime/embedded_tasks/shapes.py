@@ -94,7 +94,7 @@ class ShapesTask:
             top, left = (
                 place * _CELL + _MARGIN + int(rng.integers(-_JITTER, _JITTER + 1)) for place in _CELLS[cell]
             )
-            image_HWC[top : top + SIZE, left : left + SIZE] = _patch(name, colour)
+            image_HWC[top : top + SIZE, left : left + SIZE] = patch(name, colour)
         return image_HWC.round().astype(np.uint8)
 
     def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
@@ -120,7 +120,7 @@ class ShapesTask:
         for number, cell in enumerate(chosen):
             best, name = placed[number][cell], objects[number][0]
             box = np.s_[best.top : best.top + SIZE, best.left : best.left + SIZE]
-            picture_HWC[box] = _patch(name, best.colour)
+            picture_HWC[box] = patch(name, best.colour)
             drawn_HW[box] = coverage(name) > 0
         return RenderedPicture(picture_HWC.round().astype(np.uint8), drawn_HW)
 
@@ -140,7 +140,7 @@ def _best_in_cell(image_HWC: np.ndarray, name: str, colour: str | None, cell: tu
     top, left = (place * _CELL + _MARGIN for place in cell)
     places = [(top + down, left + right) for down, right in product(range(-_JITTER, _JITTER + 1), repeat=2)]
     boxes_ND = np.stack([image_HWC[y : y + SIZE, x : x + SIZE].ravel() for y, x in places]).astype(np.float64)
-    patches_KD = np.stack([_patch(name, choice).round().ravel() for choice in colours]).astype(np.float64)
+    patches_KD = np.stack([patch(name, choice).round().ravel() for choice in colours]).astype(np.float64)
     empty_D = np.tile(np.array(BACKGROUND, dtype=np.float64), SIZE * SIZE)
     # |box - patch|^2 - |box - empty|^2; whole numbers, so without rounding.
     gain_NK = (patches_KD**2).sum(axis=1) - empty_D @ empty_D - 2 * boxes_ND @ (patches_KD - empty_D).T
@@ -149,7 +149,7 @@ def _best_in_cell(image_HWC: np.ndarray, name: str, colour: str | None, cell: tu
 
 
 @lru_cache(maxsize=len(CLASSES) * len(COLOURS))
-def _patch(name: str, colour: str) -> np.ndarray:
+def patch(name: str, colour: str) -> np.ndarray:
     """A shape's bounding box on the background: float32, shape (SIZE, SIZE, 3)."""
     background_3, colour_3 = (np.array(values, dtype=np.float32) for values in (BACKGROUND, COLOURS[colour]))
     return background_3 + coverage(name)[..., None] * (colour_3 - background_3)

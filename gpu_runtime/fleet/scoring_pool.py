@@ -20,6 +20,7 @@ from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import ImageScorer
 from gpu_runtime.worker.scoring_worker import ScoringWorker
+from storage.config.reward import RewardConfig
 from storage.config.run_config import RunConfig
 from storage.errors import RuntimeFailure, WorkerLostError
 from storage.prompts.files import PromptRecord
@@ -224,6 +225,7 @@ class ScoringPool:
                 ImageScorer.score,
                 [image.image.image_HWC for image in images],
                 [image.prompt for image in images],
+                images[0].kind is RequestKind.EVALUATE,  # a lease has images of one kind
             )
             self._end_if_hung(actor, call)
             self._busy[call] = actor, lease, images
@@ -291,5 +293,9 @@ class ScoringPool:
         name = f"scorer-{self._started}"
         self._started += 1
         share = self._config.runtime.scorer_gpu
-        arguments = (self._config.reward, name, self._history, share > 0)
+        evaluation = self._config.evaluation
+        judge = (
+            RewardConfig(scorer=evaluation.judge, options=evaluation.options) if evaluation.judge else None
+        )
+        arguments = (self._config.reward, name, self._history, share > 0, judge)
         return self._cluster.start(name, ScoringWorker, *arguments, gpu=False, gpu_share=share)

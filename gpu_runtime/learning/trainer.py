@@ -101,6 +101,17 @@ class Trainer:
         """The moving average of all trained weights."""
         return self.policy.full_state(self.average.state)
 
+    def set_kl_weight(self, weight: float) -> None:
+        """Use another weight of the KL to the reference policy from the next training step on.
+
+        Args:
+            weight: at least 0; above 0 the policy must have kept its reference (`RunConfig.keeps_reference`).
+        """
+        algorithm = self._config.algorithm.model_copy(update={"kl_weight": weight})
+        self._config = self._config.model_copy(update={"algorithm": algorithm})
+        # Objectives keep nothing from one iteration to the next.
+        self._objective = build_objective(self.policy, self._sampler, self._config)
+
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Take the iteration's training steps.
 

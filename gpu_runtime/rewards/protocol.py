@@ -38,6 +38,7 @@ class Score:
         terms: of a sum whose parts are to be normalised in their prompt group before they are added; the
             same number for all images. Empty where `value` is what is learned from.
         usd: what was paid for the judgement, or for the attempt at one, in dollars.
+        judge: what the second judge says of a held-out image; None where there is none.
     """
 
     value: float
@@ -47,6 +48,7 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     terms: tuple[Term, ...] = ()
     usd: float = 0.0
+    judge: Score | None = None
 
 
 class Scorer(Protocol):
@@ -101,5 +103,10 @@ def part_means(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def part_figures(score: Score) -> dict[str, float]:
-    """The parts of a weighted sum as figures of its image: `part_NAME`; empty for other scorers."""
-    return {f"part_{name}": value for name, value in score.parts.items()}
+    """What there is beside a score, as figures of its image: `part_NAME` of a weighted sum, and `judge`.
+
+    An image that the second judge failed on has no such figure.
+    """
+    judge = score.judge
+    second = {} if judge is None or judge.error is not None else {"judge": judge.value}
+    return {f"part_{name}": value for name, value in score.parts.items()} | second

@@ -200,6 +200,18 @@ def _jpeg(_: NoOptions) -> Scorer:
     return JpegScorer()
 
 
+def _templates(_: NoOptions) -> Scorer:
+    from gpu_runtime.rewards.scorers.templates import TemplatesScorer
+
+    return TemplatesScorer()
+
+
+def _check_drawn(prompt: PromptRecord) -> None:
+    from gpu_runtime.rewards.scorers.templates import check_prompt
+
+    check_prompt(prompt)
+
+
 def _remote(options: RemoteOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.remote import RemoteScorer
 
@@ -277,6 +289,7 @@ SCORERS = Registry(
         "image-reward": ScorerPlugin(_image_reward, ImageRewardOptions, uses_gpu=True, gives_verdict=False),
         "aesthetic": ScorerPlugin(_aesthetic, AestheticOptions, uses_gpu=True, gives_verdict=False),
         "jpeg": ScorerPlugin(_jpeg, gives_verdict=False),
+        "templates": ScorerPlugin(_templates, check_prompt=_check_drawn),
         "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),
         "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),
@@ -306,6 +319,34 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
     return chosen
 
 
+def chosen_judge(config: RunConfig) -> ChosenScorer | None:
+    """The second judge that the settings name, its options read; None where they name none.
+
+    Raises:
+        ConfigurationError: there is none of that name, an option is wrong, it combines others, or the
+            reward is made of it.
+    """
+    name = config.evaluation.judge
+    if not name:
+        if config.evaluation.options:
+            raise ConfigurationError(
+                "evaluation.options are those of a judge, but evaluation.judge names none; name one, or "
+                "drop them"
+            )
+        return None
+    judge = _chosen(name, config.evaluation.options, "evaluation.options", "evaluation.judge")
+    if judge.plugin.parts is not None:
+        raise ConfigurationError(
+            f"evaluation.judge is {name}, which combines scorers; name one that looks at images itself"
+        )
+    if any((one.name, one.options) == (name, judge.options) for one in chosen_scorer(config.reward).judges):
+        raise ConfigurationError(
+            f"evaluation.judge is {name}, which the reward is made of: only a judge that nothing is learned "
+            "from sees what the reward misses; name another one"
+        )
+    return judge
+
+
 def build_scorer(settings: RewardConfig) -> Scorer:
     """The scorer that the settings name.
 
@@ -317,13 +358,16 @@ def build_scorer(settings: RewardConfig) -> Scorer:
 
 
 def read_scorer_options(config: RunConfig) -> RunConfig:
-    """The settings with the scorer's options as they are stored: folders are absolute.
+    """The settings with the options of the scorer and the judge as they are stored: folders are absolute.
 
     Raises:
-        ConfigurationError: as `chosen_scorer`.
+        ConfigurationError: as `chosen_scorer` and `chosen_judge`.
     """
     reward = config.reward.model_copy(update={"options": chosen_scorer(config.reward).values})
-    return config.model_copy(update={"reward": reward})
+    judge = chosen_judge(config)
+    options = {} if judge is None else judge.values
+    evaluation = config.evaluation.model_copy(update={"options": options})
+    return config.model_copy(update={"reward": reward, "evaluation": evaluation})
 
 
 def _normalises(chosen: ChosenScorer) -> bool:

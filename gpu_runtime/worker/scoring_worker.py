@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,13 +18,14 @@ from storage.prompts.files import PromptRecord
 
 
 class ScoringWorker:
-    """Holds one scorer.
+    """Holds the scorer, and the judge of held-out images where there is one.
 
     Args:
-        reward: says which one, and what it needs.
+        reward: says which scorer, and what it needs.
         name: how the runtime calls it.
         history: where its history goes; None keeps none.
         on_gpu: whether it was given one, to judge on.
+        judge: the second judge, as a reward would name it; None for none.
 
     Raises:
         ModelError: weights are missing, or the GPU cannot be seen.
@@ -35,20 +37,38 @@ class ScoringWorker:
         name: str = "scorer",
         history: HistoryPlace | None = None,
         on_gpu: bool = False,
+        judge: RewardConfig | None = None,
     ) -> None:
         self._history = HistoryLog.beside(history, name)
         self._scorer = build_scorer(reward)
-        if on_gpu and isinstance(self._scorer, SupportsTo):
-            _refuse_hidden_gpu()
-            self._scorer.move("cuda")
+        self._judge = None if judge is None else build_scorer(judge)
+        for scorer in (self._scorer, self._judge):
+            if on_gpu and isinstance(scorer, SupportsTo):
+                _refuse_hidden_gpu()
+                scorer.move("cuda")
 
     def ready(self) -> str:
         """The scorer's name, once it is loaded."""
         return self._scorer.name
 
-    def score(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """One score an image; a failure is a score of 0 with its error."""
-        return score_each(self._scorer, images, prompts)
+    def score(
+        self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord], held_out: bool = False
+    ) -> list[Score]:
+        """One score an image; a failure is a score of 0 with its error.
+
+        Args:
+            images: uint8 RGB images of shape (H, W, 3).
+            prompts: as many prompts, in the same order.
+            held_out: let the second judge look at them, too.
+        """
+        scores = score_each(self._scorer, images, prompts)
+        if not held_out or self._judge is None:
+            return scores
+        judged = score_each(self._judge, images, prompts)
+        return [
+            replace(score, judge=second, usd=score.usd + second.usd)
+            for score, second in zip(scores, judged, strict=True)
+        ]
 
 
 _: type[ImageScorer] = ScoringWorker  # the type checker holds it to what the driver may ask

@@ -71,7 +71,7 @@ class DeviceWorker:
         if config.sequence_parallel.largest > 1:
             # While it starts: the members of a group wait for each other when they form it.
             importlib.import_module("gpu_runtime.sequence_parallel.member")
-        keeps_reference = trains and config.algorithm.kl_weight > 0
+        keeps_reference = trains and config.keeps_reference
         self._training_group = training_group
         self._policy = build_policy(self._model, config, keeps_reference, training_group)
         self._sampler = Sampler(self._model, config.sampling)
@@ -229,6 +229,10 @@ class DeviceWorker:
             report = self._the_trainer().train(samples)
             self._policy.gather()
         return report
+
+    def set_kl_weight(self, weight: float) -> None:
+        """Trainers only: use another weight of the KL from the next training step on."""
+        self._the_trainer().set_kl_weight(weight)
 
     def weights(self) -> WeightState:
         """A copy of the weights held."""

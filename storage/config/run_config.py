@@ -179,6 +179,17 @@ class EvaluationConfig(Section):
     images_per_prompt: int = Field(default=1, ge=1, le=64)
     """Images of each held-out prompt."""
 
+    judge: str = ""
+    """A second scorer, for held-out images alone: nothing is learned from it. Any name that `reward.scorer`
+    takes but the reward's own; empty for none."""
+
+    options: OptionValues = Field(default={})
+    """What the judge itself declares (docs/rewards.md)."""
+
+    on_alarm: Literal["warn", "kl", "rollback", "stop"] = "warn"
+    """What follows where the score rises while the judge or the images get worse: an event alone, a higher
+    `algorithm.kl_weight`, the return to the last sound checkpoint, or the end of the run."""
+
 
 class CheckpointConfig(Section):
     """What is kept to resume from."""
@@ -249,6 +260,11 @@ class RunConfig(Section):
                 "runtime.trainer_workers=1, or all degrees of sequence_parallel to 1"
             )
         return self
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether training needs the policy before training, for a KL now or after an alarm."""
+        return self.algorithm.kl_weight > 0 or self.evaluation.on_alarm == "kl"
 
     def computes_like(self, other: RunConfig) -> bool:
         """Whether both compute the same: all is equal but their cluster, and where figures are copied to."""

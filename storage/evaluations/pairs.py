@@ -11,7 +11,7 @@ from typing import Any
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 from storage.evaluations.figures import tagged_figures
-from storage.evaluations.quality import image_changes
+from storage.evaluations.quality import JUDGE, image_changes
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
 from storage.prompts.files import PromptRecord
@@ -125,6 +125,7 @@ def difference_of(
                 "interval": None if math.isinf(change.low) else [change.low, change.high],
             }
             for change in image_changes(pairs)
+            if change.name != JUDGE or _judge(old) == _judge(new)
         },
     } | tagged_figures(values, lowest=-1.0)
 
@@ -168,6 +169,11 @@ def refuse_other_prompts(
 
 def _identity(image: JudgedImage) -> tuple[int, str, int]:
     return image.prompt_id, image.prompt, image.seed_index
+
+
+def _judge(config: RunConfig) -> tuple[str, object]:
+    """Whose figures `judge` has: another one's do not compare."""
+    return config.evaluation.judge, config.evaluation.options
 
 
 def _differing(one: RunConfig, other: RunConfig) -> list[str]:

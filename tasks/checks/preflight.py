@@ -19,7 +19,7 @@ from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.protocol import Scorer
-from gpu_runtime.rewards.registry import build_scorer
+from gpu_runtime.rewards.registry import build_scorer, chosen_judge
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError
@@ -58,7 +58,15 @@ def check(config: RunConfig) -> list[str]:
     warnings = [*inputs.warnings, *_check_degrees(config, outline)]
     for setting, prompts in prompt_settings(config, inputs.train, inputs.evaluate):
         _check_prompts(setting, prompts, outline, scorer)
-    _judge_blank(outline, scorer, inputs.train[0])
+    _judge_blank("reward.scorer", outline, scorer, inputs.train[0])
+    second = chosen_judge(config)
+    if second is not None:
+        judge = second.build()
+        setting, prompts = prompt_settings(config, inputs.train, inputs.evaluate)[1]
+        for prompt in prompts:
+            with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
+                judge.check(prompt)
+        _judge_blank("evaluation.judge", outline, judge, inputs.evaluate[0])
     # Last, as it adds its adapters to the transformer, which is all it looks at.
     Policy(cast("DiffusionModel", outline), config.adaptation, config.seed, keeps_reference=False)
     shared = {prompt.text for prompt in inputs.train} & {prompt.text for prompt in inputs.evaluate}
@@ -143,10 +151,10 @@ def _check_prompts(
             raise
 
 
-def _judge_blank(model: ModelOutline, scorer: Scorer, prompt: PromptRecord) -> None:
+def _judge_blank(setting: str, model: ModelOutline, scorer: Scorer, prompt: PromptRecord) -> None:
     (score,) = score_each(scorer, [model.blank_image()], [prompt])
     if score.error is not None:
         raise ConfigurationError(
-            f"reward.scorer = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "
+            f"{setting} = {scorer.name!r} fails on a blank image with prompt {prompt.text!r}: "
             f"{score.error}; check the scorer's installation"
         )

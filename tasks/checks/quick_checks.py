@@ -12,7 +12,7 @@ from gpu_runtime.exploration.registry import build_explorer, read_strategy_optio
 from gpu_runtime.fleet.capacity.registry import check_capacity, read_capacity_options
 from gpu_runtime.learning.registry import read_objective_options
 from gpu_runtime.models.registry import family_of, read_family_options
-from gpu_runtime.rewards.registry import ChosenScorer, chosen_scorer, read_scorer_options
+from gpu_runtime.rewards.registry import ChosenScorer, chosen_judge, chosen_scorer, read_scorer_options
 from storage.config.errors import KeyPath, naming_sources
 from storage.config.run_config import RunConfig
 from storage.config.runtime import RuntimeConfig
@@ -76,9 +76,11 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     family = family_of(config.model)
     family.find(config.model)
     fits_model = family.prompt_check(config.model)
-    scorer = chosen_scorer(config.reward)
-    _check_gpu_of_scorers(config, scorer)
+    scorer, judge = chosen_scorer(config.reward), chosen_judge(config)
+    _check_gpu_of_scorers(config, scorer, judge)
     scorer.check_files()
+    if judge is not None:
+        judge.check_files()
     train, evaluate = load_run_prompts(config)
     build_explorer(config, train)
     for setting, prompts in prompt_settings(config, train, evaluate):
@@ -87,6 +89,11 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
                 scorer.check_prompt(prompt)
             with naming(setting, prompt):
                 fits_model(prompt.text)
+    if judge is not None:
+        setting, prompts = prompt_settings(config, train, evaluate)[1]
+        for prompt in prompts:
+            with naming(setting, prompt, f"; evaluation.judge is {config.evaluation.judge!r}"):
+                judge.check_prompt(prompt)
     refuse_silent_address(config.runtime.ray_address)
     refuse_silent_server(config.tracking.uri)
     scorer.check_servers()
@@ -152,9 +159,9 @@ def _check_processes(config: RunConfig) -> list[str]:
     ]
 
 
-def _check_gpu_of_scorers(config: RunConfig, scorer: ChosenScorer) -> None:
+def _check_gpu_of_scorers(config: RunConfig, scorer: ChosenScorer, judge: ChosenScorer | None) -> None:
     share = config.runtime.scorer_gpu
-    if share and not scorer.uses_gpu:
+    if share and not scorer.uses_gpu and not (judge is not None and judge.uses_gpu):
         raise ConfigurationError(
             f"runtime.scorer_gpu is {share:g}, but {', '.join(judge.name for judge in scorer.judges)} judges "
             "on the CPU; leave it out"

@@ -17,7 +17,6 @@ from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.learning.trainer import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
 from gpu_runtime.runtime import Evaluation, Rollout, Trained
-from storage.database.queries.quality import paired_figures
 from storage.database.records import (
     EvaluationImage,
     EvaluationRecord,
@@ -26,7 +25,7 @@ from storage.database.records import (
     StateInterval,
     record_to_json,
 )
-from storage.evaluations.quality import quality_means, quality_verdict
+from storage.evaluations.quality import quality_means
 from storage.ledger.judge_costs import JUDGE_USD
 from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
@@ -75,11 +74,10 @@ def _commit(session: Session, record: IterationRecord) -> None:
     cache_policy=NO_CACHE,
     persist_result=False,
 )
-def record_evaluation(session: Session, record: EvaluationRecord) -> str | None:
+def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     """Write a held-out evaluation to the database and to MLflow.
 
-    Returns:
-        What a person should know of its images; None where nothing is wrong with them.
+    What its images say is answered by `tasks.iteration.alarm`.
     """
     session.store.commit_evaluation(record)
     usd = sum(interval.usd for interval in record.intervals)
@@ -94,22 +92,6 @@ def record_evaluation(session: Session, record: EvaluationRecord) -> str | None:
     }
     session.tracker.metrics(record.iteration, figures)
     session.tracker.images(record.iteration, _gallery(record))
-    return None if record.iteration == 0 else _note_hacking(session, record.iteration)
-
-
-def _note_hacking(session: Session, iteration: int) -> str | None:
-    """An event where the score has risen while the images have become worse than the untouched model's.
-
-    The evaluations that follow add none, until one is sound again.
-    """
-    with session.store.database.reading() as connection:
-        verdict = quality_verdict(paired_figures(connection, session.run_id, iteration))
-    noted, session.hacking_noted = session.hacking_noted, verdict is not None and verdict.is_hacking
-    if noted or verdict is None or not verdict.is_hacking:
-        return None
-    message = f"the score rises while the images get worse, after iteration {iteration}: {verdict.in_words}"
-    session.store.add_event(session.run_id, "hacking", message)
-    return message
 
 
 def _gallery(record: EvaluationRecord) -> dict[str, Callable[[], bytes]]:

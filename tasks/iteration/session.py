@@ -24,6 +24,7 @@ from storage.database.records import IterationRecord, RunStatus, record_from_jso
 from storage.database.results import last_recorded_at, paid_usd
 from storage.database.run_store import RunStore
 from storage.errors import CheckpointError
+from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home, dashboard_page
 from storage.run_log import RunLog
 from storage.tracking.tracker import FLUSH_WAIT_S, Tracker
@@ -42,7 +43,7 @@ class Session:
         losses_noted: how many lost workers have their event already.
         failed_starts_noted: how many workers that did not start have.
         lost_standbys_noted: how many lost standbys have.
-        hacking_noted: whether the newest evaluation has raised the alarm of `storage/evaluations/quality.py`.
+        alarm: what the evaluations have come to so far; see `tasks/iteration/alarm.py`.
         seconds: how long each phase of the running iteration took.
         spent_usd: what the run's devices have cost so far, in all its lives.
         log: says which phases go on, for the dashboard.
@@ -73,7 +74,7 @@ class Session:
         self.losses_noted = 0
         self.failed_starts_noted = 0
         self.lost_standbys_noted = 0
-        self.hacking_noted = False
+        self.alarm = AlarmCourse()
         self.seconds: dict[str, float] = {}
         self.spent_usd = 0.0
         self.log = RunLog(store.home, run_id)

@@ -1,11 +1,10 @@
-"""What images look like: written with an evaluation, read again, and the alarm that follows from it."""
+"""What images look like, and what a second judge says of them: written with an evaluation, read and drawn."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from storage.database.run_store import RunStore
 from storage.evaluations.quality import quality_verdict
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
 from storage.home import Home
-from tasks.iteration.commit import record_evaluation
 from ui.data.quality import read_quality
 from ui.data.run import read_run
+from ui.pages.convergence.charts import score_chart
 from ui.pages.convergence.quality import part_charts, quality_charts, quality_table
 
 
@@ -39,13 +38,6 @@ def evaluation(iteration: int, score: float, distance: float, **more: float) -> 
         for place in range(16)
     ]  # fmt: skip
     return EvaluationRecord("r", iteration, iteration, 0.0, 1.0, score, 0.0, images)
-
-
-def session(store: RunStore) -> Any:
-    return SimpleNamespace(
-        run_id="r", store=store, spent_usd=0.0, hacking_noted=False,
-        tracker=SimpleNamespace(metrics=lambda *_: None, images=lambda *_: None),
-    )  # fmt: skip
 
 
 def test_figures_are_written_once_and_paired_with_the_untouched_model_s(store: RunStore):
@@ -78,38 +70,26 @@ def test_an_image_without_a_score_is_in_no_comparison_of_scores(store: RunStore)
     assert counts.to_dict() == {"part_ocr": 16, "score": 15, "truth_distance": 16}
 
 
-def test_the_alarm_is_one_event_until_an_evaluation_is_sound_again(store: RunStore):
-    going, said = session(store), []
-    for iteration, score, distance in (
-        (0, 0.25, 0.1),
-        (1, 0.5, 0.2),
-        (2, 0.5, 0.2),
-        (3, 0.5, 0.1),
-        (4, 0.5, 0.2),
-    ):
-        said.append(record_evaluation.fn(going, evaluation(iteration, score, distance)))
-    assert [message is not None for message in said] == [False, True, False, False, True]
-    with store.database.reading() as connection:
-        events = connection.execute("SELECT kind, message FROM events ORDER BY event_id").fetchall()
-    assert [kind for kind, _ in events] == ["hacking", "hacking"]
-    assert events[0][1].startswith(
-        "the score rises while the images get worse, after iteration 1: Score 0.250 -> 0.5"
-    )
-
-
 def test_what_the_page_and_the_report_show_of_them(store: RunStore):
-    store.commit_evaluation(evaluation(0, 0.25, 0.1, edges=0.0, diversity_across=1.0))
-    store.commit_evaluation(evaluation(10, 0.5, 0.2, edges=0.1, diversity_across=0.9))
+    store.commit_evaluation(evaluation(0, 0.25, 0.1, edges=0.0, diversity_across=1.0, judge=0.4))
+    store.commit_evaluation(evaluation(10, 0.5, 0.2, edges=0.1, diversity_across=0.9, judge=0.3))
     with store.database.reading() as connection:
         quality = read_quality(connection, "r")
     drawn: list[Any] = quality_charts(quality)
+    assert quality.judges is not None and quality.judges["judge"].tolist() == pytest.approx([0.4, 0.3])
+    beside: Any = score_chart(read_run(store, "r"), "score", "iteration", quality.judges)
+    courses = {line.name: list(line.y) for line in beside.data}
+    assert courses["held-out prompts"] == [0.25, 0.5]
+    assert courses["second judge"] == pytest.approx([0.4, 0.3])
+    verdicts: Any = score_chart(read_run(store, "r"), "exact", "iteration", quality.judges)
+    assert "second judge" not in {line.name for line in verdicts.data}, "it is no share of exact images"
     assert [chart.layout.title.text for chart in drawn] == [
         "Distance to the rendered picture", "Looks of the images", "Variety of the images",
     ]  # fmt: skip
     assert list(drawn[0].data[0].y) == pytest.approx([0.0, 1.0])
     assert list(drawn[2].data[0].y) == pytest.approx([0.0, -0.1])
     assert quality.verdict is not None
-    assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "", ""]
+    assert quality_table(quality.verdict)["worse"].tolist() == ["yes", "yes", "", ""]
     part: Any = part_charts(read_run(store, "r"), quality)[0]
     assert list(part.data[0].y) == [0.25, 0.5]
 

@@ -198,3 +198,34 @@ def test_impossible_arguments(tmp_path: Path):
         CheckpointStore(tmp_path, keep=0)
     with pytest.raises(ValueError, match="iteration is -1"):
         CheckpointStore(tmp_path, keep=1).save(-1, {}, {}, {})
+
+
+def test_a_pinned_checkpoint_stays_until_another_one_is_pinned(store: CheckpointStore):
+    assert store.pinned is None
+    for iteration in range(1, 5):
+        save(store, iteration)
+        if iteration == 2:
+            store.pin(2)
+    assert (store.pinned, store.iterations()) == (2, [2, 3, 4])
+    store.pin(4)
+    save(store, 5)
+    assert (store.pinned, store.iterations()) == (4, [4, 5])
+    with pytest.raises(CheckpointError, match="no checkpoint of iteration 9"):
+        store.pin(9)
+
+
+def test_a_run_that_went_back_before_its_pin_has_none(store: CheckpointStore):
+    for iteration in (1, 2, 3):
+        save(store, iteration)
+    store.pin(3)
+    save(store, 2)
+    assert (store.pinned, store.iterations()) == (None, [1, 2])
+
+
+def test_later_checkpoints_are_dropped(store: CheckpointStore):
+    for iteration in (1, 2):
+        save(store, iteration)
+    store.drop_after(1)
+    assert store.iterations() == [1]
+    with pytest.raises(CheckpointError, match="no checkpoint of iteration 5"):
+        store.drop_after(5)

@@ -171,7 +171,7 @@ def live_pool(answer: Any) -> tuple[ScoringPool, AnsweringCluster]:
     return pool, cluster
 
 
-def judged(call: Future[Any], pictures: list[np.ndarray], prompts: list[Any]) -> None:
+def judged(call: Future[Any], pictures: list[np.ndarray], prompts: list[Any], held_out: bool) -> None:
     call.set_result([Score(float(picture[0, 0, 1]) / 100, False, "") for picture in pictures])
 
 

@@ -11,7 +11,7 @@ import streamlit as st
 
 from storage.database.database import Database
 from storage.database.queries.quality import figure_means, paired_figures
-from storage.evaluations.quality import PART, QUALITY, QualityVerdict, quality_verdict
+from storage.evaluations.quality import JUDGE, PART, QUALITY, QualityVerdict, quality_verdict
 from storage.home import Home
 from ui.data.run import RunView
 
@@ -32,6 +32,11 @@ class QualityView:
     def figures(self) -> list[str]:
         """The figures of quality that were measured, in the order they are shown."""
         return [name for name in QUALITY if name in self.means]
+
+    @property
+    def judges(self) -> pd.DataFrame | None:
+        """Iteration and mean of the second judge after it; None where there is none."""
+        return self.means[["iteration", JUDGE]].dropna() if JUDGE in self.means else None
 
     @property
     def parts(self) -> list[str]:

@@ -16,6 +16,7 @@ from storage.database.run_notes import read_links
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from ui.charts.cost import cost_chart, state_chart
+from ui.charts.layout import Axis
 from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
@@ -79,9 +80,9 @@ def report_page(store: RunStore, run_id: str) -> str:
     with store.database.reading() as connection:
         spot = read_spot(connection, run_id)
         _summary(report, view, spot)
-        _scores(report, view, connection)
-        _images(report, connection, run_id)
         quality = read_quality(connection, run_id)
+        _scores(report, view, quality, connection)
+        _images(report, connection, run_id)
         _quality(report, view, quality)
         _health(report, view, spot, quality)
         _costs(report, view, spot)
@@ -108,12 +109,16 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     report.table(pd.DataFrame([facts]))
 
 
-def _scores(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection) -> None:
+def _scores(
+    report: Report, view: RunView, quality: QualityView, connection: duckdb.DuckDBPyConnection
+) -> None:
+    """The held-out score with the second judge's beside it, and the signs of training."""
     report.section("Convergence")
     if view.scores.empty and view.metrics.empty:
         report.sentence("Nothing is scored yet.")
         return
-    report.charts([score_chart(view, "score", over) for over in ("iteration", "time", "usd")])
+    axes: tuple[Axis, ...] = ("iteration", "time", "usd")
+    report.charts([score_chart(view, "score", over, quality.judges) for over in axes])
     report.charts([score_chart(view, "exact", "iteration")], wide=True)
     seeds, courses = read_seed_courses(connection, view.row.run_id)
     if len(set(courses["run_id"].tolist())) > 1:

@@ -78,7 +78,7 @@ class WorkNeed:
         return cls(
             adapters_bytes=0 if trains_all else adapter_numbers(transformer, adaptation) * _FLOAT32,
             trains_all=trains_all,
-            keeps_reference=trains_all and config.algorithm.kl_weight > 0,
+            keeps_reference=trains_all and config.keeps_reference,
             trains_again=config.iterations * config.algorithm.updates_per_iteration > 1,
             training_bytes=rows * kept,
             generating_bytes=rows * _KEPT * largest,

@@ -20,6 +20,9 @@ from storage.database.results import evaluated_iterations, run_result
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
+from ui.data.quality import read_quality
+from ui.data.run import read_run
+from ui.pages.convergence.quality import part_charts
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
 
@@ -121,6 +124,23 @@ def test_the_history_s_times_are_those_of_one_clock(home, finished, took_s, fold
     processes = [line for line in lines if line.event == "process" and line.by != "driver"]
     assert all((folder / f"offset{line.facts['pid']}").exists() for line in processes)
     assert max(line.at for line in lines) - min(line.at for line in lines) < took_s[0]
+
+
+def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
+    store = RunStore(home)
+    view = read_run(store, "run-a")
+    with store.database.reading() as connection:
+        quality = read_quality(connection, "run-a")
+    assert sorted(quality.parts) == ["jpeg", "ocr"]
+    charts = part_charts(view, quality)
+    assert {chart.layout.title.text for chart in charts} == {
+        "Part of the score: jpeg", "Part of the score: ocr",
+    }  # fmt: skip
+    for name, chart in zip(quality.parts, charts, strict=True):
+        lines = {line.name: list(line.y) for line in chart.data}
+        assert len(lines["training samples, mean"]) == 3 and len(lines["held-out prompts"]) == 3, name
+    sums = 0.7 * quality.means["part_ocr"] + 0.3 * quality.means["part_jpeg"]
+    assert sums.tolist() == pytest.approx(view.scores["score"].tolist())
 
 
 def last_state(home, config, run_id):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.evaluations.quality import JUDGE
 from ui.charts.layout import (
     Axis,
     Measure,
@@ -16,7 +17,7 @@ from ui.charts.layout import (
 )
 from ui.data.run import RunView
 from ui.elements.formatting import MODELLED, time_unit
-from ui.elements.palette import SAMPLES_COLOUR, SCORE_COLOUR, faded
+from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
 from ui.pages.convergence.data import mean_over_seeds
 
 _BAND_COLOUR = faded(SCORE_COLOUR, 0.18)
@@ -28,13 +29,14 @@ _SIGNS = (  # metric, title, unit of the left axis (short: the plots are low), f
 )
 
 
-def score_chart(view: RunView, measure: Measure, over: Axis) -> go.Figure:
-    """Held-out results (bold), training's own (thin) and the level before training (dashed).
+def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFrame | None = None) -> go.Figure:
+    """Held-out results (bold), training's own (thin), the second judge's, the level before training (dashed).
 
     Args:
         view: the run.
         measure: which figure.
         over: what runs along the bottom.
+        judges: columns iteration and `judge`, where there is a second judge; drawn beside the score.
     """
     heading, bottom = axis_titles(over, view.elapsed_s)
     if over == "usd" and view.is_modelled:
@@ -51,6 +53,12 @@ def score_chart(view: RunView, measure: Measure, over: Axis) -> go.Figure:
         mode="lines+markers", line={"color": SCORE_COLOUR, "width": 3}, marker={"size": 8},
         hovertemplate="%{y:.3f}", cliponaxis=False,
     )  # fmt: skip
+    if measure == "score" and judges is not None:
+        judged = view.scores.merge(judges, on="iteration")
+        figure.add_scatter(
+            x=_along(view, judged, over), y=judged[JUDGE], name="second judge", mode="lines+markers",
+            line={"color": RUN_COLOURS[1], "width": 2}, hovertemplate="%{y:.3f}", cliponaxis=False,
+        )  # fmt: skip
     if not view.scores.empty:
         before = float(view.scores[measure].iloc[0])
         add_level(figure, before, f"before training {before:.2f}")

@@ -29,11 +29,11 @@ from ui.pages.convergence.verdict import show_figures, show_health, show_verdict
 def _show_convergence(home: Path, view: RunView) -> None:
     show_verdict(view)
     show_figures(view)
-    measure = _show_scores(view)
+    quality = load_quality(home, view)
+    measure = _show_scores(view, quality)
     courses = _show_seeds_of_runs(home, view, measure)
     st.subheader("Images before and after")
     show_before_and_after(load_images(home, view))
-    quality = load_quality(home, view)
     _show_quality(view, quality)
     _show_costs(view)
     st.subheader("Is training healthy?")
@@ -52,7 +52,7 @@ def _show_convergence(home: Path, view: RunView) -> None:
     )
 
 
-def _show_scores(view: RunView) -> Measure:
+def _show_scores(view: RunView, quality: QualityView) -> Measure:
     st.subheader("Score")
     measures: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
     chosen = st.segmented_control(
@@ -61,7 +61,8 @@ def _show_scores(view: RunView) -> Measure:
     measure = measures[chosen or "Graded score"]  # a second click on the chosen one deselects it
     axes: tuple[Axis, ...] = ("iteration", "time", "usd")
     for column, over in zip(st.columns(3), axes, strict=True):
-        column.plotly_chart(score_chart(view, measure, over), key=f"score_by_{over}", config=PLOT_SETTINGS)
+        chart = score_chart(view, measure, over, quality.judges)
+        column.plotly_chart(chart, key=f"score_by_{over}", config=PLOT_SETTINGS)
     return measure
 
 

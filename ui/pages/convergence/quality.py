@@ -14,8 +14,7 @@ from ui.data.quality import QualityView
 from ui.data.run import RunView
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR
 
-_TITLES: dict[Group, str] = {
-    "judge": "Second judge",
+_TITLES: dict[Group, str] = {  # the second judge is drawn beside the score
     "truth": "Distance to the rendered picture",
     "look": "Looks of the images",
     "variety": "Variety of the images",

@@ -1,0 +1,135 @@
+"""What follows where a run's score rises while its images get worse.
+
+Everything is a function of the recorded evaluations, so a resumed run answers as the interrupted one did and
+has the same weights; nothing of it is stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.database.queries.quality import paired_figures
+from storage.database.results import evaluated_iterations
+from storage.errors import HackingError
+from storage.evaluations.quality import QualityVerdict, quality_verdict
+from tasks.iteration.session import Session
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was done about an evaluation.
+
+    Attributes:
+        message: for people; None where there is nothing new.
+        returned: the weights are those of an earlier checkpoint now, so that drafts of them are void.
+    """
+
+    message: str | None = None
+    returned: bool = False
+
+
+def take_up(session: Session) -> None:
+    """Let a resumed run know what its evaluations had come to before the last iteration that it has done."""
+    recorded = evaluated_iterations(session.store.database, session.run_id)
+    before = sorted(number for number in recorded if 0 < number < session.first_iteration - 1)
+    for iteration in before if session.config.evaluation.on_alarm in ("kl", "rollback") else before[-1:]:
+        verdict = _verdict(session, iteration)
+        session.alarm = session.alarm.after(iteration, verdict is not None and verdict.is_hacking)
+    if session.config.evaluation.on_alarm == "kl" and session.alarm.alarms:
+        session.runtime.set_kl_weight(session.alarm.kl_weight(session.config))
+
+
+def answer(session: Session, iteration: int) -> Answer:
+    """Do what `evaluation.on_alarm` asks for after a recorded evaluation.
+
+    A run that is resumed where an evaluation was its last work asks again: its checkpoint is from before the
+    answer, so the answer is the same.
+
+    Args:
+        session: the run.
+        iteration: that the evaluation follows.
+
+    Raises:
+        HackingError: the run ends by this.
+    """
+    if iteration == 0:
+        return Answer()
+    verdict, before = _verdict(session, iteration), session.alarm
+    is_hacking = verdict is not None and verdict.is_hacking
+    session.alarm = before.after(iteration, is_hacking)
+    if verdict is None or not is_hacking:
+        if session.config.evaluation.on_alarm in ("rollback", "stop"):
+            _pin(session, iteration)
+        return Answer()
+    message = f"the score rises while the images get worse, after iteration {iteration}: {verdict.in_words}"
+    if not before.sounding:
+        _note(session, "hacking", message)
+    match session.config.evaluation.on_alarm:
+        case "warn":
+            return Answer(None if before.sounding else message)
+        case "kl":
+            weight = session.alarm.kl_weight(session.config)
+            session.runtime.set_kl_weight(weight)
+            return Answer(
+                _note(session, "kl_raised", f"{message}; algorithm.kl_weight is {weight:g} from here on")
+            )
+        case "stop":
+            raise _end(session, message, "evaluation.on_alarm is stop")
+        case "rollback":
+            if before.returned_to == before.sound:
+                raise _end(session, message, f"the run had returned to iteration {before.sound} before")
+            return _return(session, message)
+
+
+def _return(session: Session, message: str) -> Answer:
+    """Go on from the weights of the last sound checkpoint, with the next iteration's prompts and noise."""
+    pinned = session.checkpoints.pinned
+    if pinned is None:
+        raise _end(session, message, "there is no sound checkpoint to return to")
+    session.runtime.return_to(session.checkpoints.load(pinned).blobs)
+    session.next_plan = None
+    return Answer(_note(session, "returned", f"{message}; back to the weights of iteration {pinned}"), True)
+
+
+def _end(session: Session, message: str, why: str) -> HackingError:
+    """The error that ends a run; its newest checkpoint is then the last sound one."""
+    pinned = session.checkpoints.pinned
+    if pinned is None:
+        kept = "no evaluation with a checkpoint was sound"
+    else:
+        session.checkpoints.drop_after(pinned)
+        kept = (
+            f"its newest checkpoint is the last sound one, of iteration {pinned} (`spotlight export "
+            f"{session.run_id}`)"
+        )
+    weight = session.config.algorithm.kl_weight
+    return HackingError(
+        f"{message}. The run ends, as {why}; {kept}. Start another with algorithm.kl_weight above "
+        f"{weight:g}, a lower optimizer.learning_rate or a second part of the reward"
+    )
+
+
+def _pin(session: Session, iteration: int) -> None:
+    """Keep the newest checkpoint that a sound evaluation speaks for: none that an alarm has followed."""
+    known = session.checkpoints.iterations()
+    saved = [number for number in known if session.alarm.alarm_at < number <= iteration]
+    if saved:
+        session.checkpoints.pin(saved[-1])
+
+
+def _verdict(session: Session, iteration: int) -> QualityVerdict | None:
+    with session.store.database.reading() as connection:
+        return quality_verdict(paired_figures(connection, session.run_id, iteration))
+
+
+def _note(session: Session, kind: str, message: str) -> str:
+    """An event, once: a resumed run may come to it again; and a line of the run's log."""
+    with session.store.database.reading() as connection:
+        known = connection.execute(
+            "SELECT 1 FROM events WHERE run_id = ? AND kind = ? AND message = ?",
+            [session.run_id, kind, message],
+        ).fetchone()
+    if known is None:
+        session.store.add_event(session.run_id, kind, message)
+    session.log.note(message)
+    return message

@@ -1,0 +1,95 @@
+"""Live runs with an alarm: one that is killed between evaluation and answer ends with the same bits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import flows.post_train
+import tasks.iteration.alarm
+from flows.post_train import post_train
+from storage.checkpoints import CheckpointStore
+from storage.config.loading import load_config
+from storage.database.run_store import RunStore
+from storage.errors import HackingError
+from storage.home import Home
+from tasks.iteration.alarm import Answer
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
+
+ALARM_AT = 2
+
+
+@pytest.fixture(autouse=True)
+def verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluation after iteration 2 raises the alarm, and no other one."""
+    monkeypatch.setattr(
+        tasks.iteration.alarm,
+        "_verdict",
+        lambda session, iteration: SimpleNamespace(is_hacking=iteration == ALARM_AT, in_words="worse"),
+    )
+
+
+def config_of(on_alarm: str) -> Any:
+    settings = [
+        "iterations=4", "runtime.cluster=local", "runtime.spot_workers=0", "evaluation.every=1",
+        "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}",
+    ]  # fmt: skip
+    return load_config("smoke", settings, {})
+
+
+def last_state(home: Home, run_id: str) -> tuple[int, int, dict[str, bytes]]:
+    checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
+    assert checkpoint is not None
+    return checkpoint.iteration, checkpoint.record["policy_version"], checkpoint.blobs
+
+
+def kinds(home: Home, run_id: str) -> list[str]:
+    with RunStore(home).database.reading() as connection:
+        rows = connection.execute("SELECT kind FROM events WHERE run_id = ? ORDER BY event_id", [run_id])
+        return [kind for (kind,) in rows.fetchall()]
+
+
+@pytest.mark.parametrize(("on_alarm", "kind"), [("rollback", "returned"), ("kl", "kl_raised")])
+def test_a_killed_run_answers_as_the_undisturbed_one(
+    home: Home, on_alarm: str, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    config, whole, killed = config_of(on_alarm), f"{on_alarm}-whole", f"{on_alarm}-killed"
+    post_train(config, whole)
+    assert kinds(home, whole) == ["hacking", kind]
+    for dies_at in (ALARM_AT, ALARM_AT + 1):  # before the answer; and after an iteration that follows it
+
+        def die(session: Any, iteration: int, dies_at: int = dies_at) -> Answer:
+            if iteration == dies_at:
+                raise RuntimeError("killed")
+            return tasks.iteration.alarm.answer(session, iteration)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(flows.post_train, "answer", die)
+            with pytest.raises(RuntimeError, match="killed"):
+                post_train(config, killed)
+    post_train(config, killed)
+    assert last_state(home, killed) == last_state(home, whole)
+    assert kinds(home, killed).count(kind) == 1
+    if on_alarm == "rollback":
+        assert last_state(home, whole)[1] == 5, "the return is a policy version of its own"
+
+
+def test_stop_ends_the_run_with_its_last_sound_checkpoint(home: Home):
+    with pytest.raises(HackingError, match="spotlight export stopped"):
+        post_train(config_of("stop"), "stopped")
+    row = RunStore(home).run("stopped")
+    assert row.status == "failed" and row.error is not None and "on_alarm is stop" in row.error
+    assert last_state(home, "stopped")[0] == ALARM_AT - 1
+
+
+def test_the_judge_s_figure_is_recorded_for_every_held_out_image(home: Home):
+    with RunStore(home).database.reading() as connection:
+        rows = connection.execute(
+            "SELECT iteration, count(*), min(value), max(value) FROM evaluation_image_figures "
+            "WHERE run_id = 'kl-whole' AND name = 'judge' GROUP BY iteration ORDER BY iteration"
+        ).fetchall()
+    assert [(iteration, count) for iteration, count, *_ in rows] == [(number, 8) for number in range(5)]
+    assert all(0 <= low <= high <= 1 for *_, low, high in rows)

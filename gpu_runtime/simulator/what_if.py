@@ -143,10 +143,15 @@ def _simulate(
     replay = None
     if fleet.spot:
         # Its own chance: the window is the same whatever the profile draws.
-        length_s = _MARGIN * undisturbed(config, times, fleet.reserved) / TICKS_PER_S
+        length_s = trace_length_s(config, times, fleet.reserved)
         trace = market.window(fleet.spot, length_s, random.Random(f"trace {future}"))
         replay = Replay(trace, market.notice_s)
     return Simulation(config, plan, times, replay).run()
+
+
+def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:
+    """Seconds that a trace has to last for a run that may have to do without spot devices."""
+    return _MARGIN * undisturbed(config, times, reserved) / TICKS_PER_S
 
 
 def undisturbed(config: RunConfig, times: WorkloadTimes, devices: int) -> int:

@@ -86,6 +86,22 @@ def compare_policies(
         seed: of the futures; the same figures for the same seed.
         on_run: told of every simulated run.
     """
+    runs = policy_runs(config, offer, profile, market, futures, seed, on_run)
+    answers = [PolicyAnswer(policy, figures_of(runs[policy.name])) for policy in POLICIES]
+    best = best_of(answers)
+    return [PolicyAnswer(a.policy, a.figures, a.policy.name == best) for a in answers]
+
+
+def policy_runs(
+    config: RunConfig,
+    offer: FleetPlan,
+    profile: Profile,
+    market: SpotMarket,
+    futures: int,
+    seed: int = 0,
+    on_run: Callable[[], None] = lambda: None,
+) -> dict[str, list[SimulatedRun]]:
+    """The runs of every policy, one in each future; arguments as of `compare_policies`."""
     runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in POLICIES}
     for future in range(futures):
         drafts = 0.0
@@ -96,9 +112,7 @@ def compare_policies(
                 drafts = run.drafts / config.iterations
             runs[policy.name].append(run)
             on_run()
-    answers = [PolicyAnswer(policy, figures_of(runs[policy.name])) for policy in POLICIES]
-    best = best_of(answers)
-    return [PolicyAnswer(a.policy, a.figures, a.policy.name == best) for a in answers]
+    return runs
 
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:

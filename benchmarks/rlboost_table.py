@@ -1,10 +1,11 @@
 """RLBoost's published figures beside those of the simulator, from RLBoost's set-up.
 
-Published (arXiv 2510.19225, and REPRODUCE.md and the scripts of its code, Terra-Flux/PolyRL): Qwen3 8B, 14B and
-32B; 128 prompts of 8 responses, at most 14,336 tokens; 8 reserved H100 (16 for 32B), spot instances of two,
-engines of two; three segments of two hours of a random half of Bamboo's trace; prices. By operation counts:
-seconds of decoding and of training. Assumed: the lengths, shares of the devices' peaks, and the times below.
-Nothing is fitted to the figures that are compared.
+Published (arXiv 2510.19225, and the scripts and REPRODUCE.md of its code, Terra-Flux/PolyRL): Qwen3 8B, 14B
+and 32B; 128 prompts of 8 responses, at most 14,336 tokens; 8 reserved H100 (16 for 32B), spot instances of
+two, engines of two; three segments of two hours of a random half of Bamboo's trace; prices. By operation
+counts: seconds of decoding and of training. Assumed: the lengths, shares of the devices' peaks, and the times
+below. Nothing is fitted to the figures that are compared. Of Bamboo's two traces, g4dn is taken: their ratios
+of throughput and of throughput per dollar imply 4 to 6 instances, and a half of g4dn has 6, of p3 12.
 """
 
 from __future__ import annotations
@@ -187,9 +188,7 @@ def simulate(
     if trace is None:
         return StreamedRun(model.workload(scale.prompts), plan, Ways(), None).run(least_s)
     peak = max((len(trace.alive_at(event.at_s)) for event in trace.events), default=1)
-    plan = FleetPlan(
-        plan.reserved, peak, plan.trainers, plan.reserved_usd_per_hour, plan.spot_usd_per_hour
-    )
+    plan = FleetPlan(plan.reserved, peak, plan.trainers, plan.reserved_usd_per_hour, plan.spot_usd_per_hour)
     return StreamedRun(model.workload(scale.prompts), plan, ways or Ways(), Replay(trace)).run(least_s)
 
 

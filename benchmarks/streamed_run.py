@@ -1,9 +1,9 @@
-"""Runs of a language model's RL under the virtual clock, as RLBoost does them: requests of unlike lengths,
-many at once on each instance, and training that begins while the rest is rolled out.
+"""Runs of a language model's RL under the virtual clock, as RLBoost does them.
 
-Spotlight does no such runs: a DiT's samples take equal steps, one batch at a time. This is a check of the
-scheduler, the traces, the fleet, the clock and the seeding window against published measurements of another
-system. What is its own is the instance that decodes many requests at once.
+Requests are of unlike lengths, many run at once on each instance, and training begins while the rest is
+rolled out. Spotlight does no such runs: a DiT's samples take equal steps, one batch at a time. This is a
+check of the scheduler, the traces, the fleet, the clock and the seeding window against published measurements
+of another system. What is its own is the instance that decodes many requests at once.
 """
 
 from __future__ import annotations
@@ -231,6 +231,7 @@ class StreamedRun:
         """Iterations until so many seconds have passed, the last one to its end."""
         loop, fleet = self._loop, self._fleet
         loop.run_until(lambda: fleet.reserved_loaded)
+        loop.run_until(lambda: False, loop.now)  # spot instances that have loaded by now
         fleet.take_in()
         fleet.phase = self
         for device in fleet:
@@ -238,7 +239,7 @@ class StreamedRun:
                 self._instances[device.name] = _Instance(device)
         self._paid()
         began, tokens, lengths_s = loop.now, 0, []
-        while loop.now - began < ticks(least_s):
+        while not lengths_s or loop.now - began < ticks(least_s):
             at = loop.now
             tokens += self._iterate(len(lengths_s))
             lengths_s.append((loop.now - at) / TICKS_PER_S)
@@ -446,7 +447,7 @@ class StreamedRun:
         """No instance is warned."""
 
     def on_gone(self, device: SimulatedDevice) -> None:
-        """An instance is lost: its requests go on elsewhere; the reserved ones come back if it was the last."""
+        """An instance is lost: its requests go on elsewhere, on the reserved ones if it was the last."""
         instance = self._instances.pop(device.name, None)
         if instance is None:
             return
@@ -467,4 +468,3 @@ class StreamedRun:
         self._trainer_free = None
         for instance in list(self._instances.values()):
             self._serve(instance)
-

@@ -35,6 +35,7 @@ from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
+from storage.environment import environment
 from tasks.what_if import PROFILES
 
 _PRESET = "qwen-image-geneval-512"
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="3 iterations, to 100 devices")
     add_keep_option(parser)
     arguments = parser.parse_args()
+    began_at = environment()["commit"]
     sizes, iterations = (_SIZES[:2], 3) if arguments.quick else (_SIZES, _ITERATIONS)
     simulate(sizes[0], 1)  # imports, and what is computed once
     whole = simulate(sizes[-1], iterations)
@@ -154,7 +156,7 @@ def main() -> None:
         "drafts": whole.run.drafts,
         "sizes": rows,
     }
-    finish("simulator", figures, arguments.keep)
+    finish("simulator", figures, arguments.keep, began_at=began_at)
 
 
 if __name__ == "__main__":

@@ -62,8 +62,8 @@ class Scale:
         sizes: of the images.
     """
 
-    futures: int = 10
-    iterations: int = 30
+    futures: int = 8
+    iterations: int = 20
     sizes: Sequence[int] = SIZES
 
 

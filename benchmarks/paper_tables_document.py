@@ -9,46 +9,49 @@ _BEGIN = """# The papers' tables, simulated
 
 <!-- Written by python -m benchmarks.measurements from benchmarks/results/paper_tables.json. -->
 
-All of our figures on this page are **modelled**: whole runs under a virtual clock ([what-if.md](what-if.md)). A figure is the
-median, with the lowest and the highest in brackets. None of it was fitted to the figures that it is compared with.
-"""
+All of our figures on this page are **modelled**: whole runs under a virtual clock
+([what-if.md](what-if.md)). A figure is the median, with the lowest and the highest in brackets. None of it
+was fitted to the figures that it is compared with."""
 
 _SPOTLIGHT = """## Spotlight
 
-The paper's cluster (arXiv 2606.19004): 4 reserved and 8 spot H100 on four instances of two, Qwen-Image, OCR and GenEval, 512 and
-1280. Seconds come from the carried profiles, of which nothing is measured; their uncertainty is in the brackets. Preemptions are
-windows of Bamboo's p3 trace, dollars the known prices of an H100 in four zones. Iterations to Flow-GRPO's last score come from the
-kept learning curves of the embedded models: `plain`, and `stale_grpo` for exploration.
-"""
+The paper's cluster (arXiv 2606.19004): 4 reserved and 8 spot H100 on four instances of two, Qwen-Image, OCR
+and GenEval, 512 and 1280. Seconds come from the carried profiles, of which nothing is measured; their
+uncertainty is in the brackets. Preemptions are windows of Bamboo's p3 trace, dollars the known prices of an
+H100 in four zones. Iterations to Flow-GRPO's last score come from the kept learning curves of the embedded
+models: `plain`, and `stale_grpo` for exploration."""
 
 _WHY_SPOTLIGHT = """Why they differ:
 
-- The factor of iterations is that of small models on two embedded tasks, with three run seeds. It is most of each ratio, and it is not
-  Qwen-Image's. Where a run seed never reaches the score, it counts as if it did at its end.
-- No learning curve has fresh drafts with Flow-GRPO. On the critical path they count as no better than stale ones, so that ratio is
-  the longer iteration alone. It is our worst ratio.
-- Devices do not share samples here. The paper's baselines lose minutes when a group that shares samples is broken and started cold;
-  ours do not, which makes them too good.
+- The factor of iterations is that of small models on two embedded tasks, with three run seeds. It is most
+  of each ratio, and it is not Qwen-Image's. Where a run seed never reaches the score, it counts as if it
+  did at its end.
+- No learning curve has fresh drafts with Flow-GRPO. On the critical path they count as no better than stale
+  ones, so that ratio is the longer iteration alone. It is our worst ratio.
+- Devices do not share samples here. The paper's baselines lose minutes when a group that shares samples is
+  broken and started cold; ours do not, which makes them too good.
 - The paper's prices, preemptions and seconds are not public.
 """
 
 _RLBOOST = """## RLBoost
 
-Its set-up (arXiv 2510.19225, and its published code): Qwen3 8B, 14B and 32B, 8 reserved H100 (16 for 32B), spot instances of two,
-128 prompts of 8 responses of unlike lengths, three segments of two hours of a random half of Bamboo's g4dn trace. Ratios are to the
-reserved GPUs alone, unless the name says otherwise. The scheduler, the traces, the clock, the bill and the seeding window are the
-product's; the instance that decodes many requests at once is the benchmark's.
-"""
+Its set-up (arXiv 2510.19225, and its published code): Qwen3 8B, 14B and 32B, 8 reserved H100 (16 for 32B),
+spot instances of two, 128 prompts of 8 responses of unlike lengths, three segments of two hours of a random
+half of Bamboo's g4dn trace. Ratios are to the reserved GPUs alone, unless the name says otherwise. The
+scheduler, the traces, the clock, the bill and the seeding window are the product's; the instance that
+decodes many requests at once is the benchmark's."""
 
 _WHY_RLBOOST = """Why they differ:
 
-- Seconds of decoding and training come from operation counts and assumed shares of the devices' peaks, lengths from an assumed
-  distribution. Their trainers' and engines' own overheads are left out. Their code's notes name about 10,000 tokens a second for 8B
-  on the reserved GPUs alone.
-- Which half of which trace, and which segments, is not published. The number of instances is the strongest influence on throughput.
-- A response is trained on once its prompt's group is whole. The longest responses end an iteration here, whatever is rented: that
-  limits what further instances bring.
-- What a lost request costs without migration depends on what the others had left to do, so the two figures of migration vary most.
+- Seconds of decoding and training come from operation counts and assumed shares of the devices' peaks,
+  lengths from an assumed distribution. Their trainers' and engines' own overheads are left out. Their
+  code's notes name about 10,000 tokens a second for 8B on the reserved GPUs alone.
+- Which half of which trace, and which segments, is not published. The number of instances is the strongest
+  influence on throughput.
+- A response is trained on once its prompt's group is whole. The longest responses end an iteration here,
+  whatever is rented: that limits what further instances bring.
+- What a lost request costs without migration depends on what the others had left to do, so the two figures
+  of migration vary most.
 """
 
 

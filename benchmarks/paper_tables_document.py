@@ -11,7 +11,8 @@ _BEGIN = """# The papers' tables, simulated
 
 All of our figures on this page are **modelled**: whole runs under a virtual clock
 ([what-if.md](what-if.md)). A figure is the median, with the lowest and the highest in brackets. None of it
-was fitted to the figures that it is compared with."""
+was fitted to the figures that it is compared with.
+"""
 
 _SPOTLIGHT = """## Spotlight
 
@@ -19,7 +20,8 @@ The paper's cluster (arXiv 2606.19004): 4 reserved and 8 spot H100 on four insta
 and GenEval, 512 and 1280. Seconds come from the carried profiles, of which nothing is measured; their
 uncertainty is in the brackets. Preemptions are windows of Bamboo's p3 trace, dollars the known prices of an
 H100 in four zones. Iterations to Flow-GRPO's last score come from the kept learning curves of the embedded
-models: `plain`, and `stale_grpo` for exploration."""
+models: `plain`, and `stale_grpo` for exploration.
+"""
 
 _WHY_SPOTLIGHT = """Why they differ:
 
@@ -39,7 +41,8 @@ Its set-up (arXiv 2510.19225, and its published code): Qwen3 8B, 14B and 32B, 8 
 spot instances of two, 128 prompts of 8 responses of unlike lengths, three segments of two hours of a random
 half of Bamboo's g4dn trace. Ratios are to the reserved GPUs alone, unless the name says otherwise. The
 scheduler, the traces, the clock, the bill and the seeding window are the product's; the instance that
-decodes many requests at once is the benchmark's."""
+decodes many requests at once is the benchmark's.
+"""
 
 _WHY_RLBOOST = """Why they differ:
 

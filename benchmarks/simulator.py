@@ -33,10 +33,9 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.what_if import trace_length_s
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import Replay
-from storage.config.loading import load_config
+from storage.config.loading import PRESETS, load_config
 from storage.config.run_config import RunConfig
 from storage.environment import environment
-from tasks.what_if import PROFILES
 
 _PRESET = "qwen-image-geneval-512"
 _BATCHES = 4  # of a device and iteration
@@ -81,7 +80,7 @@ def simulate(
     config = workload(devices, iterations)
     reserved = max(1, devices // 3)
     offer = FleetPlan(reserved, devices - reserved, reserved, 10.0, 2.5)
-    profile = read_profile(PROFILES / "qwen-image-512-h100.json")
+    profile = read_profile(PRESETS / "profiles/qwen-image-512-h100.json")
     # Scorers keep up with any number of devices.
     times = profile.times(config.sampling.batch_size, devices, reserved)
     market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), notice_s=_NOTICE_S)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from benchmarks.exploration_summary import reached_at
+from benchmarks.milestones import reached_at
 from benchmarks.report import RESULTS
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.policies import SPOTLIGHT
@@ -30,8 +30,7 @@ from gpu_runtime.spot.prices.known_prices import known_prices
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import thinned
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from storage.config.loading import load_config
-from tasks.what_if import PROFILES
+from storage.config.loading import PRESETS, load_config
 
 RESERVED, SPOT, GPUS = 4, 8, 2
 """Devices, and those of a spot instance."""
@@ -144,7 +143,7 @@ def setting_runs(size: int, reward: str, trace: Trace, scale: Scale) -> Mapping[
     """
     few = ["evaluation.prompts=1", "evaluation.images_per_prompt=1", "evaluation.every=0"]
     config = load_config(f"qwen-image-{reward}-{size}", [f"iterations={scale.iterations}", *few], {})
-    profile = read_profile(PROFILES / f"qwen-image-{size}-h100.json")
+    profile = read_profile(PRESETS / f"profiles/qwen-image-{size}-h100.json")
     offer = FleetPlan(RESERVED, SPOT, RESERVED, 1.0, 1.0)  # dollars are computed by zone
     recorded = paired(thinned(trace, SPOT // GPUS))
     market = SpotMarket(recorded, TraceShape(capacity=1, length_s=1.0), notice_s=NOTICE_S)

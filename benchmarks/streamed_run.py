@@ -309,10 +309,16 @@ class StreamedRun:
         self._loop.at(self._loop.now + ticks(self._workload.weights_s), ready)
 
     def _serve(self, instance: _Instance) -> None:
+        """An instance runs requests from now on."""
         instance.serves = True
         instance.advance(self._loop.now, self._workload)
-        self._deal()
-        self._balance(instance)
+
+        def deal() -> None:
+            self._deal()
+            self._balance(instance)
+
+        # After the others that are ready at this moment: the first must not take what is for all.
+        self._loop.at(self._loop.now, deal)
 
     def _spot(self) -> list[_Instance]:
         return [instance for instance in self._instances.values() if not instance.device.trains]
@@ -418,7 +424,7 @@ class StreamedRun:
 
     def _balance(self, instance: _Instance) -> None:
         """An instance takes running requests from those with many, as far as that makes them faster."""
-        if not (instance.serves and self._ways.migrates):
+        if not (instance.serves and self._ways.migrates and instance.device.name in self._instances):
             return
         few = self._workload.balanced_running
         others = [other for other in self._instances.values() if other.serves and other is not instance]

@@ -10,11 +10,9 @@ from typing import Any
 import scipy.stats
 
 from benchmarks.learning_curve import Curve, ModelledFleet
+from benchmarks.milestones import reached_at, smooth_of
 from gpu_runtime.exploration.registry import strategy_of
 from storage.config.run_config import RunConfig
-
-SMOOTH = 3
-"""Evaluations in a running mean."""
 
 FLEET = ModelledFleet()
 
@@ -34,30 +32,9 @@ def measure_of(curve: Curve, signal: str) -> list[float]:
     return curve.score if signal == "graded" else curve.exact
 
 
-def smooth_of(values: Sequence[float]) -> list[float]:
-    """Running means of three evaluations (of all, where there are fewer)."""
-    width = min(SMOOTH, len(values))
-    return [statistics.fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
-
-
 def end_of(values: list[float]) -> float:
     """The last running mean, so that a curve that rises reaches its own end."""
     return smooth_of(values)[-1]
-
-
-def reached_at(iterations: list[int], values: list[float], target: float) -> float | None:
-    """The iteration at which the running mean reaches the target, interpolated; None if it never does."""
-    smooth = smooth_of(values)
-    # A running mean stands for the middle of its evaluations.
-    places = smooth_of(iterations)
-    above = [index for index, value in enumerate(smooth) if value >= target]
-    if not above:
-        return None
-    first = above[0]
-    if first == 0:
-        return places[0]
-    share = (target - smooth[first - 1]) / (smooth[first] - smooth[first - 1])
-    return places[first - 1] + share * (places[first] - places[first - 1])
 
 
 def target_of(plain: Sequence[Curve], signal: str) -> float:

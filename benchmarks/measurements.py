@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.glance_picture import draw
+from benchmarks.paper_tables_document import document as paper_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
@@ -27,6 +28,7 @@ JUDGEMENTS = RESULTS / "judgements.toml"
 DOCUMENT = ROOT / "docs/measurements.md"
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs/images/at-a-glance.svg"
+PAPER_TABLES = ROOT / "docs/paper-tables.md"
 RENEW = "python -m benchmarks.measurements"
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
@@ -236,7 +238,10 @@ def generated() -> dict[Path, str]:
     results = read_results()
     judgements = tomllib.loads(JUDGEMENTS.read_text(encoding="utf-8"))
     check_judgements(results, judgements)
+    papers = results.get("paper_tables")
+    kept = {} if papers is None else {PAPER_TABLES: paper_tables(papers["figures"], papers["commit"])}
     return {
+        **kept,
         DOCUMENT: document(results, judgements),
         README: with_headlines(README.read_text(encoding="utf-8"), headlines(results, judgements)),
         PICTURE: draw(results["exploration-ocr"]["figures"], results["overlap"]["figures"]),

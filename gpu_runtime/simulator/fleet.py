@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -168,9 +169,14 @@ class SimulatedFleet:
         self._loss = loss
         self._devices: dict[str, SimulatedDevice] = {}
         self._on: dict[str, SimulatedDevice] = {}  # by instance
-        self._unused: list[str] = []  # instances that are there without a place for them
+        # Instances that are there without a place for them; ordered, and in constant time at both ends.
+        self._unused: OrderedDict[str, None] = OrderedDict()
         self._begun = 0
         self._wanted = plan.spot
+        # Counted as devices change: a fleet of ten thousand is not searched at each event.
+        self._staying = 0  # spot devices without a notice
+        self._loading = 0
+        self._reserved_loading = 0
         for number in range(plan.reserved):
             self._add(f"reserved-{number}", "reserved", number < plan.trainers)
         self._await_trace()
@@ -182,7 +188,12 @@ class SimulatedFleet:
     @property
     def reserved_loaded(self) -> bool:
         """Whether the devices have loaded that a run needs to begin."""
-        return all(device.loading is None for device in self if device.market == "reserved")
+        return not self._reserved_loading
+
+    @property
+    def any_loading(self) -> bool:
+        """Whether a device is loading its model."""
+        return self._loading > 0
 
     @property
     def trainers(self) -> list[SimulatedDevice]:
@@ -204,7 +215,7 @@ class SimulatedFleet:
     @property
     def spot_rented(self) -> int:
         """Spot devices that stay, those that load included."""
-        return sum(device.market == "spot" and not device.noticed for device in self)
+        return self._staying
 
     def want(self, spot: int) -> None:
         """Rent so many spot devices from now on; those above are given back, the newest first.
@@ -220,7 +231,7 @@ class SimulatedFleet:
             if not device.joined:
                 self._start_paying(device)
             self.counts.changes += 1
-            self._unused.append(instance)
+            self._unused[instance] = None
             self._remove(device)
         self._fill()
 
@@ -228,11 +239,22 @@ class SimulatedFleet:
         now = self._loop.now
         device = self._devices[name] = SimulatedDevice(name, market, now, trains)
         device.loading = self._loop.at(now + self._start, partial(self._on_loaded, device))
+        self._loading += 1
+        self._reserved_loading += market == "reserved"
+        self._staying += market == "spot"
         self.counts.changes += 1
         return device
 
+    def _leave(self, device: SimulatedDevice) -> None:
+        """A device is no longer one of the fleet's, if it was."""
+        if self._devices.pop(device.name, None) is not None:
+            self._loading -= device.loading is not None
+            self._staying -= device.market == "spot" and not device.noticed
+
     def _on_loaded(self, device: SimulatedDevice) -> None:
         device.loading = None
+        self._loading -= 1
+        self._reserved_loading -= device.market == "reserved"
         self.counts.changes += 1
         self.counts.joined += device.market == "spot"
         if self.phase is not None:
@@ -264,12 +286,13 @@ class SimulatedFleet:
         """Do what the trace says of an instance."""
         device = self._on.get(step.instance)
         if step.kind == "add":
-            self._unused.append(step.instance)
+            self._unused[step.instance] = None
             self._fill()
         elif device is None:
-            if step.kind == "remove" and step.instance in self._unused:
-                self._unused.remove(step.instance)
+            if step.kind == "remove":
+                self._unused.pop(step.instance, None)
         elif step.kind == "notice":
+            self._staying -= not device.noticed
             device.noticed = True
             self.counts.notices += 1
             self.counts.changes += 1
@@ -282,12 +305,10 @@ class SimulatedFleet:
 
     def _fill(self) -> None:
         """Workers begin on instances that are there, as many as there are places without one that stays."""
-        filled = sum(device.market == "spot" and not device.noticed for device in self)
-        while self._unused and filled < self._wanted:
-            instance = self._unused.pop(0)
+        while self._unused and self._staying < self._wanted:
+            instance, _ = self._unused.popitem(last=False)
             self._on[instance] = self._add(f"spot-{self._begun}", "spot")
             self._begun += 1
-            filled += 1
 
     def _on_gone(self, device: SimulatedDevice) -> None:
         """An instance is gone; the run learns of it where a call to its worker fails."""
@@ -308,12 +329,12 @@ class SimulatedFleet:
             self._remove(device)
         elif self.phase is not None and (device.flight is not None or device.coming is not None):
             # First, so that the phase's other devices see the fleet without it.
-            del self._devices[device.name]
+            self._leave(device)
             self.phase.on_lost(device)
             self._remove(device)
 
     def _remove(self, device: SimulatedDevice) -> None:
-        self._devices.pop(device.name, None)
+        self._leave(device)
         self.timeline.remove(device.name, self._loop.now)
         self.meter.stop(device.name, self._loop.now)
         self._fill()

@@ -7,6 +7,7 @@ denoising steps is like the one before, so what a loss or a notice finds committ
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -110,7 +111,11 @@ class GenerationPhase:
         self._drafts = work.kind is RequestKind.EXPLORE
         self._state: DeviceState = "explore" if self._drafts else "rollout"
         self._chunk = steps_to_commit(work.commit_steps, times.step_s, self._drafts)
-        self._idle: dict[str, SimulatedDevice] = {}
+        # Those that may still pull. Ordered: taken from the front and from the middle in constant time.
+        self._idle: OrderedDict[str, SimulatedDevice] = OrderedDict()
+        # What the gate refuses once it refuses for the rest of the window, which only gets shorter: such a
+        # device need not be asked again whenever a batch comes back.
+        self._closed: set[str] = set()
         self._busy = 0
         self._scorers_free = loop.now
         self._loaded_by = 0
@@ -220,7 +225,7 @@ class GenerationPhase:
             lease = self._scheduler.pull(device.name, now, self._work.version, 1, (self._work.kind,))
         if lease is None:
             self._enter(device, "idle")
-            if not device.noticed:
+            if not device.noticed and device.name not in self._closed:
                 self._idle[device.name] = device
             return
         self._busy += 1
@@ -240,8 +245,13 @@ class GenerationPhase:
             # Batches are asked for as devices can take them.
             self._scheduler.add((WorkItem(self._next, kind, self._work.steps, 0, self._work.version),))
             self._next += 1
+        if self._gate is None:
+            return True
         elapsed = self._loop.now - self._began
-        return self._gate is None or self._gate.may_begin(device.name, elapsed, float(self._work.size))
+        may_begin = self._gate.may_begin(device.name, elapsed, float(self._work.size))
+        if not may_begin:
+            self._closed.add(device.name)
+        return may_begin
 
     def _deliver(self, device: SimulatedDevice) -> None:
         flight, now = device.flight, self._loop.now
@@ -279,17 +289,16 @@ class GenerationPhase:
 
     def _wake(self) -> None:
         """Something waits again: idle devices pull, as long as it does."""
-        for device in list(self._idle.values()):
+        for _ in range(len(self._idle)):
             if not self._scheduler.waiting(self._work.kind):
                 return
-            del self._idle[device.name]
-            self._pull(device)
+            self._pull(self._idle.popitem(last=False)[1])
 
     def _is_over(self) -> bool:
         """All is delivered; drafts also end where no device can begin another, nor is one loading."""
         if self.outcome.delivered == self._work.batches:
             return True
-        return self._drafts and not self._busy and all(device.loading is None for device in self._fleet)
+        return self._drafts and not self._busy and not self._fleet.any_loading
 
     def _end(self) -> None:
         """What devices still do is not wanted any more; they are busy to the end of their chunk."""

@@ -86,6 +86,22 @@ def compare_policies(
         seed: of the futures; the same figures for the same seed.
         on_run: told of every simulated run.
     """
+    runs = policy_runs(config, offer, profile, market, futures, seed, on_run)
+    answers = [PolicyAnswer(policy, figures_of(runs[policy.name])) for policy in POLICIES]
+    best = best_of(answers)
+    return [PolicyAnswer(a.policy, a.figures, a.policy.name == best) for a in answers]
+
+
+def policy_runs(
+    config: RunConfig,
+    offer: FleetPlan,
+    profile: Profile,
+    market: SpotMarket,
+    futures: int,
+    seed: int = 0,
+    on_run: Callable[[], None] = lambda: None,
+) -> dict[str, list[SimulatedRun]]:
+    """The runs of every policy, one in each future; arguments as of `compare_policies`."""
     runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in POLICIES}
     for future in range(futures):
         drafts = 0.0
@@ -96,9 +112,7 @@ def compare_policies(
                 drafts = run.drafts / config.iterations
             runs[policy.name].append(run)
             on_run()
-    answers = [PolicyAnswer(policy, figures_of(runs[policy.name])) for policy in POLICIES]
-    best = best_of(answers)
-    return [PolicyAnswer(a.policy, a.figures, a.policy.name == best) for a in answers]
+    return runs
 
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
@@ -143,10 +157,15 @@ def _simulate(
     replay = None
     if fleet.spot:
         # Its own chance: the window is the same whatever the profile draws.
-        length_s = _MARGIN * undisturbed(config, times, fleet.reserved) / TICKS_PER_S
+        length_s = trace_length_s(config, times, fleet.reserved)
         trace = market.window(fleet.spot, length_s, random.Random(f"trace {future}"))
         replay = Replay(trace, market.notice_s)
     return Simulation(config, plan, times, replay).run()
+
+
+def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:
+    """Seconds that a trace has to last for a run that may have to do without spot devices."""
+    return _MARGIN * undisturbed(config, times, reserved) / TICKS_PER_S
 
 
 def undisturbed(config: RunConfig, times: WorkloadTimes, devices: int) -> int:

@@ -1,0 +1,162 @@
+"""Whole simulated runs at 10 to 10,000 devices: seconds, memory, and how the cost of an event grows.
+
+A third of the devices is reserved and trains; the others are spot devices of a drawn trace (an instance lives
+90 minutes on average, three of four losses take several) with 30 s of notice, and explore during training.
+Each size has the same work a device: four batches of Qwen-Image at 512x512 an iteration, by the carried
+profile. The decisions are those of live runs, as in `spotlight what-if`.
+
+All seconds are of the processor, in one process (`clock`): what else the machine does is not in them.
+Every event is simulated; `what-if` repeats phases that no event of the trace disturbs, and takes less.
+`wall_s` is the run at the largest size. `growth_10_to_10000` compares its seconds an event with those at the
+smallest, which is repeated until it has done a hundredth of the events. `peak_gib` is the most memory that
+the process held.
+
+    python -m benchmarks.simulator [--quick] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.report import add_keep_option, finish
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.profile import read_profile
+from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.simulator.what_if import trace_length_s
+from gpu_runtime.spot.traces.generator import TraceShape
+from gpu_runtime.spot.traces.replay import Replay
+from storage.config.loading import PRESETS, load_config
+from storage.config.run_config import RunConfig
+from storage.environment import environment
+
+_PRESET = "qwen-image-geneval-512"
+_BATCHES = 4  # of a device and iteration
+_NOTICE_S = 30.0
+_SIZES = (10, 100, 1_000, 10_000)
+_ITERATIONS = 50
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A simulated run, and what it took to simulate.
+
+    Attributes:
+        run: what it came to.
+        cpu_s: seconds of the processor.
+    """
+
+    run: SimulatedRun
+    cpu_s: float
+
+
+def workload(devices: int, iterations: int) -> RunConfig:
+    """As many batches a device whatever their number."""
+    config = load_config(_PRESET, [f"iterations={iterations}"], {})
+    images = _BATCHES * devices * config.sampling.batch_size
+    prompts = max(1, images // config.algorithm.group_size)
+    algorithm = config.algorithm.model_copy(update={"prompts_per_iteration": prompts})
+    return config.model_copy(update={"algorithm": algorithm})
+
+
+def simulate(
+    devices: int, iterations: int, timing: DraftTiming = DraftTiming.TRAINING_WINDOW, seed: int = 0
+) -> Cost:
+    """One run.
+
+    Args:
+        devices: reserved and spot ones.
+        iterations: of the run.
+        timing: of drafts.
+        seed: of the trace.
+    """
+    config = workload(devices, iterations)
+    reserved = max(1, devices // 3)
+    offer = FleetPlan(reserved, devices - reserved, reserved, 10.0, 2.5)
+    profile = read_profile(PRESETS / "profiles/qwen-image-512-h100.json")
+    # Scorers keep up with any number of devices.
+    times = profile.times(config.sampling.batch_size, devices, reserved)
+    market = SpotMarket(None, TraceShape(capacity=1, length_s=1.0), notice_s=_NOTICE_S)
+    length_s = trace_length_s(config, times, reserved)
+    trace = market.window(offer.spot, length_s, random.Random(f"trace {seed}"))
+    plan = SimulatedPlan(offer, timing)
+    simulation = Simulation(config, plan, times, Replay(trace, _NOTICE_S), repeats=False)
+    began = time.process_time()
+    run = simulation.run()
+    return Cost(run, time.process_time() - began)
+
+
+def of_size(devices: int, costs: Sequence[Cost]) -> dict[str, Any]:
+    """The cost of an event.
+
+    Args:
+        devices: of each run.
+        costs: of all runs.
+    """
+    done, cpu_s = sum(cost.run.events for cost in costs), sum(cost.cpu_s for cost in costs)
+    return {
+        "devices": devices,
+        "runs": len(costs),
+        "events": done,
+        "events_per_s": done / cpu_s,
+        "us_per_event": 1e6 * cpu_s / done,
+        "losses": sum(cost.run.losses for cost in costs),
+    }
+
+
+def measure(devices: int, iterations: int, events: int) -> dict[str, Any]:
+    """The cost of an event, over so many runs that they have enough of them.
+
+    Args:
+        devices: of each run.
+        iterations: of each run.
+        events: at least so many, over all runs.
+    """
+    costs = [simulate(devices, iterations)]
+    while sum(cost.run.events for cost in costs) < events:
+        costs.append(simulate(devices, iterations, seed=len(costs)))
+    return of_size(devices, costs)
+
+
+def main() -> None:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="3 iterations, to 100 devices")
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    began_at = environment()["commit"]
+    sizes, iterations = (_SIZES[:2], 3) if arguments.quick else (_SIZES, _ITERATIONS)
+    simulate(sizes[0], 1)  # imports, and what is computed once
+    whole = simulate(sizes[-1], iterations)
+    least = whole.run.events // 100
+    rows = [measure(devices, iterations, least) for devices in sizes[:-1]]
+    rows.append(of_size(sizes[-1], [whole]))
+    figures = {
+        "devices": sizes[-1],
+        "iterations": iterations,
+        "wall_s": whole.cpu_s,
+        "clock": "seconds of the processor",
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+        f"growth_{sizes[0]}_to_{sizes[-1]}": rows[-1]["us_per_event"] / rows[0]["us_per_event"],
+        "events": whole.run.events,
+        "events_per_s": whole.run.events / whole.cpu_s,
+        "simulated_h": whole.run.wall_s / 3600,
+        "losses": whole.run.losses,
+        "batches": whole.run.batches,
+        "drafts": whole.run.drafts,
+        "sizes": rows,
+    }
+    finish("simulator", figures, arguments.keep, began_at=began_at)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""How long reserved devices roll out before they train, while spot devices finish the rollout. Pure.
+
+RLBoost (arXiv 2510.19225) calls it seeding: reserved devices begin the rollout, then train on what is
+delivered, while the spot devices roll out the rest. Too short a window, and the trainers wait for samples;
+too long a one, and the spot devices wait for the trainers. RLBoost feeds the difference of both waits back
+and remembers the window of each number of spot devices. Where a sample takes a known time, the window can be
+solved instead.
+"""
+
+from __future__ import annotations
+
+import math
+
+from storage.errors import ConfigurationError
+
+DAMPING = 3.0
+"""Part of the difference of the waits that a window changes by; that of RLBoost's published code."""
+
+FLOOR_S = 5.0
+"""A window that shrinks stays at least so long, as in RLBoost's published code."""
+
+
+def solved_window_s(work_s: float, train_s: float, reserved: int, spot: int) -> float:
+    """The window after which the rest of the rollout takes the spot devices as long as training takes.
+
+    Until it ends, all devices roll out; after it, the spot devices alone, for `train_s`. From
+    `work_s = window_s * (reserved + spot) + train_s * spot`; without spot devices, all of the rollout.
+
+    Args:
+        work_s: seconds of one device for the whole rollout.
+        train_s: seconds of training.
+        reserved: devices that train after the window.
+        spot: devices that go on.
+
+    Raises:
+        ConfigurationError: a negative or infinite time or number, or no device.
+    """
+    for name, value in (("work_s", work_s), ("train_s", train_s), ("reserved", reserved), ("spot", spot)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigurationError(f"{name} of a seeding window is {value}; give 0 or more")
+    if reserved + spot == 0:
+        raise ConfigurationError("a seeding window for no device; give at least one reserved or spot device")
+    return max(0.0, (work_s - spot * train_s) / (reserved + spot))
+
+
+class SeedingWindows:
+    """Windows that are corrected after each iteration, and remembered by the number of spot devices.
+
+    Args:
+        first_s: the first window, such as a solved one.
+        remembers: whether a number of spot devices that returns gets its own last window; otherwise the
+            last window of all is taken.
+
+    Raises:
+        ConfigurationError: `first_s` is negative or not a number.
+    """
+
+    def __init__(self, first_s: float, remembers: bool = True) -> None:
+        if not (math.isfinite(first_s) and first_s >= 0):
+            raise ConfigurationError(f"a first window of {first_s} s; give 0 or more")
+        self._last_s = first_s
+        self._of: dict[int, float] = {}
+        self._remembers = remembers
+
+    def window_s(self, spot: int) -> float:
+        """The window for the next iteration with so many spot devices."""
+        if self._remembers:
+            return self._of.get(spot, self._last_s)
+        return self._last_s
+
+    def add_waits(self, spot: int, trainers_s: float, spot_s: float) -> None:
+        """Correct the window by what an iteration waited.
+
+        Args:
+            spot: devices that it had.
+            trainers_s: the trainers waited for samples.
+            spot_s: the spot devices waited for the training.
+        """
+        known_s = self.window_s(spot)
+        window_s = known_s + (trainers_s - spot_s) / DAMPING
+        if window_s < known_s:
+            window_s = min(known_s, max(FLOOR_S, window_s))
+        self._of[spot] = self._last_s = window_s

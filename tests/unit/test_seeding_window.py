@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from gpu_runtime.fleet.seeding_window import SeedingWindows, solved_window_s
+from storage.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("work_s", "train_s", "reserved", "spot", "window_s"),
+    [(100.0, 10.0, 2, 3, 14.0), (100.0, 10.0, 2, 0, 50.0), (20.0, 10.0, 2, 3, 0.0), (0.0, 0.0, 1, 0, 0.0)],
+)
+def test_after_the_solved_window_the_spot_devices_need_as_long_as_training(
+    work_s: float, train_s: float, reserved: int, spot: int, window_s: float
+):
+    assert solved_window_s(work_s, train_s, reserved, spot) == pytest.approx(window_s)
+
+
+def test_a_window_follows_the_waits_and_does_not_shrink_below_the_floor():
+    windows = SeedingWindows(30.0)
+    windows.add_waits(3, trainers_s=6.0, spot_s=0.0)
+    assert windows.window_s(3) == pytest.approx(32.0)
+    windows.add_waits(3, trainers_s=0.0, spot_s=300.0)
+    assert windows.window_s(3) == 5.0
+    short = SeedingWindows(3.0)
+    short.add_waits(1, trainers_s=0.0, spot_s=30.0)
+    assert short.window_s(1) == 3.0
+
+
+@pytest.mark.parametrize(("remembers", "window_s"), [(True, 32.0), (False, 42.0)])
+def test_a_number_of_spot_devices_that_returns_has_its_own_window(remembers: bool, window_s: float):
+    windows = SeedingWindows(30.0, remembers)
+    windows.add_waits(3, trainers_s=6.0, spot_s=0.0)
+    windows.add_waits(4, trainers_s=30.0, spot_s=0.0)
+    assert windows.window_s(4) == pytest.approx(42.0)
+    assert windows.window_s(3) == pytest.approx(window_s)
+
+
+def test_impossible_windows_are_refused():
+    with pytest.raises(ConfigurationError, match="at least one reserved or spot device"):
+        solved_window_s(1.0, 1.0, 0, 0)
+    with pytest.raises(ConfigurationError, match="train_s"):
+        solved_window_s(1.0, -1.0, 1, 1)
+    with pytest.raises(ConfigurationError, match="first window"):
+        SeedingWindows(float("nan"))

@@ -26,7 +26,7 @@ from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
-from gpu_runtime.cluster.ray.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
+from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
@@ -128,8 +128,9 @@ class RayCluster:
             address = self._config.runtime.ray_address
             refuse_silent_address(address)
             try:
-                with on_loopback_alone() if is_on_loopback_alone(address) else nullcontext():
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                found = found_address(address)
+                with on_loopback_alone() if is_on_loopback_alone(found) else nullcontext():
+                    ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RuntimeFailure(
                     f"no Ray cluster answers at runtime.cluster={address!r}: {error}; "

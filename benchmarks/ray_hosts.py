@@ -1,0 +1,98 @@
+"""A Ray cluster over the hosts of a network, as docs/gpus.md says to start one."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.hosts_network import Host, HostNetwork
+from benchmarks.slow_link import Link
+
+MARKET_LABEL = "ray.io/market-type"
+PORT = 6379
+HEALTH_CHECKS = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
+"""Of the head: a host that gives no answer is lost after 2.5 to 4.5 seconds; by default, after 21 to 65."""
+
+_STORE_BYTES = 80 * 1024**2
+_START_LIMIT_S = 300.0
+_RAY = Path(sys.executable).with_name("ray")
+_STARTED = b"Ray runtime started."
+
+# What supervises services does this on a machine of one's own: a host that was lost ends Ray when it is
+# back, and joins anew.
+_AGAIN = 'until false; do "$@"; sleep 1; done'
+
+
+class RayHosts:
+    """A network whose first host is the head of a Ray cluster, and has the driver; workers are on the others.
+
+    Args:
+        network: of the hosts; this adds them.
+    """
+
+    def __init__(self, network: HostNetwork) -> None:
+        self._network = network
+        self._environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.head = self._network.add("head")
+        self.address = f"{self.head.address}:{PORT}"
+        self._start(self.head, HEALTH_CHECKS, ["--head", "--port", str(PORT), "--include-dashboard=false"], 0)
+        self.await_started(self.head)
+
+    def add(self, name: str, market: str, cpus: int, link: Link | None = None) -> Host:
+        """Power on a host that joins the cluster; does not wait until it has.
+
+        Args:
+            name: of the host.
+            market: `on-demand` or `spot`.
+            cpus: processes that Ray may place there.
+            link: as of `HostNetwork.add`.
+        """
+        host = self._network.add(name, link)
+        self._start(host, {}, ["--address", self.address, "--labels", f"{MARKET_LABEL}={market}"], cpus)
+        return host
+
+    def await_started(self, host: Host) -> None:
+        """Wait until Ray runs on a host.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        deadline = time.monotonic() + _START_LIMIT_S
+        log = host.files / "ray-start.log"
+        while _STARTED not in log.read_bytes():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Ray did not start on {host.name}: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a program beside the head, which its user does with the driver.
+
+        Args:
+            command: program and arguments.
+            log: where it writes.
+        """
+        with log.open("wb") as output:
+            return self.head.start(command, self._environment, output)
+
+    def _start(self, host: Host, environment: dict[str, str], arguments: Sequence[str], cpus: int) -> None:
+        command = [
+            str(_RAY), "start", "--block", "--disable-usage-stats", *arguments,
+            "--node-ip-address", host.address, "--num-cpus", str(cpus), "--num-gpus", "0",
+            "--object-store-memory", str(_STORE_BYTES),
+        ]  # fmt: skip
+        with (host.files / "ray-start.log").open("wb") as output:
+            host.start(["sh", "-c", _AGAIN, "sh", *command], self._environment | environment, output)

@@ -1,8 +1,8 @@
 """Hosts that share no file that can be written, no memory and no process: namespaces of this machine.
 
 Each host has an address of its own on a bridge, its own processes, and its own empty `/tmp`, `/var/tmp` and
-`/dev/shm`; all other files are this machine's, read-only, so that Python and the project are there. The bridge
-is in a namespace too: hosts reach each other and nothing else.
+`/dev/shm`; all other files are this machine's, read-only, so that Python and the project are there. The
+bridge is in a namespace too: hosts reach each other and nothing else.
 
 No namespace has a name. Each lives as long as its first process, which ends with the pipe that this process
 holds: nothing is left behind, not even after kill -9 of this process.
@@ -41,7 +41,13 @@ hostname "$0"
 mount -t proc proc /proc
 mount -o remount,bind,ro /
 for folder in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o mode=1777,size=4g tmpfs $folder; done
-mkdir -p {HOME} /tmp/account
+mkdir -p {HOME} /tmp/account /tmp/names
+# No name server answers: programs that ask for a name must not wait for one.
+echo "127.0.0.1 localhost
+$1 $0" > /tmp/names/hosts
+echo "nameserver 127.0.0.1
+options timeout:1 attempts:1" > /tmp/names/resolv.conf
+for file in hosts resolv.conf; do mount --bind /tmp/names/$file /etc/$file; done
 ip link set lo up
 {_WAIT}
 """
@@ -116,7 +122,7 @@ class Host:
     def __init__(self, name: str, number: int, switch: _Namespaces, link: Link | None) -> None:
         self.name, self.address = name, f"{_NETWORK}.{number}"
         self._switch, self._port = switch, f"port{number}"
-        self._own = _Namespaces(_NAMESPACES, _HOST, name)
+        self._own = _Namespaces(_NAMESPACES, _HOST, name, self.address)
         # The files stay readable here after the host has lost its power, as those of a disk would.
         self._disk = os.open(f"/proc/{self._own.pid}/root/tmp", os.O_PATH | os.O_DIRECTORY)
         self._link = None if link is None else link.start(switch.inside(["--net"]), self._port)
@@ -196,11 +202,12 @@ class _Namespaces:
         kinds: options of `unshare`.
         script: what the first process does before it waits.
         name: its `$0`.
+        arguments: its `$1` and so on.
     """
 
-    def __init__(self, kinds: Sequence[str], script: str, name: str) -> None:
+    def __init__(self, kinds: Sequence[str], script: str, name: str, *arguments: str) -> None:
         self._process = subprocess.Popen(
-            ["unshare", *kinds, "--fork", "--kill-child", "sh", "-c", script, name],
+            ["unshare", *kinds, "--fork", "--kill-child", "sh", "-c", script, name, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdout is not None

@@ -33,10 +33,16 @@ _AGAIN = 'until false; do "$@"; sleep 1; done'
 
 
 class RayHosts:
-    """A network whose first host is the head of a Ray cluster, and has the driver; workers are on the others.
+    """A Ray cluster over hosts: its head, where the driver is and no worker, one reserved, and spot hosts.
 
     Args:
         network: of the hosts; this adds them.
+
+    Attributes:
+        head: with Ray's head.
+        spots: with a worker each, by name; without those that were powered off.
+        all: of the trial under way, also those that were powered off.
+        address: for `runtime.cluster`.
     """
 
     def __init__(self, network: HostNetwork) -> None:
@@ -47,20 +53,45 @@ class RayHosts:
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
         }
-        self.head = self._network.add("head")
+        self.head = network.add("head")
         self.address = f"{self.head.address}:{PORT}"
         self._start(self.head, HEALTH_CHECKS, ["--head", "--port", str(PORT), "--include-dashboard=false"], 0)
         self.await_started(self.head)
+        self._reserved = self._join("reserved", "on-demand", 2, None)
+        self.await_started(self._reserved)
+        self.spots: dict[str, Host] = {}
+        self.all = [self.head, self._reserved]
 
-    def add(self, name: str, market: str, cpus: int, link: Link | None = None) -> Host:
-        """Power on a host that joins the cluster; does not wait until it has.
+    def renew_spots(self, count: int, link: Link | None = None) -> None:
+        """Power off the spot hosts that are there, and start others.
 
         Args:
-            name: of the host.
-            market: `on-demand` or `spot`.
-            cpus: processes that Ray may place there.
+            count: how many.
+            link: of the first one.
+        """
+        for name in list(self.spots):
+            self.power_off(name)
+        self.all = [self.head, self._reserved]
+        started = [self.add_spot(link if number == 0 else None) for number in range(count)]
+        for host in started:
+            self.await_started(host)
+
+    def add_spot(self, link: Link | None = None) -> Host:
+        """Power on a spot host that joins the cluster; does not wait until it has.
+
+        Args:
             link: as of `HostNetwork.add`.
         """
+        host = self._join(f"spot{len(self._network.hosts)}", "spot", 1, link)
+        self.spots[host.name] = host
+        self.all.append(host)
+        return host
+
+    def power_off(self, name: str) -> None:
+        """Power off a spot host."""
+        self.spots.pop(name).power_off()
+
+    def _join(self, name: str, market: str, cpus: int, link: Link | None) -> Host:
         host = self._network.add(name, link)
         self._start(host, {}, ["--address", self.address, "--labels", f"{MARKET_LABEL}={market}"], cpus)
         return host

@@ -1,7 +1,7 @@
 """A connection with a delay, a rate and losses, for hosts of `benchmarks.hosts_network`.
 
 Two network interfaces of a process (TAP), between which it carries the frames: not every kernel has netem,
-which would do the same. Run by `Link.start`: `slow_link.py NEAR FAR DELAY_S BITS_PER_S LOSS`.
+which would do the same. `Link.start` lets `main` run in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+_ROOT = Path(__file__).resolve().parent.parent
+_PROGRAM = "from benchmarks.slow_link import main; main()"
 _TUNSETIFF = 0x400454CA
 _TAP_WITHOUT_HEADER = 0x0002 | 0x1000
 _LONGEST_FRAME = 65_536
@@ -50,7 +53,7 @@ class Link:
         far = f"{port}far"
         values = [str(value) for value in (self.delay_s, self.bits_per_s, self.loss)]
         process = subprocess.Popen(
-            [*inside, sys.executable, __file__, port, far, *values],
+            [*inside, sys.executable, "-c", _PROGRAM, port, far, *values], cwd=_ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert process.stdout is not None
@@ -125,7 +128,7 @@ def _interface(name: str) -> int:
 
 
 def main() -> None:
-    """Carry frames until standard input ends."""
+    """Carry frames until standard input ends; arguments: both names, then the fields of a `Link`."""
     near, far = (_interface(name) for name in sys.argv[1:3])
     link = Link(*(float(value) for value in sys.argv[3:6]))
     directions = [_Direction(near, far, link), _Direction(far, near, link)]
@@ -142,7 +145,3 @@ def main() -> None:
             sources[descriptor].take(now_s)
         for direction in directions:
             direction.deliver(now_s)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,8 +11,8 @@ loses 2 % of the frames.
 alone that meets nothing. `lost` and `twice` are samples, by the run's history (`spotlight chaos` checks it
 likewise); `hangs` are trials in which nothing happened for five minutes. `noticed_p95_s` is the time from the
 moment when a host is cut off or powered off to that in which the driver counts its worker as lost.
-`cold_join_s` is the time from the start of Ray on a host that joins in mid-iteration to its first samples, the
-longest of all trials. `back` counts hosts that were cut off and got samples again in the same run.
+`cold_join_s` is the time from the start of Ray on a host that joins in mid-iteration to its first samples,
+the longest of all trials. `back` counts hosts that were cut off and got samples again in the same run.
 
     python -m benchmarks.hosts [--quick] [--cut SECONDS] [--keep]
 """
@@ -36,12 +36,14 @@ from benchmarks.hosts_network import Host, HostNetwork, refusal
 from benchmarks.ray_hosts import RayHosts
 from benchmarks.report import add_keep_option, finish
 from benchmarks.slow_link import Link
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
 from gpu_runtime.scheduling.history_check import HistoryLine, check_history
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.history_log import lives
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.checkpoints import CheckpointStore
 from storage.home import Home
+from storage.prompts.files import resolve_prompt_path
 
 _ITERATIONS = 12
 _QUICK_ITERATIONS = 4
@@ -53,7 +55,8 @@ SETTINGS = (
     "algorithm.prompts_per_iteration=4", "algorithm.group_size=8", "sampling.batch_size=4",
     "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
     "sampling.evaluate_steps=4", "evaluation.prompts=8", "evaluation.every=0", "runtime.spot_workers=2",
-    "runtime.scorer_workers=1", "runtime.commit_steps=2", "runtime.history=true", "runtime.start_timeout_s=900",
+    "runtime.scorer_workers=1", "runtime.commit_steps=2", "runtime.history=true",
+    "runtime.start_timeout_s=900",
 )  # fmt: skip
 
 FaultKind = Literal["join", "power_off", "cut"]
@@ -222,6 +225,16 @@ class Outcome:
         )
 
 
+def put_inputs(head: Host) -> list[str]:
+    """Put the base weights and the prompts of runs on the head alone; the settings that name them."""
+    shutil.copytree(WEIGHTS_FOLDER / "glyphs", head.files / "base")
+    settings = ["model.path=/tmp/base"]
+    for kind in ("train", "evaluate"):
+        shutil.copy(resolve_prompt_path(f"builtin:glyphs-{kind}"), head.files / f"{kind}.txt")
+        settings.append(f"prompts.{kind}=/tmp/{kind}.txt")
+    return settings
+
+
 def reference(hosts: RayHosts, settings: Sequence[str]) -> dict[str, bytes]:
     """The final state of a run on the head alone that meets nothing."""
     run_id = "undisturbed"
@@ -318,7 +331,7 @@ def main() -> None:
     iterations = _QUICK_ITERATIONS if arguments.quick else _ITERATIONS
     with HostNetwork() as network:
         hosts = RayHosts(network)
-        settings = [f"iterations={iterations}", *SETTINGS]
+        settings = [f"iterations={iterations}", *SETTINGS, *put_inputs(hosts.head)]
         expected = reference(hosts, settings)
         outcomes: list[Outcome] = []
         for trial in trials:

@@ -25,6 +25,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
+from gpu_runtime.cluster.ray.base_weights import OnPreparedHost, source_here
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
@@ -97,6 +98,7 @@ class RayCluster:
     def __init__(self, config: RunConfig) -> None:
         self._config = config
         self._local = not config.runtime.ray_address
+        self._source: Any = None
         with kept_signal_handlers():
             self._connect()
         close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
@@ -193,9 +195,21 @@ class RayCluster:
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
         # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
-        named = type(re.sub(r"\W", "_", name), (Answering, worker), {})
-        handle = ray.remote(named).options(**options).remote(*args)
+        first = (OnPreparedHost,) if self._may_lack_weights(worker) else ()
+        files = (self._config.model.path, self._source_of_weights()) if first else ()
+        named = type(re.sub(r"\W", "_", name), (*first, Answering, worker), {})
+        handle = ray.remote(named).options(**options).remote(*files, *args)
         return RayActor(name, handle, alone=self._local)
+
+    def _may_lack_weights(self, worker: type[Any]) -> bool:
+        """Whether a worker loads a folder that is on the driver's host, and perhaps on no other."""
+        loads_model = getattr(worker, "LOADS_MODEL", False)
+        return loads_model and not self._local and os.path.isdir(self._config.model.path)
+
+    def _source_of_weights(self) -> Any:
+        if self._source is None:
+            self._source = source_here(self._config.model.path)
+        return self._source
 
     @property
     def host(self) -> str:

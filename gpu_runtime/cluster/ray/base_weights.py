@@ -1,6 +1,7 @@
 """Brings the folder of the base weights to hosts of a cluster that do not have it, to the same path.
 
-The driver's host gives the files out in parts, through Ray's object store. A host that has the folder uses it.
+The driver's host gives the files out in parts, through Ray's object store. A host that has the folder uses
+it. Ray itself is not needed here.
 """
 
 from __future__ import annotations
@@ -11,20 +12,14 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from storage.errors import ModelError
 
 _PART_BYTES = 16 * 1024**2
-_READERS = 4
-"""Hosts that may read at the same time."""
 
 
 class FolderSource:
-    """Gives out the files of a folder of its host; an actor.
+    """Gives out the files of a folder of its host, as an actor on the driver's.
 
     Args:
         folder: the folder.
@@ -48,25 +43,6 @@ class FolderSource:
         with (self._folder / name).open("rb") as file:
             file.seek(offset)
             return file.read(_PART_BYTES)
-
-
-class OnPreparedHost:
-    """A worker that begins once the base weights are on its host; beside the worker's class."""
-
-    def __init__(self, folder: str, source: Any, *args: Any) -> None:
-        bring(
-            Path(folder),
-            lambda: ray.get(source.sizes.remote()),
-            lambda name, offset: ray.get(source.part.remote(name, offset)),
-        )
-        super().__init__(*args)
-
-
-def source_here(folder: str) -> Any:
-    """Start a source of a folder on the host of this process; it takes no processor of the cluster."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _READERS}
-    return ray.remote(FolderSource).options(**options).remote(folder)
 
 
 def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str, int], bytes]) -> None:

@@ -21,14 +21,15 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 import ray
 from ray._private import utils as ray_utils
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
-from gpu_runtime.cluster.ray.base_weights import OnPreparedHost, source_here
+from gpu_runtime.cluster.ray.base_weights import FolderSource
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
-from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
+from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
@@ -44,6 +45,9 @@ _MOST_GPUS = 16
 """Of one machine."""
 
 _MOST_WORKERS_A_CPU = 8
+
+_HOSTS_AT_ONCE = 4
+"""That may fetch the base weights."""
 
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -207,8 +211,13 @@ class RayCluster:
         return loads_model and not self._local and os.path.isdir(self._config.model.path)
 
     def _source_of_weights(self) -> Any:
+        """An actor on the driver's host that gives the base weights out; it takes no processor."""
         if self._source is None:
-            self._source = source_here(self._config.model.path)
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            source = ray.remote(FolderSource).options(
+                num_cpus=0, scheduling_strategy=here, max_concurrency=_HOSTS_AT_ONCE
+            )
+            self._source = source.remote(self._config.model.path)
         return self._source
 
     @property

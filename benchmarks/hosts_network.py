@@ -88,7 +88,7 @@ class HostNetwork:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for host in self.hosts:
-            host.power_off()
+            host.close()
         self._switch.end()
 
     def add(self, name: str, link: Link | None = None) -> Host:
@@ -129,7 +129,7 @@ class Host:
         try:
             self._connect_ends()
         except HostError:
-            self.power_off()
+            self.close()
             raise
 
     def _connect_ends(self) -> None:
@@ -190,6 +190,11 @@ class Host:
         self._own.end()
         if self._link is not None:
             self._link.end()
+
+    def close(self) -> None:
+        """Power it off for good: its files are gone, too."""
+        self.power_off()
+        os.close(self._disk)
 
     def _on_switch(self, *arguments: str) -> None:
         _done([*self._switch.inside(["--net"]), "ip", *arguments])

@@ -20,7 +20,7 @@ HEALTH_CHECKS = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
-"""Of the head: a host that gives no answer is lost after 2.5 to 4.5 seconds; by default, after 21 to 65."""
+"""Of the head: a host that gives no answer is lost after 4 to 4.5 seconds; by default, after a minute."""
 
 _STORE_BYTES = 80 * 1024**2
 _START_LIMIT_S = 300.0

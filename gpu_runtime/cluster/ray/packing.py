@@ -1,6 +1,7 @@
 """What a call carries, and what an actor has beside its class.
 
-A call is bytes, as one small argument costs Ray far less than several. Large arrays are left to Ray, which moves them through its object store without a copy in a pickle.
+A call is bytes, as one small argument costs Ray far less than several. Large arrays are left to Ray, which
+moves them through its object store without a copy in a pickle.
 """
 
 from __future__ import annotations

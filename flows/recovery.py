@@ -43,7 +43,7 @@ def run_to_resume(home: Home, run_id: str, take_over: bool = False) -> RunRow:
 
 
 def fetch_where_unknown(home: Home, run_id: str) -> None:
-    """Fetch the newest checkpoint of a run from the place that the environment names, where there is none here.
+    """Fetch a run's newest checkpoint from the place that the environment names, where there is none here.
 
     Args:
         home: where the run is to go on.

@@ -158,7 +158,7 @@ def _opened(address: str, run_id: str) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
         raise CheckpointError(
-            f"checkpoint.mirror = {address!r} needs a package that is not installed, or is no address: {error}"
+            f"checkpoint.mirror = {address!r} is no address, or its package is not installed: {error}"
         ) from error
     files.invalidate_cache()
     return files, posixpath.join(root, run_id)

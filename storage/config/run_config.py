@@ -19,7 +19,6 @@ from storage.config.sequence_parallel import SequenceParallelConfig
 from storage.config.tracking import TrackingConfig
 from storage.errors import quoted
 
-
 MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 """Environment variable of `checkpoint.mirror`, which also counts where a run is resumed."""
 
@@ -210,8 +209,8 @@ class CheckpointConfig(Section):
             )
         if colon and "@" in rest.partition("/")[0]:
             raise ValueError(
-                "checkpoint.mirror holds a login, and settings are stored with the run; leave it out, and use "
-                "the variables of the storage, such as AWS_ACCESS_KEY_ID"
+                "checkpoint.mirror holds a login, and settings are stored with the run; leave it out, and "
+                "set the variables of the storage, such as AWS_ACCESS_KEY_ID"
             )
         return value.rstrip("/") or value
 

@@ -66,9 +66,7 @@ def test_the_newest_checkpoint_and_the_journal_come_back(address: str, home: Hom
     assert kept == ["iteration-000002", "iteration-000003", "journal"], "two stay, as at home"
 
 
-def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(
-    address: str, home: Home, elsewhere: Home
-):
+def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(address: str, home: Home, elsewhere: Home):
     save(home, 1, b"before")
     copy_to_mirror(address, home, "run")
     save(home, 1, b"after")
@@ -154,7 +152,7 @@ def test_a_place_that_does_not_answer_is_not_waited_for(
 
 
 def test_an_unknown_kind_of_address_is_refused(home: Home):
-    with pytest.raises(CheckpointError, match="checkpoint.mirror = 'nowhere://x'"):
+    with pytest.raises(CheckpointError, match=r"checkpoint\.mirror = 'nowhere://x'"):
         copy_to_mirror("nowhere://x", home, "run")
 
 

@@ -206,9 +206,13 @@ class RayCluster:
         return RayActor(name, handle, alone=self._local)
 
     def _may_lack_weights(self, worker: type[Any]) -> bool:
-        """Whether a worker loads a folder that is on the driver's host, and perhaps on no other."""
-        loads_model = getattr(worker, "LOADS_MODEL", False)
-        return loads_model and not self._local and os.path.isdir(self._config.model.path)
+        """Whether a worker loads a folder that is on the driver's host, and perhaps on no other.
+
+        The driver of a `ray://` address is on no host of the cluster, and cannot give files out.
+        """
+        address = self._config.runtime.ray_address
+        apart = bool(address) and not address.startswith("ray://")
+        return apart and getattr(worker, "LOADS_MODEL", False) and os.path.isdir(self._config.model.path)
 
     def _source_of_weights(self) -> Any:
         """An actor on the driver's host that gives the base weights out; it takes no processor."""

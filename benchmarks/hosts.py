@@ -14,7 +14,7 @@ moment when a host is cut off or powered off to that in which the driver counts 
 `cold_join_s` is the time from the start of Ray on a host that joins in mid-iteration to its first samples,
 the longest of all trials. `back` counts hosts that were cut off and got samples again in the same run.
 
-    python -m benchmarks.hosts [--quick] [--cut SECONDS] [--keep]
+    python -m benchmarks.hosts [--quick] [--cut SECONDS] [--answer SECONDS] [--keep]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.hosts_network import Host, HostNetwork, refusal
-from benchmarks.ray_hosts import RayHosts
+from benchmarks.ray_hosts import ANSWER_S, RayHosts
 from benchmarks.report import add_keep_option, finish
 from benchmarks.slow_link import Link
 from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
@@ -46,7 +46,7 @@ from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
 
 _ITERATIONS = 12
-_QUICK_ITERATIONS = 4
+_QUICK_ITERATIONS = 3
 _HANG_S = 300.0
 _START_LIMIT_S = 900.0
 _LOOK_S = 0.05
@@ -320,8 +320,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="one trial of four iterations")
+    parser.add_argument("--quick", action="store_true", help="one trial of three iterations")
     parser.add_argument("--cut", type=float, default=30.0, help="seconds that a host is cut off (default 30)")
+    parser.add_argument(
+        "--answer",
+        type=float,
+        default=ANSWER_S,
+        help="seconds without an answer after which a host is lost (default 4; more on a busy machine)",
+    )
     add_keep_option(parser)
     arguments = parser.parse_args()
     reason = refusal()
@@ -330,7 +336,7 @@ def main() -> None:
     trials = QUICK_TRIALS if arguments.quick else TRIALS
     iterations = _QUICK_ITERATIONS if arguments.quick else _ITERATIONS
     with HostNetwork() as network:
-        hosts = RayHosts(network)
+        hosts = RayHosts(network, arguments.answer)
         settings = [f"iterations={iterations}", *SETTINGS, *put_inputs(hosts.head)]
         expected = reference(hosts, settings)
         outcomes: list[Outcome] = []
@@ -339,20 +345,22 @@ def main() -> None:
             outcomes.append(outcome)
             same = outcome.state == expected
             print(f"{trial.name}: {outcome.in_words}, identical: {same}", flush=True)
-    finish("hosts", figures(outcomes, expected), arguments.keep)
+    finish("hosts", figures(outcomes, expected, arguments.answer), arguments.keep)
 
 
-def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes]) -> dict[str, Any]:
+def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: float) -> dict[str, Any]:
     """What the benchmark reports.
 
     Args:
         outcomes: of all trials.
         expected: state of the run that meets nothing.
+        answer_s: seconds without an answer after which a host was lost.
     """
     strikes = [strike for one in outcomes for strike in one.disturbance.strikes.values()]
     noticed_s = sorted(strike.noticed_s for strike in strikes if strike.noticed_s is not None)
     joined_s = [seconds for one in outcomes for seconds in one.disturbance.joined_s]
     return {
+        "answer_s": answer_s,
         "hosts": min(one.hosts for one in outcomes),
         "trials": len(outcomes),
         "identical": sum(one.state == expected for one in outcomes),

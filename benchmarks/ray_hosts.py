@@ -14,13 +14,8 @@ from benchmarks.slow_link import Link
 
 MARKET_LABEL = "ray.io/market-type"
 PORT = 6379
-HEALTH_CHECKS = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-}
-"""Of the head: a host that gives no answer is lost after 4 to 4.5 seconds; by default, after a minute."""
+ANSWER_S = 4.0
+"""Seconds without an answer after which a host is lost; a minute by Ray's defaults."""
 
 _STORE_BYTES = 80 * 1024**2
 _START_LIMIT_S = 300.0
@@ -37,6 +32,7 @@ class RayHosts:
 
     Args:
         network: of the hosts; this adds them.
+        answer_s: seconds without an answer after which a host is lost.
 
     Attributes:
         head: with Ray's head.
@@ -45,7 +41,7 @@ class RayHosts:
         address: for `runtime.cluster`.
     """
 
-    def __init__(self, network: HostNetwork) -> None:
+    def __init__(self, network: HostNetwork, answer_s: float = ANSWER_S) -> None:
         self._network = network
         self._environment = {
             "RAY_AUTH_MODE": "token",
@@ -55,7 +51,8 @@ class RayHosts:
         }
         self.head = network.add("head")
         self.address = f"{self.head.address}:{PORT}"
-        self._start(self.head, HEALTH_CHECKS, ["--head", "--port", str(PORT), "--include-dashboard=false"], 0)
+        as_head = ["--head", "--port", str(PORT), "--include-dashboard=false"]
+        self._start(self.head, _health_checks(answer_s), as_head, 0)
         self.await_started(self.head)
         self._reserved = self._join("reserved", "on-demand", 2, None)
         self.await_started(self._reserved)
@@ -127,3 +124,13 @@ class RayHosts:
         ]  # fmt: skip
         with (host.files / "ray-start.log").open("wb") as output:
             host.start(["sh", "-c", _AGAIN, "sh", *command], self._environment | environment, output)
+
+
+def _health_checks(answer_s: float) -> dict[str, str]:
+    """Ray's settings, which the head alone reads: three times no answer, with breaks between."""
+    return {
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": f"{1000 * answer_s / 8:.0f}",
+        "RAY_health_check_timeout_ms": f"{1000 * answer_s / 4:.0f}",
+        "RAY_health_check_failure_threshold": "3",
+    }

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 
 from flows.progress import reporter
 from storage.config.loading import load_config, load_with_sources
-from storage.config.run_config import RunConfig
+from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.config.tracking import TRACKING_VARIABLE
 from storage.errors import ConfigurationError
 from storage.prompts.files import BUILTIN_PREFIX
+
+_PLACES = (TRACKING_VARIABLE, MIRROR_VARIABLE)
 
 
 def given_configuration(
@@ -41,7 +43,7 @@ def given_configuration(
 def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
     """An earlier run's configuration, to go on with on another cluster.
 
-    The environment has a say in where figures are copied to: an MLflow server may be gone for good.
+    The environment has a say in where figures and checkpoints are copied to: a server may be gone for good.
 
     Args:
         config: as the run was started with.
@@ -52,7 +54,7 @@ def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) 
         ConfigurationError: the two do not fit, or not to the run.
     """
     changes = _cluster_setting(cluster, ray_address)
-    environ = {name: os.environ[name] for name in (TRACKING_VARIABLE,) if name in os.environ}
+    environ = {name: os.environ[name] for name in _PLACES if name in os.environ}
     return load_config(None, changes, environ, config) if changes or environ else config
 
 

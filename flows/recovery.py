@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 from flows.progress import reporter
+from storage.checkpoint_mirror import fetch_from_mirror
+from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunRow, RunStore
 from storage.errors import DatabaseDamagedError, RunNotFoundError
 from storage.home import Home
@@ -37,6 +40,22 @@ def run_to_resume(home: Home, run_id: str, take_over: bool = False) -> RunRow:
         reporter().note(f"warning: {error}")
         rebuild_and_report(home, run_id, take_over)
     return store.run(run_id)
+
+
+def fetch_where_unknown(home: Home, run_id: str) -> None:
+    """Fetch a run's newest checkpoint from the place that the environment names, where there is none here.
+
+    Args:
+        home: where the run is to go on.
+        run_id: the run.
+
+    Raises:
+        CheckpointError: the place cannot be read, or has only damaged checkpoints of the run.
+    """
+    address = os.environ.get(MIRROR_VARIABLE, "")
+    iteration = fetch_from_mirror(address, home, run_id) if address else None
+    if iteration is not None:
+        reporter().note(f"fetched the checkpoint of iteration {iteration} of run {run_id} from {address}")
 
 
 def rebuild_and_report(home: Home, only: str | None, take_over: bool) -> None:

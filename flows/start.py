@@ -14,7 +14,7 @@ from typing import Any
 from flows.configuration import given_configuration, look_at_inputs, look_at_model, on_cluster
 from flows.process.stopping import Stopped, stops_in_order
 from flows.progress import reporter
-from flows.recovery import run_to_resume
+from flows.recovery import fetch_where_unknown, run_to_resume
 from flows.run_identity import check_run_id, new_run_id
 from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
@@ -86,6 +86,7 @@ def resume(
     """
     with stops_in_order(f"Stopped before the run was resumed. Continue: spotlight resume {run_id}"):
         home = Home.from_environment().ensure()
+        fetch_where_unknown(home, run_id)
         config = resumed_configuration(home, run_id, cluster, ray_address, take_over)
         look_at_inputs(config)
         reporter().note(f"resuming run {run_id}: {_size_of(config)}")

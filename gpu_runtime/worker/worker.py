@@ -52,6 +52,9 @@ class DeviceWorker:
         GroupBrokenError: if those did not come.
     """
 
+    LOADS_MODEL = True
+    """A cluster sees to it that the folder of the base weights is on the worker's host."""
+
     def __init__(
         self,
         config: RunConfig,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from storage.config.exploration import ExplorationConfig
 from storage.config.model import ModelConfig
@@ -17,6 +17,10 @@ from storage.config.runtime import RuntimeConfig
 from storage.config.section import LARGEST_COUNT, OptionValues, Section
 from storage.config.sequence_parallel import SequenceParallelConfig
 from storage.config.tracking import TrackingConfig
+from storage.errors import quoted
+
+MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
+"""Environment variable of `checkpoint.mirror`, which also counts where a run is resumed."""
 
 
 class PromptsConfig(Section):
@@ -197,6 +201,26 @@ class CheckpointConfig(Section):
     every: int = Field(default=1, ge=1, le=LARGEST_COUNT)
     """Iterations between checkpoints; a killed run goes back to the last one. The two newest are kept."""
 
+    mirror: str = ""
+    """Where checkpoints are copied to in the background, off the machine: an absolute folder, or an address
+    that fsspec reads, as in s3://BUCKET/FOLDER (with s3fs installed). Empty copies nothing."""
+
+    @field_validator("mirror")
+    @classmethod
+    def _is_a_place(cls, value: str) -> str:
+        scheme, colon, rest = value.partition("://")
+        if value and not (value.startswith("/") or (colon and scheme.isalnum() and rest)):
+            raise ValueError(
+                f"checkpoint.mirror is {quoted(value)}; give an absolute folder or an address such as "
+                "s3://BUCKET/FOLDER, or leave it empty"
+            )
+        if colon and "@" in rest.partition("/")[0]:
+            raise ValueError(
+                "checkpoint.mirror holds a login, and settings are stored with the run; leave it out, and "
+                "set the variables of the storage, such as AWS_ACCESS_KEY_ID"
+            )
+        return value.rstrip("/") or value
+
 
 class RunConfig(Section):
     """Everything that decides what a run computes, plus where it computes it."""
@@ -267,6 +291,8 @@ class RunConfig(Section):
         return self.algorithm.kl_weight > 0 or self.evaluation.on_alarm == "kl"
 
     def computes_like(self, other: RunConfig) -> bool:
-        """Whether both compute the same: all is equal but their cluster, and where figures are copied to."""
+        """Whether both compute the same: all is equal but their cluster, and where things are copied to."""
         there = self.runtime.model_copy(update={"cluster": other.runtime.cluster})
-        return self.model_copy(update={"runtime": there, "tracking": other.tracking}) == other
+        saved = self.checkpoint.model_copy(update={"mirror": other.checkpoint.mirror})
+        changed = {"runtime": there, "checkpoint": saved, "tracking": other.tracking}
+        return self.model_copy(update=changed) == other

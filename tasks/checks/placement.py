@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError
@@ -50,19 +51,24 @@ class HostReport:
 class HostProbe:
     """Looks at a host as a worker there would; a worker of the cluster."""
 
-    def look(self, config: RunConfig, trains: bool) -> HostReport:
+    def look(self, config: RunConfig, trains: bool, arrives: bool = False) -> HostReport:
         """Look for the model, an attention kernel, and memory.
 
         Args:
             config: of the run.
             trains: whether devices of this host train too.
+            arrives: whether the model's folder is brought here where it is missing; without it memory cannot
+                be checked.
         """
-        problem = ""
-        try:
-            outline_model(config.model).check_machine(config if trains else None)
-        except SpotlightError as error:
-            problem = str(error)
-        return HostReport(socket.gethostname(), _device_in_words(config), torch.__version__, problem)
+        problem, device = "", _device_in_words(config)
+        if arrives and not os.path.isdir(config.model.path):
+            device += ", gets the base weights from the driver's host"
+        else:
+            try:
+                outline_model(config.model).check_machine(config if trains else None)
+            except SpotlightError as error:
+                problem = str(error)
+        return HostReport(socket.gethostname(), device, torch.__version__, problem)
 
 
 def describe_placement(config: RunConfig) -> str:
@@ -111,8 +117,9 @@ def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
 
 def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
     probe = cluster.start(f"doctor-{market}", HostProbe, gpu=True, market=market)
+    arrives = os.path.isdir(config.model.path)  # the driver is on this machine
     try:
-        return probe.call(HostProbe.look, config, market == "reserved").result(timeout=_ANSWER_S)
+        return probe.call(HostProbe.look, config, market == "reserved", arrives).result(timeout=_ANSWER_S)
     except TimeoutError as error:
         raise ConfigurationError(
             f"no {market} device of the cluster was free within {_ANSWER_S:g} s to look at its host; end "

@@ -64,6 +64,8 @@ def _commit(session: Session, record: IterationRecord) -> None:
             config.model_dump(mode="json"),
         )
     session.store.commit_iteration(record)
+    if session.mirror is not None:
+        session.mirror.copy_newest()
     session.spent_usd += record.metrics["cost_usd"]
     session.tracker.metrics(record.iteration, record.metrics | {TOTAL_USD: session.spent_usd})
 

@@ -16,6 +16,7 @@ from prefect.exceptions import TerminationSignal
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
+from storage.checkpoint_mirror import CheckpointMirror
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
@@ -34,11 +35,16 @@ CANCELLED_FLUSH_S = 1.5
 """How long a cancelled run waits for MLflow, which holds a copy."""
 
 
+_MIRROR_WAIT_S = 600.0
+"""How long the last checkpoint may take to be copied off the machine."""
+
+
 class Session:
     """One run, from its start or its resumption to its end; `opened` ends its runtime and its cluster.
 
     Attributes:
         first_iteration: the iteration to do next, counted from 1.
+        mirror: copies its checkpoints off the machine; None where nothing is copied.
         next_plan: seeds of that iteration, if they were chosen before the run was interrupted.
         losses_noted: how many lost workers have their event already.
         failed_starts_noted: how many workers that did not start have.
@@ -60,6 +66,7 @@ class Session:
         checkpoints: CheckpointStore,
         tracker: Tracker,
         opened: ExitStack,
+        mirror: CheckpointMirror | None = None,
     ) -> None:
         self.run_id = run_id
         self.config = config
@@ -67,6 +74,7 @@ class Session:
         self.store = store
         self.checkpoints = checkpoints
         self.tracker = tracker
+        self.mirror = mirror
         self._opened = opened
         self._cancelled = False
         self.first_iteration = 1
@@ -104,6 +112,8 @@ class Session:
         status = status_after(kind)
         self._cancelled = status == "cancelled"
         self._opened.close()
+        if self.mirror is not None:  # last, as the devices are paid for until they are given back
+            self.mirror.close(CANCELLED_FLUSH_S if self._cancelled else _MIRROR_WAIT_S)
         if kind is None:
             return  # `finish_tracking` follows once the run is marked as finished
         # Who cancels waits for the end: MLflow's import alone may take longer than all else.
@@ -154,7 +164,8 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         cluster = opened.enter_context(open_cluster(config))
         runtime = opened.enter_context(Runtime(config, cluster, history))
         tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
-        session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all())
+        mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
+        session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all(), mirror)
     try:
         commit = store.run(run_id).environment.get("commit", "")
         page = dashboard_page(run_id)
@@ -170,6 +181,15 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         session.__exit__(type(error))
         raise
     return session
+
+
+def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> CheckpointMirror | None:
+    """What copies the run's checkpoints off the machine; None where nothing is to be copied."""
+    if not address:
+        return None
+    return CheckpointMirror(
+        address, home, run_id, on_trouble=lambda message: store.add_event(run_id, "mirror", message)
+    )
 
 
 def _go_on_after_recorded(store: RunStore, run_id: str) -> None:

@@ -6,12 +6,14 @@ The benchmark `benchmarks.resume` does the same at every phase; four kills stand
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 
 import pytest
 
 from benchmarks.resume import Kill, disturb, find, start, state_of
+from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.damaged_database import overwrite_a_page
@@ -88,3 +90,24 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
     assert store.run("ended").status == "finished"
     assert store.run("ended").summary["score_after"] == summary["score_after"]
     assert store.run("undisturbed").summary == summary
+
+
+def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
+    home, undisturbed, tmp_path, monkeypatch
+):
+    lost, mirror = tmp_path / "lost", tmp_path / "mirror"
+    settings = (*WITHOUT_RAY, f"checkpoint.mirror={mirror}")
+    child = start(lost, "moved", "train", settings=settings)
+    assert child.stdout is not None
+    for line in child.stdout:
+        if line == "ITERATION 3\n":
+            os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    shutil.rmtree(lost)
+    monkeypatch.setenv(MIRROR_VARIABLE, str(mirror))
+    again = start(home, "moved", "resume")
+    assert again.stdout is not None
+    begun = [int(line.split()[1]) for line in again.stdout if line.startswith("BEGIN ")]
+    assert again.wait() == 0
+    assert begun[0] >= 2, "at most one iteration is done again"
+    assert state_of(home, "moved") == undisturbed

@@ -11,10 +11,18 @@ import httpx
 import psutil
 import pytest
 
-from gpu_runtime.cluster.ray.loopback import is_on_loopback_alone, on_loopback_alone, ray, ray_constants
+from gpu_runtime.cluster.ray.loopback import (
+    found_address,
+    is_on_loopback_alone,
+    on_loopback_alone,
+    ray,
+    ray_constants,
+    services,
+)
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError
 from storage.home import Home
 from tests.listening import beyond_this_machine, listening
 from tests.local_ray_instances import local_ray_instances
@@ -108,8 +116,39 @@ def test_a_cluster_is_looked_for_on_this_machine_alone_only_if_it_is_there_alone
         assert is_on_loopback_alone(f"127.0.0.1:{port}") == others_reach_it
         assert is_on_loopback_alone(f"localhost:{port}") == others_reach_it
         assert not is_on_loopback_alone(f"127.0.0.1:{open_to_all.getsockname()[1]}")
-    for left_to_ray in ("auto", f"ray://127.0.0.1:{port}", f"10.1.2.3:{port}"):
+    for left_to_ray in (f"ray://127.0.0.1:{port}", f"10.1.2.3:{port}"):
         assert not is_on_loopback_alone(left_to_ray)
+
+
+def test_auto_is_the_address_of_the_cluster_that_runs_here(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda temp_dir: None)
+    monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: {"127.0.0.1:6399"})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert found_address("auto") == "127.0.0.1:6399"
+    monkeypatch.setattr(services, "_find_address_from_flag", lambda flag: set())
+    with pytest.raises(ConnectionError):
+        found_address("auto")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6398")
+    assert found_address("auto") == "127.0.0.1:6398"
+    assert found_address("10.1.2.3:6379") == "10.1.2.3:6379", "an address that is given is the one joined"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_auto_gets_workers_of_a_cluster_on_the_loopback_alone(monkeypatch: pytest.MonkeyPatch):
+    with local_ray_instances(reserved_cpus=1) as instances:
+        monkeypatch.setenv("RAY_ADDRESS", instances.address)  # other clusters of this machine are not meant
+        cluster = RayCluster(RunConfig.model_validate({"runtime": {"cluster": "auto"}}))
+        try:
+            started = cluster.start("reserved", Listener, gpu=False)
+            assert started.call(Listener.where).result(timeout=600) > 0
+        finally:
+            cluster.shutdown()
+        far_too_many = {"cluster": "auto", "reserved_workers": 9, "spot_workers": 0}
+        with pytest.raises(ConfigurationError, match="the cluster has 1 CPUs"):
+            RayCluster(RunConfig.model_validate({"runtime": far_too_many}))
+        eight = RayCluster(RunConfig.model_validate({"runtime": far_too_many | {"reserved_workers": 8}}))
+        eight.shutdown()
 
 
 def test_a_failed_start_leaves_ray_as_it_was():

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 LOOPBACK = "127.0.0.1"
 
@@ -32,11 +32,28 @@ def on_loopback_alone() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+def found_address(address: str) -> str:
+    """The address that Ray joins for the one it is given: `auto` is the running cluster of this machine.
+
+    Ray looks for it at the same places: the variable RAY_ADDRESS, then the processes of this machine.
+
+    Args:
+        address: as of `runtime.cluster`.
+
+    Raises:
+        ConnectionError: `auto`, and no cluster runs here.
+    """
+    if address != "auto":
+        return address
+    services.find_gcs_addresses.cache_clear()  # of a cluster that has ended since
+    return str(services.get_ray_address_from_environment(address, None))
+
+
 def is_on_loopback_alone(address: str) -> bool:
     """Whether a cluster that is to be joined answers on this machine's loopback address and on no other.
 
     Args:
-        address: as of `runtime.cluster`; what is no `HOST:PORT` is left to Ray.
+        address: from `found_address`; what is no `HOST:PORT` is left to Ray.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or host.strip("[]") not in _LOOPBACK_HOSTS:

@@ -1,6 +1,7 @@
-"""What a call carries, as bytes: one small argument costs Ray far less than several.
+"""What a call carries, and what an actor has beside its class.
 
-Large arrays are left to Ray, which moves them through its object store without a copy in a pickle.
+A call is bytes, as one small argument costs Ray far less than several. Large arrays are left to Ray, which
+moves them through its object store without a copy in a pickle.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+
+from gpu_runtime.cluster.ray.base_weights import bring
 
 MOST_ARRAY_BYTES = 1024**2
 """Bytes of arrays in a value that is packed; one that has more goes as it is."""
@@ -74,6 +78,18 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> li
 
     placed = tuple(map(place_of, args)), {name: place_of(arg) for name, arg in kwargs.items()}
     return [pack((method, *placed)), *references]
+
+
+class OnPreparedHost:
+    """What a worker's class has before its own: it begins once the base weights are on its host."""
+
+    def __init__(self, folder: str, source: Any, *args: Any) -> None:
+        bring(
+            Path(folder),
+            lambda: ray.get(source.sizes.remote()),
+            lambda name, offset: ray.get(source.part.remote(name, offset)),
+        )
+        super().__init__(*args)
 
 
 class Answering:

@@ -22,14 +22,16 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 import ray
 from ray._private import utils as ray_utils
 from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from gpu_runtime.cluster.address import refuse_silent_address
 from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command, start_fork_server
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
+from gpu_runtime.cluster.ray.base_weights import FolderSource
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
-from gpu_runtime.cluster.ray.loopback import LOOPBACK, is_on_loopback_alone, on_loopback_alone
-from gpu_runtime.cluster.ray.packing import Answering, pack_call, unpack
+from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
+from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
@@ -45,6 +47,9 @@ _MOST_GPUS = 16
 """Of one machine."""
 
 _MOST_WORKERS_A_CPU = 8
+
+_HOSTS_AT_ONCE = 4
+"""That may fetch the base weights."""
 
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -100,6 +105,7 @@ class RayCluster:
         self._config = config
         self._local = not config.runtime.ray_address
         self._worker_options: dict[str, Any] = {}
+        self._source: Any = None
         with kept_signal_handlers():
             self._connect()
         close_to_others(RAY_TOKEN)  # Ray makes it as the umask says; with it, other users could run code here
@@ -140,8 +146,9 @@ class RayCluster:
             address = self._config.runtime.ray_address
             refuse_silent_address(address)
             try:
-                with on_loopback_alone() if is_on_loopback_alone(address) else nullcontext():
-                    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+                found = found_address(address)
+                with on_loopback_alone() if is_on_loopback_alone(found) else nullcontext():
+                    ray.init(address=found, log_to_driver=False, logging_level=logging.ERROR)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise RuntimeFailure(
                     f"no Ray cluster answers at runtime.cluster={address!r}: {error}; "
@@ -208,9 +215,30 @@ class RayCluster:
         if self.tells_markets_apart:
             options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
         # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
-        named = type(re.sub(r"\W", "_", name), (Answering, worker), {})
-        handle = ray.remote(named).options(**options).remote(*args)
+        first = (OnPreparedHost,) if self._may_lack_weights(worker) else ()
+        files = (self._config.model.path, self._source_of_weights()) if first else ()
+        named = type(re.sub(r"\W", "_", name), (*first, Answering, worker), {})
+        handle = ray.remote(named).options(**options).remote(*files, *args)
         return RayActor(name, handle, alone=self._local)
+
+    def _may_lack_weights(self, worker: type[Any]) -> bool:
+        """Whether a worker loads a folder that is on the driver's host, and perhaps on no other.
+
+        The driver of a `ray://` address is on no host of the cluster, and cannot give files out.
+        """
+        address = self._config.runtime.ray_address
+        apart = bool(address) and not address.startswith("ray://")
+        return apart and getattr(worker, "LOADS_MODEL", False) and os.path.isdir(self._config.model.path)
+
+    def _source_of_weights(self) -> Any:
+        """An actor on the driver's host that gives the base weights out; it takes no processor."""
+        if self._source is None:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            source = ray.remote(FolderSource).options(
+                num_cpus=0, scheduling_strategy=here, max_concurrency=_HOSTS_AT_ONCE
+            )
+            self._source = source.remote(self._config.model.path)
+        return self._source
 
     @property
     def host(self) -> str:

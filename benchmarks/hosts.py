@@ -1,0 +1,381 @@
+"""Runs over hosts that share no file system, under faults of their machines and of the network between them.
+
+The hosts are namespaces of this machine (benchmarks/hosts_network.py; root is needed): `head` has the driver
+and Ray's head, `reserved` the trainer and the scorer, and spot hosts one worker each. No host but `head` has
+a file of the run. In each trial a run of `spotlight train` meets its faults, each when the host that it is
+about has just been given samples: another host joins; a host is powered off (no packet says so); or it is cut
+off for `--cut` seconds, and joins anew. Or a host's link takes 50 ms in each direction, carries 20 Mbit/s and
+loses 2 % of the frames.
+
+`identical` counts trials that end with the weights, the moving average and the optimiser of a run on `head`
+alone that meets nothing. `lost` and `twice` are samples, by the run's history (`spotlight chaos` checks it
+likewise); `hangs` are trials in which nothing happened for five minutes. `noticed_p95_s` is the time from the
+moment when a host is cut off or powered off to that in which the driver counts its worker as lost.
+`cold_join_s` is the time from the start of Ray on a host that joins in mid-iteration to its first samples,
+the longest of all trials. `back` counts hosts that were cut off and got samples again in the same run.
+
+    python -m benchmarks.hosts [--quick] [--cut SECONDS] [--answer SECONDS] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.hosts_network import Host, HostNetwork, refusal
+from benchmarks.ray_hosts import ANSWER_S, RayHosts
+from benchmarks.report import add_keep_option, finish
+from benchmarks.slow_link import Link
+from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER
+from gpu_runtime.scheduling.history_check import HistoryLine, check_history
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.worker.history_log import lives
+from gpu_runtime.worker.history_tail import HistoryTail, read_history
+from storage.checkpoints import CheckpointStore
+from storage.home import Home
+from storage.prompts.files import resolve_prompt_path
+
+_ITERATIONS = 12
+_QUICK_ITERATIONS = 3
+_HANG_S = 300.0
+_START_LIMIT_S = 900.0
+_LOOK_S = 0.05
+_SLOW = Link(delay_s=0.05, bits_per_s=20e6, loss=0.02)
+SETTINGS = (
+    "algorithm.prompts_per_iteration=4", "algorithm.group_size=8", "sampling.batch_size=4",
+    "sampling.rollout_steps=6", "sampling.window_stop=5", "sampling.window_size=2",
+    "sampling.evaluate_steps=4", "evaluation.prompts=8", "evaluation.every=0", "runtime.spot_workers=2",
+    "runtime.scorer_workers=1", "runtime.commit_steps=2", "runtime.history=true",
+    "runtime.start_timeout_s=900",
+)  # fmt: skip
+
+FaultKind = Literal["join", "power_off", "cut"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to a spot host when it has been given samples of an iteration, or of a later one.
+
+    Attributes:
+        kind: another host joins, this one is powered off, or cut off for a while.
+        iteration: from 1.
+    """
+
+    kind: FaultKind
+    iteration: int
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run and its faults, in the order in which they happen.
+
+    Attributes:
+        name: of the trial.
+        faults: at least one, or none where the link is all.
+        link: of a spot host that is there from the start; None for one that is neither slow nor lossy.
+    """
+
+    name: str
+    faults: tuple[Fault, ...] = ()
+    link: Link | None = None
+
+
+TRIALS = (
+    Trial("join", (Fault("join", 2),)),
+    Trial("power-off", (Fault("power_off", 2),)),
+    Trial("cut", (Fault("cut", 2),)),
+    Trial("slow-link", link=_SLOW),
+    Trial("all", (Fault("join", 2), Fault("cut", 3), Fault("power_off", 4)), _SLOW),
+)
+QUICK_TRIALS = (Trial("quick", (Fault("join", 1), Fault("power_off", 2))),)
+
+
+@dataclass
+class Strike:
+    """A host that was powered off or cut off.
+
+    Attributes:
+        at: when (unix seconds).
+        noticed_s: seconds until the driver counted its worker as lost.
+        back: it got samples again.
+    """
+
+    at: float
+    noticed_s: float | None = None
+    back: bool = False
+
+
+class Disturbance:
+    """Makes the faults of a trial happen, as its history tells how far the run is.
+
+    Args:
+        hosts: of the cluster.
+        trial: its faults.
+        cut_s: how long a host is cut off.
+
+    Attributes:
+        left: faults that have not happened.
+        strikes: by the name of the host.
+        joined_s: seconds from the start of Ray on a host that joined to its first samples.
+    """
+
+    def __init__(self, hosts: RayHosts, trial: Trial, cut_s: float) -> None:
+        self.left = list(trial.faults)
+        self.strikes: dict[str, Strike] = {}
+        self.joined_s: list[float] = []
+        self._hosts, self._cut_s = hosts, cut_s
+        self._iteration = 0
+        self._rolls_out = False
+        self._host_of: dict[str, str] = {}
+        self._joining: dict[str, float] = {}
+        self._cut: dict[str, float] = {}
+
+    def read(self, lines: Sequence[HistoryLine]) -> None:
+        """Take in what the driver has written, and do what is due."""
+        for line in lines:
+            self._read(line)
+        for name in [name for name, until_s in self._cut.items() if time.monotonic() >= until_s]:
+            self._connect(name)
+
+    def end(self) -> None:
+        """The run is over: connect what is cut off."""
+        for name in list(self._cut):
+            self._connect(name)
+
+    def _connect(self, name: str) -> None:
+        del self._cut[name]
+        self._hosts.spots[name].connect()
+
+    def _read(self, line: HistoryLine) -> None:
+        facts = line.facts
+        host = self._host_of.get(facts.get("worker", ""), "")
+        if line.event == "phase":
+            self._iteration = facts["iteration"]
+        elif line.event == "generate":
+            self._rolls_out = facts["kind"] == RequestKind.ROLLOUT
+        elif line.event == "joined":
+            self._host_of[facts["worker"]] = facts["host"]
+        elif line.event == "lost" and host in self.strikes:
+            strike = self.strikes[host]
+            strike.noticed_s = strike.noticed_s or line.at - strike.at
+        elif line.event == "lease":
+            self._on_lease(host, line.at)
+
+    def _on_lease(self, name: str, at: float) -> None:
+        """A host gets samples: it may be one that has come, or the one that the next fault is about."""
+        if name in self._joining:
+            self.joined_s.append(at - self._joining.pop(name))
+        if name in self.strikes and name not in self._cut:
+            self.strikes[name].back = True
+        due = bool(self.left) and self.left[0].iteration <= self._iteration and self._rolls_out
+        if not due or self._joining or name not in self._hosts.spots or name in self.strikes:
+            return
+        fault = self.left.pop(0)
+        if fault.kind == "join":
+            self._joining[self._hosts.add_spot().name] = time.time()
+            return
+        self.strikes[name] = Strike(time.time())
+        if fault.kind == "power_off":
+            self._hosts.power_off(name)
+        else:
+            self._hosts.spots[name].disconnect()
+            self._cut[name] = time.monotonic() + self._cut_s
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial went.
+
+    Attributes:
+        disturbance: what happened.
+        state: weights, moving average and optimiser at its end; empty where it did not get there.
+        lost: samples that were never accepted, or without all their steps.
+        twice: samples that were accepted twice, or held by two workers at once.
+        hung: nothing happened for five minutes, and it was ended.
+        hosts: that were there, `head` included.
+        wall_s: how long the run took.
+    """
+
+    disturbance: Disturbance
+    state: dict[str, bytes]
+    lost: int
+    twice: int
+    hung: bool
+    hosts: int
+    wall_s: float
+
+    @property
+    def in_words(self) -> str:
+        """For a person."""
+        strikes = {name: (one.noticed_s, one.back) for name, one in self.disturbance.strikes.items()}
+        return (
+            f"{self.hosts} hosts, {self.wall_s:.0f} s, {self.lost} samples lost, {self.twice} twice, "
+            f"hung: {self.hung}, noticed in seconds and back: {strikes}, joined in seconds: "
+            f"{self.disturbance.joined_s}, faults left: {len(self.disturbance.left)}"
+        )
+
+
+def put_inputs(head: Host) -> list[str]:
+    """Put the base weights and the prompts of runs on the head alone; the settings that name them."""
+    shutil.copytree(WEIGHTS_FOLDER / "glyphs", head.files / "base")
+    settings = ["model.path=/tmp/base"]
+    for kind in ("train", "evaluate"):
+        shutil.copy(resolve_prompt_path(f"builtin:glyphs-{kind}"), head.files / f"{kind}.txt")
+        settings.append(f"prompts.{kind}=/tmp/{kind}.txt")
+    return settings
+
+
+def reference(hosts: RayHosts, settings: Sequence[str]) -> dict[str, bytes]:
+    """The final state of a run on the head alone that meets nothing."""
+    run_id = "undisturbed"
+    process = hosts.start(_command(run_id, ["--cluster", "local"], settings), hosts.head.files / "run.log")
+    code = process.wait()
+    if code:
+        raise SystemExit(f"the undisturbed run failed:\n{(hosts.head.files / 'run.log').read_text()[-4000:]}")
+    return final_state(hosts.head, run_id)
+
+
+def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: float) -> Outcome:
+    """A run under faults; the hosts that it needs at its beginning are started first.
+
+    Args:
+        hosts: of the cluster.
+        trial: what happens.
+        settings: of the run.
+        cut_s: how long a host is cut off.
+    """
+    joins = any(fault.kind == "join" for fault in trial.faults[:1])
+    hosts.renew_spots(1 if joins else 2, trial.link)
+    log = hosts.head.files / f"{trial.name}.log"
+    disturbance = Disturbance(hosts, trial, cut_s)
+    began_s = time.monotonic()
+    process = hosts.start(_command(trial.name, ["--ray-address", hosts.address], settings), log)
+    hung = not _follow(process, hosts.head.home / "history" / trial.name, disturbance)
+    wall_s = time.monotonic() - began_s
+    disturbance.end()
+    if process.returncode:
+        print(f"{trial.name} failed:\n{log.read_text()[-4000:]}", file=sys.stderr, flush=True)
+    report = check_history(read_history(gathered_history(hosts, trial.name)))
+    return Outcome(
+        disturbance,
+        {} if process.returncode else final_state(hosts.head, trial.name),
+        len(report.lost) + len(report.incomplete) + len(report.missing),
+        len(report.duplicated) + len(report.held_twice),
+        hung,
+        len(hosts.all),
+        wall_s,
+    )
+
+
+def gathered_history(hosts: RayHosts, run_id: str) -> Path:
+    """The history of a run, with what its workers have left on their hosts, also on those without power."""
+    folder = hosts.head.home / "history" / run_id
+    for host in hosts.all:
+        for life in () if host is hosts.head else lives(host.home / "history" / run_id):
+            for file in life.glob("*.jsonl"):
+                shutil.copy(file, folder / life.name / f"{host.name}.{file.name}")
+    return folder
+
+
+def final_state(head: Host, run_id: str) -> dict[str, bytes]:
+    """Weights, moving average and optimiser of a run's last checkpoint; empty where there is none."""
+    checkpoint = CheckpointStore(Home(head.home).checkpoints(run_id)).load_latest()
+    return {} if checkpoint is None else dict(checkpoint.blobs)
+
+
+def _command(run_id: str, cluster: Sequence[str], settings: Sequence[str]) -> list[str]:
+    given = [part for setting in settings for part in ("--set", setting)]
+    program = [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", "glyphs"]
+    return [*program, "--run-id", run_id, *cluster, *given]
+
+
+def _follow(process: subprocess.Popen[bytes], history: Path, disturbance: Disturbance) -> bool:
+    """Follow a run until it ends; whether it did so by itself."""
+    tail, last_s, limit_s = HistoryTail(history), time.monotonic(), _START_LIMIT_S
+    while process.poll() is None:
+        lines = tail.new()
+        if lines:
+            last_s, limit_s = time.monotonic(), _HANG_S
+        disturbance.read(lines)
+        if time.monotonic() - last_s > limit_s:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def main() -> None:
+    """Print one line a trial, and one JSON line last."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one trial of three iterations")
+    parser.add_argument("--cut", type=float, default=30.0, help="seconds that a host is cut off (default 30)")
+    parser.add_argument(
+        "--answer",
+        type=float,
+        default=ANSWER_S,
+        help="seconds without an answer after which a host is lost (default 4; more on a busy machine)",
+    )
+    add_keep_option(parser)
+    arguments = parser.parse_args()
+    reason = refusal()
+    if reason:
+        raise SystemExit(f"no hosts: {reason}")
+    trials = QUICK_TRIALS if arguments.quick else TRIALS
+    iterations = _QUICK_ITERATIONS if arguments.quick else _ITERATIONS
+    with HostNetwork() as network:
+        hosts = RayHosts(network, arguments.answer)
+        settings = [f"iterations={iterations}", *SETTINGS, *put_inputs(hosts.head)]
+        expected = reference(hosts, settings)
+        outcomes: list[Outcome] = []
+        for trial in trials:
+            outcome = run_trial(hosts, trial, settings, arguments.cut)
+            outcomes.append(outcome)
+            same = outcome.state == expected
+            print(f"{trial.name}: {outcome.in_words}, identical: {same}", flush=True)
+    finish("hosts", figures(outcomes, expected, arguments.answer), arguments.keep)
+
+
+def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: float) -> dict[str, Any]:
+    """What the benchmark reports.
+
+    Args:
+        outcomes: of all trials.
+        expected: state of the run that meets nothing.
+        answer_s: seconds without an answer after which a host was lost.
+    """
+    strikes = [strike for one in outcomes for strike in one.disturbance.strikes.values()]
+    noticed_s = sorted(strike.noticed_s for strike in strikes if strike.noticed_s is not None)
+    joined_s = [seconds for one in outcomes for seconds in one.disturbance.joined_s]
+    return {
+        "answer_s": answer_s,
+        "hosts": min(one.hosts for one in outcomes),
+        "trials": len(outcomes),
+        "identical": sum(one.state == expected for one in outcomes),
+        "lost": sum(one.lost for one in outcomes),
+        "twice": sum(one.twice for one in outcomes),
+        "hangs": sum(one.hung for one in outcomes),
+        "strikes": len(strikes),
+        "noticed": len(noticed_s),
+        "noticed_p95_s": noticed_s[math.ceil(0.95 * len(noticed_s)) - 1] if noticed_s else None,
+        "cold_join_s": max(joined_s, default=None),
+        "back": sum(strike.back for strike in strikes),
+        "faults_left": sum(len(one.disturbance.left) for one in outcomes),
+        "wall_s": sum(one.wall_s for one in outcomes),
+    }
+
+
+if __name__ == "__main__":
+    main()

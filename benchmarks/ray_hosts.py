@@ -1,0 +1,136 @@
+"""A Ray cluster over the hosts of a network, as docs/gpus.md says to start one."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.hosts_network import Host, HostNetwork
+from benchmarks.slow_link import Link
+
+MARKET_LABEL = "ray.io/market-type"
+PORT = 6379
+ANSWER_S = 4.0
+"""Seconds without an answer after which a host is lost; a minute by Ray's defaults."""
+
+_STORE_BYTES = 80 * 1024**2
+_START_LIMIT_S = 300.0
+_RAY = Path(sys.executable).with_name("ray")
+_STARTED = b"Ray runtime started."
+
+# What supervises services does this on a machine of one's own: a host that was lost ends Ray when it is
+# back, and joins anew.
+_AGAIN = 'until false; do "$@"; sleep 1; done'
+
+
+class RayHosts:
+    """A Ray cluster over hosts: its head, where the driver is and no worker, one reserved, and spot hosts.
+
+    Args:
+        network: of the hosts; this adds them.
+        answer_s: seconds without an answer after which a host is lost.
+
+    Attributes:
+        head: with Ray's head.
+        spots: with a worker each, by name; without those that were powered off.
+        all: of the trial under way, also those that were powered off.
+        address: for `runtime.cluster`.
+    """
+
+    def __init__(self, network: HostNetwork, answer_s: float = ANSWER_S) -> None:
+        self._network = network
+        self._environment = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.head = network.add("head")
+        self.address = f"{self.head.address}:{PORT}"
+        as_head = ["--head", "--port", str(PORT), "--include-dashboard=false"]
+        self._start(self.head, _health_checks(answer_s), as_head, 0)
+        self.await_started(self.head)
+        self._reserved = self._join("reserved", "on-demand", 2, None)
+        self.await_started(self._reserved)
+        self.spots: dict[str, Host] = {}
+        self.all = [self.head, self._reserved]
+
+    def renew_spots(self, count: int, link: Link | None = None) -> None:
+        """Power off the spot hosts that are there, and start others.
+
+        Args:
+            count: how many.
+            link: of the first one.
+        """
+        for name in list(self.spots):
+            self.power_off(name)
+        self.all = [self.head, self._reserved]
+        started = [self.add_spot(link if number == 0 else None) for number in range(count)]
+        for host in started:
+            self.await_started(host)
+
+    def add_spot(self, link: Link | None = None) -> Host:
+        """Power on a spot host that joins the cluster; does not wait until it has.
+
+        Args:
+            link: as of `HostNetwork.add`.
+        """
+        host = self._join(f"spot{len(self._network.hosts)}", "spot", 1, link)
+        self.spots[host.name] = host
+        self.all.append(host)
+        return host
+
+    def power_off(self, name: str) -> None:
+        """Power off a spot host."""
+        self.spots.pop(name).power_off()
+
+    def _join(self, name: str, market: str, cpus: int, link: Link | None) -> Host:
+        host = self._network.add(name, link)
+        self._start(host, {}, ["--address", self.address, "--labels", f"{MARKET_LABEL}={market}"], cpus)
+        return host
+
+    def await_started(self, host: Host) -> None:
+        """Wait until Ray runs on a host.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        deadline = time.monotonic() + _START_LIMIT_S
+        log = host.files / "ray-start.log"
+        while _STARTED not in log.read_bytes():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"Ray did not start on {host.name}: {log.read_text()[-2000:]}")
+            time.sleep(0.2)
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a program beside the head, which its user does with the driver.
+
+        Args:
+            command: program and arguments.
+            log: where it writes.
+        """
+        with log.open("wb") as output:
+            return self.head.start(command, self._environment, output)
+
+    def _start(self, host: Host, environment: dict[str, str], arguments: Sequence[str], cpus: int) -> None:
+        command = [
+            str(_RAY), "start", "--block", "--disable-usage-stats", *arguments,
+            "--node-ip-address", host.address, "--num-cpus", str(cpus), "--num-gpus", "0",
+            "--object-store-memory", str(_STORE_BYTES),
+        ]  # fmt: skip
+        with (host.files / "ray-start.log").open("wb") as output:
+            host.start(["sh", "-c", _AGAIN, "sh", *command], self._environment | environment, output)
+
+
+def _health_checks(answer_s: float) -> dict[str, str]:
+    """Ray's settings, which the head alone reads: three times no answer, with breaks between."""
+    return {
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": f"{1000 * answer_s / 8:.0f}",
+        "RAY_health_check_timeout_ms": f"{1000 * answer_s / 4:.0f}",
+        "RAY_health_check_failure_threshold": "3",
+    }

@@ -1,0 +1,92 @@
+"""Brings the folder of the base weights to hosts of a cluster that do not have it, to the same path.
+
+The driver's host gives the files out in parts, through Ray's object store. A host that has the folder uses
+it. Ray itself is not needed here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from storage.errors import ModelError
+
+_PART_BYTES = 16 * 1024**2
+
+
+class FolderSource:
+    """Gives out the files of a folder of its host, as an actor on the driver's.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by its path in the folder."""
+        found = (path for path in self._folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(self._folder)): path.stat().st_size for path in sorted(found)}
+
+    def part(self, name: str, offset: int) -> bytes:
+        """The next bytes of a file.
+
+        Args:
+            name: its path in the folder.
+            offset: of the first byte.
+        """
+        with (self._folder / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(_PART_BYTES)
+
+
+def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str, int], bytes]) -> None:
+    """Make a folder here, unless there is one; one process of a host does, and others wait for it.
+
+    Args:
+        folder: its path, here and there.
+        sizes: bytes of its files.
+        part: the next bytes of a file, from an offset.
+
+    Raises:
+        ModelError: there is no room for it, or it cannot be written.
+    """
+    if folder.is_dir():
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / f".{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the process ends, however it does
+            if not folder.is_dir():
+                _fetch(folder, sizes(), part)
+    except OSError as error:
+        raise ModelError(
+            f"{folder} is not on {socket.gethostname()}, and cannot be made there: {error}; copy the model "
+            "there, or make its parent folder writable"
+        ) from error
+
+
+def _fetch(folder: Path, sizes: dict[str, int], part: Callable[[str, int], bytes]) -> None:
+    total, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free
+    if total > free:
+        raise ModelError(
+            f"{folder} is not on {socket.gethostname()}, which has {free / 1024**3:.1f} GiB free for the "
+            f"{total / 1024**3:.1f} GiB of it; free some, or leave the host out"
+        )
+    coming = folder.parent / f".{folder.name}.coming"
+    shutil.rmtree(coming, ignore_errors=True)  # of a process that was killed
+    for name, size in sizes.items():
+        path = coming / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            while file.tell() < size:
+                arrived = part(name, file.tell())
+                if not arrived:
+                    raise ModelError(f"{folder / name} became shorter on the driver's host; start again")
+                file.write(arrived)
+    os.replace(coming, folder)

@@ -1,0 +1,163 @@
+"""Hosts that share no file that can be written: what they are, and a run over them that loses one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.hosts import SETTINGS, Fault, Trial, put_inputs, reference, run_trial
+from benchmarks.hosts_network import ROOT, Host, HostError, HostNetwork, refusal
+from benchmarks.ray_hosts import RayHosts
+from benchmarks.slow_link import Link
+
+REFUSAL = refusal()
+pytestmark = pytest.mark.skipif(bool(REFUSAL), reason=f"no hosts can be made here: {REFUSAL}")
+
+ANSWER = """
+import socket
+server = socket.create_server(("0.0.0.0", 5000))
+print("listens", flush=True)
+while True:
+    connection = server.accept()[0]
+    while data := connection.recv(65536):
+        connection.sendall(data)
+"""
+ASK = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 5000), timeout=float(sys.argv[2]))
+connection.settimeout(float(sys.argv[2]))
+began = time.monotonic()
+connection.sendall(b"x")
+connection.recv(1)
+print(time.monotonic() - began)
+"""
+
+
+@pytest.fixture
+def network() -> Iterator[HostNetwork]:
+    with HostNetwork() as made:
+        yield made
+
+
+def said(host: Host, *command: str) -> str:
+    output, _ = host.start(command, {}, subprocess.PIPE).communicate(timeout=60)
+    return output.decode()
+
+
+def answering(host: Host) -> Host:
+    process = host.start([sys.executable, "-c", ANSWER], {}, subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"listens\n"
+    return host
+
+
+def ask(host: Host, other: Host, limit_s: float = 20.0) -> str:
+    return said(host, sys.executable, "-c", ASK, other.address, str(limit_s))
+
+
+def test_hosts_share_a_network_and_no_file(network: HostNetwork):
+    one, two = answering(network.add("one")), network.add("two")
+    assert 0 < float(ask(two, one)) < 10
+    assert said(two, "hostname") == "two\n"
+    said(two, "sh", "-c", "echo mine > /tmp/file; echo mine > /dev/shm/file")
+    assert (two.files / "file").read_text() == "mine\n"
+    assert said(one, "ls", "/tmp/file", "/dev/shm/file").count("No such file") == 2
+    assert "Read-only file system" in said(one, "touch", str(ROOT / "file"))
+    assert said(one, "ps", "-e", "-o", "args=").count("python") == 1, "processes of others are not seen"
+
+
+def test_a_host_that_is_cut_off_hears_nothing_until_it_is_connected(network: HostNetwork):
+    one, two = answering(network.add("one")), network.add("two")
+    ask(two, one)
+    one.disconnect()
+    assert "timed out" in ask(two, one, limit_s=1)
+    one.connect()
+    assert float(ask(two, one)) < 10
+
+
+def test_a_host_without_power_says_no_word_and_its_disk_can_be_read(network: HostNetwork):
+    one, two = answering(network.add("one")), network.add("two")
+    said(one, "sh", "-c", "echo mine > /tmp/home/file")
+    processes = [process for process in psutil.process_iter() if ANSWER in process.cmdline()]
+    assert len(processes) >= 1
+    one.power_off()
+    assert not psutil.wait_procs(processes, timeout=20)[1]
+    said_then = ask(two, one, limit_s=1)
+    assert "refused" not in said_then
+    assert "timed out" in said_then
+    assert (one.home / "file").read_text() == "mine\n"
+
+
+def test_a_slow_link_delays(network: HostNetwork):
+    one = answering(network.add("one"))
+    two = network.add("two", Link(delay_s=0.2, bits_per_s=20e6, loss=0.0))
+    assert 0.4 <= float(ask(two, one)) < 10
+
+
+def test_a_host_that_cannot_be_made_is_an_error(network: HostNetwork, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("benchmarks.hosts_network._BRIDGE", "no-such-bridge")
+    with pytest.raises(HostError, match="no-such-bridge"):
+        network.add("one")
+
+
+def test_nothing_is_left_of_a_process_that_was_killed():
+    program = """
+import time
+from benchmarks.hosts_network import HostNetwork
+from benchmarks.slow_link import Link
+network = HostNetwork()
+hosts = [network.add("one"), network.add("two", Link(0.1, 1e6, 0.0))]
+hosts[0].start(["sleep", "3600"], {}, 1)
+print("there", flush=True)
+time.sleep(3600)
+"""
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT)
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"there\n"
+    ours = psutil.Process(child.pid).children(recursive=True)
+    assert len(ours) >= 7, "three namespaces, their first processes, a link, and what runs on a host"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not psutil.wait_procs(ours, timeout=20)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_a_run_over_hosts_with_none_of_its_files_ends_with_the_bits_of_one_host():
+    settings = ["iterations=4", *SETTINGS]
+    trial = Trial("disturbed", (Fault("join", 1), Fault("cut", 2), Fault("power_off", 3)))
+    with HostNetwork() as network:
+        hosts = RayHosts(network)
+        settings += put_inputs(hosts.head)
+        expected = reference(hosts, settings)
+        outcome = run_trial(hosts, trial, settings, cut_s=10.0)
+        base = [host.files / "base" for host in hosts.all]
+        assert [path.is_dir() for path in base[:3]] == [True] * 3, "the base weights were brought"
+        assert not any((host.files / "train.txt").exists() for host in hosts.all[1:]), (
+            "prompts travel in calls"
+        )
+    assert set(expected) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
+    assert outcome.state == expected
+    assert (outcome.lost, outcome.twice, outcome.hung, outcome.disturbance.left) == (0, 0, False, [])
+    assert all(strike.noticed_s is not None for strike in outcome.disturbance.strikes.values())
+    assert len(outcome.disturbance.joined_s) == 1
+
+
+def test_a_killed_process_leaves_no_interface():
+    listed = Path("/sys/class/net")
+    before = set(listed.iterdir())
+    with HostNetwork() as network:
+        network.add("one")
+        assert set(listed.iterdir()) == before, "the bridge and its ports are in a namespace"
+    deadline = time.monotonic() + 20
+    while set(listed.iterdir()) != before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert set(listed.iterdir()) == before

@@ -1,0 +1,169 @@
+"""Checkpoints are copied off the machine, and a run goes on from there in a home that never saw it."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from pydantic import ValidationError
+
+from flows.recovery import fetch_where_unknown
+from storage import checkpoint_mirror
+from storage.checkpoint_mirror import CheckpointMirror, copy_to_mirror, fetch_from_mirror
+from storage.checkpoints import CheckpointStore
+from storage.config.run_config import MIRROR_VARIABLE, RunConfig
+from storage.errors import CheckpointError
+from storage.home import Home
+
+
+@pytest.fixture(params=["folder", "memory"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "folder":
+        yield str(tmp_path / "mirror")
+        return
+    yield "memory://mirror/of"
+    fsspec.filesystem("memory").rm("/mirror", recursive=True)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home").ensure()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Home:
+    return Home(tmp_path / "elsewhere").ensure()
+
+
+def save(home: Home, iteration: int, weights: bytes = b"weights") -> None:
+    CheckpointStore(home.checkpoints("run")).save(
+        iteration, {"weights": weights, "empty": b""}, {"iteration": iteration}, {"seed": 1}
+    )
+    home.journal("run").write_text(f"up to {iteration}\n")
+
+
+def newest(home: Home) -> tuple[int, dict[str, bytes]]:
+    loaded = CheckpointStore(home.checkpoints("run")).load_latest()
+    assert loaded is not None
+    return loaded.iteration, loaded.blobs
+
+
+def test_the_newest_checkpoint_and_the_journal_come_back(address: str, home: Home, elsewhere: Home):
+    for iteration in (1, 2, 3):
+        save(home, iteration, b"weights %d" % iteration)
+        copy_to_mirror(address, home, "run")
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 3
+    assert newest(elsewhere) == (3, {"weights": b"weights 3", "empty": b""})
+    assert elsewhere.journal("run").read_text() == "up to 3\n"
+    assert elsewhere.run_folders() == ["run"]
+    files, root = fsspec.core.url_to_fs(f"{address}/run")
+    kept = sorted(Path(path).name for path in files.ls(root, detail=False))
+    assert kept == ["iteration-000002", "iteration-000003", "journal"], "two stay, as at home"
+
+
+def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(address: str, home: Home, elsewhere: Home):
+    save(home, 1, b"before")
+    copy_to_mirror(address, home, "run")
+    save(home, 1, b"after")
+    copy_to_mirror(address, home, "run")
+    fetch_from_mirror(address, elsewhere, "run")
+    assert newest(elsewhere)[1]["weights"] == b"after"
+
+
+def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, elsewhere: Home):
+    mirror = tmp_path / "mirror"
+    for iteration in (1, 2):
+        save(home, iteration)
+        copy_to_mirror(str(mirror), home, "run")
+    torn = mirror / "run" / "iteration-000003"
+    shutil.copytree(mirror / "run" / "iteration-000002", torn)
+    (torn / "manifest.json").unlink()
+    (mirror / "run" / "iteration-000002" / "weights").write_bytes(b"wrong")
+    assert fetch_from_mirror(str(mirror), elsewhere, "run") == 1
+    assert newest(elsewhere)[0] == 1
+    (mirror / "run" / "iteration-000001" / "weights").write_bytes(b"wrong")
+    shutil.rmtree(elsewhere.checkpoints("run"))
+    with pytest.raises(CheckpointError, match="damaged"):
+        fetch_from_mirror(str(mirror), elsewhere, "run")
+    assert CheckpointStore(elsewhere.checkpoints("run")).iterations() == []
+
+
+def test_a_home_that_knows_the_run_is_left_alone(address: str, home: Home):
+    save(home, 2)
+    copy_to_mirror(address, home, "run")
+    save(home, 3)
+    assert fetch_from_mirror(address, home, "run") is None
+    assert newest(home)[0] == 3
+    assert fetch_from_mirror(address, home, "another") is None
+
+
+def test_resuming_reads_the_place_from_the_environment(
+    address: str, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    save(home, 4)
+    copy_to_mirror(address, home, "run")
+    monkeypatch.delenv(MIRROR_VARIABLE, raising=False)
+    fetch_where_unknown(elsewhere, "run")
+    assert elsewhere.run_folders() == []
+    monkeypatch.setenv(MIRROR_VARIABLE, address)
+    fetch_where_unknown(elsewhere, "run")
+    assert newest(elsewhere)[0] == 4
+
+
+def test_copies_are_made_beside_the_run_and_the_last_one_is_waited_for(
+    address: str, home: Home, elsewhere: Home
+):
+    troubles: list[str] = []
+    mirror = CheckpointMirror(address, home, "run", troubles.append)
+    for iteration in (1, 2, 3):
+        save(home, iteration)
+        mirror.copy_newest()
+    mirror.close(60)
+    assert fetch_from_mirror(address, elsewhere, "run") == 3
+    assert troubles == []
+
+
+def test_a_place_that_does_not_take_it_is_told_once_and_the_run_goes_on(tmp_path: Path, home: Home):
+    (tmp_path / "file").write_text("no folder")
+    troubles: list[str] = []
+    mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", troubles.append)
+    save(home, 1)
+    mirror.copy_newest()
+    mirror.close(60)
+    assert len(troubles) == 1
+    assert "are not copied" in troubles[0]
+
+
+def test_a_place_that_does_not_answer_is_not_waited_for(
+    home: Home, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    answers = threading.Event()
+    monkeypatch.setattr(checkpoint_mirror, "copy_to_mirror", lambda *_: answers.wait(60))
+    troubles: list[str] = []
+    mirror = CheckpointMirror(str(tmp_path), home, "run", troubles.append)
+    mirror.close(0.1)
+    answers.set()
+    assert troubles == [f"the last checkpoint was not copied to {tmp_path} in 0.1 s"]
+
+
+def test_an_unknown_kind_of_address_is_refused(home: Home):
+    with pytest.raises(CheckpointError, match=r"checkpoint\.mirror = 'nowhere://x'"):
+        copy_to_mirror("nowhere://x", home, "run")
+
+
+@pytest.mark.parametrize("value", ["relative/folder", "~/x", "s3://", "://x", "s3://key:secret@host/x"])
+def test_what_is_no_place_is_refused(value: str):
+    with pytest.raises(ValidationError, match=r"checkpoint\.mirror"):
+        RunConfig.model_validate({"checkpoint": {"mirror": value}})
+
+
+def test_the_place_is_no_part_of_what_a_run_computes():
+    there = RunConfig.model_validate({"checkpoint": {"mirror": "/mnt/backup/"}})
+    assert there.checkpoint.mirror == "/mnt/backup"
+    assert there.computes_like(RunConfig())
+    assert not there.computes_like(RunConfig.model_validate({"checkpoint": {"every": 2}}))

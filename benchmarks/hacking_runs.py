@@ -99,7 +99,7 @@ class Wanted:
         length = 3 * self.length.iterations if self.arm in HACKING else self.length.iterations
         settings = [
             f"seed={self.seed}", f"iterations={length}", f"evaluation.every={self.length.every // often}",
-            f"evaluation.prompts={self.length.prompts}", *_ALL, *(HACKING | GUARDS)[self.arm],
+            f"evaluation.prompts={self.length.prompts}", *_ALL, *{**HACKING, **GUARDS}[self.arm],
         ]  # fmt: skip
         if self.arm in ("quality", "recipe"):
             parts = f"{{{TASKS[self.task]}={1 - QUALITY_TERM:g}, jpeg={QUALITY_TERM:g}}}"

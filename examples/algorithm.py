@@ -29,8 +29,7 @@ from gpu_runtime.diffusion.noise import NoiseStream, Purpose, integers, normal
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
 from gpu_runtime.exploration.plan import prompts_of_iteration
 from gpu_runtime.exploration.selection import max_variance_subset
-from gpu_runtime.learning.advantages import ADVANTAGE_CLIP
-from gpu_runtime.learning.objectives.options import GrpoOptions
+from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, GrpoOptions
 from gpu_runtime.models.loading import load_model
 from gpu_runtime.rewards.registry import build_scorer
 from storage.config.loading import load_config

@@ -8,8 +8,7 @@ from typing import Literal
 
 import torch
 
-ADVANTAGE_CLIP = 5.0
-"""Largest magnitude of an advantage, as in the public code of Flow-GRPO and DiffusionNFT."""
+from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 
 _EPSILON = 1e-4
 """Added to the deviation, as Flow-GRPO's public code does, so that tiny spreads stay finite."""

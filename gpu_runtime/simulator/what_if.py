@@ -101,7 +101,17 @@ def policy_runs(
     seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
 ) -> dict[str, list[SimulatedRun]]:
-    """The runs of every policy, one in each future; arguments as of `compare_policies`."""
+    """The runs of every policy, one in each future.
+
+    Args:
+        config: of the run that is asked about.
+        offer: the devices that there are.
+        profile: of the workload.
+        market: what spot instances do.
+        futures: how many are drawn.
+        seed: of the futures.
+        on_run: called after each run.
+    """
     runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in POLICIES}
     for future in range(futures):
         drafts = 0.0

@@ -100,7 +100,8 @@ def test_workers_follow_the_offers_up_to_the_settings(provider: PlayedCapacity):
 
 def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: Stage):
     assert stage.prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"]
-    stage.events(), stage.fleet.take_capacity_notes()
+    stage.events()
+    stage.fleet.take_capacity_notes()
     stage.measured(batch_s=10.0, rest_s=5.0)
     stage.fleet.decide_capacity(requests=8, left=4)  # two batches of four
     assert stage.provider.asked[-1] == 1 and stage.provider.released == ["b", "c"]

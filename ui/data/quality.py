@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import duckdb
 import pandas as pd
@@ -36,7 +37,9 @@ class QualityView:
     @property
     def judges(self) -> pd.DataFrame | None:
         """Iteration and mean of the second judge after it; None where there is none."""
-        return self.means[["iteration", JUDGE]].dropna() if JUDGE in self.means else None
+        if JUDGE not in self.means:
+            return None
+        return cast("pd.DataFrame", self.means[["iteration", JUDGE]].dropna())
 
     @property
     def parts(self) -> list[str]:

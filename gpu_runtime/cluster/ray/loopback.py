@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import ray
 from ray._private import ray_constants, services
@@ -45,7 +46,7 @@ def found_address(address: str) -> str:
     """
     if address != "auto":
         return address
-    services.find_gcs_addresses.cache_clear()  # of a cluster that has ended since
+    cast(Any, services.find_gcs_addresses).cache_clear()  # of a cluster that has ended since
     return str(services.get_ray_address_from_environment(address, None))
 
 

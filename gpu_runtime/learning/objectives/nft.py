@@ -14,8 +14,7 @@ import torch
 
 from gpu_runtime.diffusion.noise import Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
-from gpu_runtime.learning.advantages import ADVANTAGE_CLIP
-from gpu_runtime.learning.objectives.options import NftOptions
+from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP, NftOptions
 from gpu_runtime.learning.objectives.protocol import BatchTerms, Row, TrainingSample
 from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
 from gpu_runtime.learning.policy import Policy

@@ -7,6 +7,10 @@ from pydantic import Field
 from storage.config.section import Section
 
 
+ADVANTAGE_CLIP = 5.0
+"""Largest magnitude of an advantage, as in the public code of Flow-GRPO and DiffusionNFT."""
+
+
 class GrpoOptions(Section):
     """Of `grpo`."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 
@@ -137,7 +138,7 @@ def test_the_parts_of_a_sum_are_on_the_dashboard_one_by_one(home, finished):
         "Part of the score: jpeg", "Part of the score: ocr",
     }  # fmt: skip
     for name, chart in zip(quality.parts, charts, strict=True):
-        lines = {line.name: list(line.y) for line in chart.data}
+        lines = {line["name"]: list(line["y"]) for line in cast(Any, chart.data)}
         assert len(lines["training samples, mean"]) == 3 and len(lines["held-out prompts"]) == 3, name
     sums = 0.7 * quality.means["part_ocr"] + 0.3 * quality.means["part_jpeg"]
     assert sums.tolist() == pytest.approx(view.scores["score"].tolist())

@@ -93,7 +93,7 @@ def iterations_to(task: str, arm: str, share: float) -> list[float]:
     kept = json.loads((RESULTS / f"exploration-{task}.json").read_text(encoding="utf-8"))["figures"]
     target = kept["base_exact"] + share * (kept["target"] - kept["base_exact"])
     measure = "score" if kept["signal"] == "graded" else "exact"
-    found = []
+    found: list[float] = []
     for curve in kept["arms"][arm]["curves"]:
         reached = reached_at(curve["iterations"], curve[measure], target)
         found.append(float(curve["iterations"][-1]) if reached is None else reached)
@@ -165,7 +165,7 @@ def figures(trace: Trace, scale: Scale) -> dict[str, Any]:
         name = f"{reward}-{size}"
         runs = setting_runs(size, reward, trace, scale)
         learned = learning_ratio(task, OURS)
-        rows = {}
+        rows: dict[str, Any] = {}
         for policy, theirs in runs.items():
             if policy == SPOTLIGHT:
                 continue

@@ -238,7 +238,8 @@ class StreamedRun:
             if device.joined:
                 self._instances[device.name] = _Instance(device)
         self._paid()
-        began, tokens, lengths_s = loop.now, 0, []
+        began, tokens = loop.now, 0
+        lengths_s: list[float] = []
         while not lengths_s or loop.now - began < ticks(least_s):
             at = loop.now
             tokens += self._iterate(len(lengths_s))

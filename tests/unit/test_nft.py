@@ -10,8 +10,8 @@ import torch
 
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, normal, uniform
 from gpu_runtime.diffusion.sampler import stream_of
-from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.nft import nft_loss
+from gpu_runtime.learning.objectives.options import ADVANTAGE_CLIP
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.registry import read_objective_options

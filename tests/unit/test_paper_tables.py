@@ -51,7 +51,6 @@ def test_at_the_break_even_discount_a_dollar_buys_as_much():
     assert 1.5 / (1 + 4.0 * (1 - discount) / 4) == pytest.approx(1.0)
 
 
-@pytest.mark.slow
 def test_the_tables_have_every_figure_of_the_papers():
     figures = paper_tables.figures(quick=True)
     for name in ("cost_ratio_worst", "cost_ratio_best", "time_ratio"):
@@ -65,7 +64,6 @@ def test_the_tables_have_every_figure_of_the_papers():
     assert rlboost["within_15_percent"] in text and "`critical-path`" in text
 
 
-@pytest.mark.slow
 def test_more_devices_have_more_events_and_the_same_work_each():
     few, many = (simulator.simulate(devices, 2).run for devices in (10, 40))
     assert many.batches == 4 * few.batches == 4 * 10 * 4 * 2

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from storage.config.section import Section
 
-
 ADVANTAGE_CLIP = 5.0
 """Largest magnitude of an advantage, as in the public code of Flow-GRPO and DiffusionNFT."""
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -195,7 +194,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.csv"
         write_trace(trace, file)
-        options = f"runtime.options={json.dumps({'file': str(file)})}"
+        options = f"runtime.options.file={file}"
         config = load_config("smoke", [*_SETTINGS, f"iterations={iterations}", options], {})
         for turn in range(turns):
             for decided in (True, False) if turn % 2 else (False, True):

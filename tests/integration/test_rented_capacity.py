@@ -139,8 +139,8 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
 def test_a_trace_brings_an_instance_and_takes_it_again(tmp_path: Path):
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n4000000,remove,a\n")
-    options = json.dumps({"file": str(trace), "speed": 1.0})
-    config = rented("runtime.capacity=trace", f"runtime.options={options}", "runtime.spot_workers=1")
+    options = f"runtime.options.file={trace}"
+    config = rented("runtime.capacity=trace", options, "runtime.spot_workers=1")
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
         await_spot(runtime, "spot-0")
         notes = runtime.take_capacity_notes()
@@ -175,10 +175,10 @@ def test_commands_acquire_instances_and_give_all_back_at_the_end(tmp_path: Path)
     (tmp_path / "release.py").write_text(RELEASE)
     log = tmp_path / "log"
     log.write_text("")
-    options = {name: f"python3 {tmp_path}/{name}.py {log}" for name in ("acquire", "release")}
-    config = rented(
-        "runtime.capacity=command", f"runtime.options={json.dumps(options)}", "runtime.spot_workers=1"
-    )
+    commands = [
+        f"runtime.options.{name}=python3 {tmp_path}/{name}.py {log}" for name in ("acquire", "release")
+    ]
+    config = rented("runtime.capacity=command", *commands, "runtime.spot_workers=1")
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path / "history") as runtime:
         rolled = await_spot(runtime, "spot-0")
         assert len(rolled.delivered) == 32

@@ -103,7 +103,7 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
         if line == "ITERATION 3\n":
             os.kill(child.pid, signal.SIGKILL)
     child.wait()
-    shutil.rmtree(lost)
+    shutil.rmtree(lost, ignore_errors=True)  # its server may still be about to end
     monkeypatch.setenv(MIRROR_VARIABLE, str(mirror))
     again = start(home, "moved", "resume")
     assert again.stdout is not None

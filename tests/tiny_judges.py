@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE, WordLevel
-from tokenizers.pre_tokenizers import ByteLevel, Whitespace
-from tokenizers.processors import TemplateProcessing
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
+    BertTokenizer,
     BlipTextConfig,
     BlipTextModel,
     BlipVisionConfig,
@@ -111,7 +111,7 @@ def save_image_reward(folder: Path, seed: int = 0) -> tuple[BlipVisionModel, Bli
     small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 1}
     kinds: Any = BlipVisionConfig, BlipTextConfig
     vision = BlipVisionModel(kinds[0](**small, image_size=32, patch_size=8, layer_norm_eps=1e-6))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "red", "dog"]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "dog"]
     text = BlipTextModel(
         kinds[1](**small, encoder_hidden_size=32, vocab_size=len(words), max_position_embeddings=40),
         add_pooling_layer=False,
@@ -128,14 +128,7 @@ def save_image_reward(folder: Path, seed: int = 0) -> tuple[BlipVisionModel, Bli
             weights[prefix + saved] = value
     folder.mkdir()
     torch.save(weights | save_head(folder / "head.pt", 32, "mlp.layers.", seed), folder / "ImageReward.pt")
-    inner = Tokenizer(WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = Whitespace()
-    inner.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    ).save_pretrained(folder)
+    BertTokenizer(vocab={word: place for place, word in enumerate(words)}).save_pretrained(folder)
     return vision.eval(), text.eval()
 
 

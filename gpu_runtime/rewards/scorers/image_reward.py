@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from transformers import (
-    AutoTokenizer,
+    BertTokenizer,
     BlipTextConfig,
     BlipTextModel,
     BlipVisionConfig,
@@ -34,6 +34,9 @@ MEAN, DEVIATION = 0.16717362830052426, 1.0333394966054072
 """Of the head's numbers over the data that ImageReward was trained on."""
 
 _TOKENS = 35
+_ADDED_WORDS = 2
+"""BLIP's own, which begin a text that it writes or compares; ImageReward's question has none of them."""
+
 _HEAD_WIDTH = 64
 """Of an attention head, in both encoders."""
 
@@ -91,15 +94,16 @@ class ImageRewardScorer:
         head = linear_head(found, _SETTING, text.config.hidden_size, _LAYERS)
         folder = find_folder(_TOKENIZER, tokenizer)
         try:
-            words = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            words: Any = BertTokenizer.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
             raise ModelError(
                 f"{_TOKENIZER}: {folder} has no tokenizer that transformers can load: {error}"
             ) from error
-        if len(words) > text.config.vocab_size:
+        # Without its files transformers gives a tokenizer of five words. The weights know two words more.
+        if not 0 <= text.config.vocab_size - len(words) <= _ADDED_WORDS:
             raise ModelError(
                 f"{_TOKENIZER}: {folder} has {len(words):,} tokens, and the weights know "
-                f"{text.config.vocab_size:,}; name google-bert/bert-base-uncased"
+                f"{text.config.vocab_size:,}; name the folder of google-bert/bert-base-uncased"
             )
         return cls(vision, text, head, words)
 

@@ -124,7 +124,8 @@ class Host:
         self._switch, self._port = switch, f"port{number}"
         self._own = _Namespaces(_NAMESPACES, _HOST, name, self.address)
         # The files stay readable here after the host has lost its power, as those of a disk would.
-        self._disk = os.open(_root_of(self._own.pid) / "tmp", os.O_PATH | os.O_DIRECTORY)
+        top = Path("/proc", str(self._own.pid), "root")  # where its first process sees files
+        self._disk = os.open(top / "tmp", os.O_PATH | os.O_DIRECTORY)
         self._link = None if link is None else link.start(switch.inside(["--net"]), self._port)
         try:
             self._connect_ends()

@@ -11,11 +11,6 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
-    BertTokenizer,
-    BlipTextConfig,
-    BlipTextModel,
-    BlipVisionConfig,
-    BlipVisionModel,
     CLIPConfig,
     CLIPImageProcessorPil,
     CLIPModel,
@@ -82,54 +77,6 @@ def save_clip(folder: Path, seed: int = 0) -> Path:
         folder
     )
     return folder
-
-
-def save_head(file: Path, width: int, prefix: str = "layers.", seed: int = 0) -> dict[str, torch.Tensor]:
-    """Five linear layers with dropouts between them, as two judges have them; what is in the file."""
-    torch.manual_seed(seed)
-    sizes = [width, 8, 6, 5, 4, 1]
-    layers = [torch.nn.Linear(sizes[i], sizes[i + 1]) for i in range(5)]
-    dropped = [layers[0], torch.nn.Dropout(), layers[1], torch.nn.Dropout(), layers[2], torch.nn.Dropout()]
-    state = torch.nn.Sequential(*dropped, layers[3], layers[4]).state_dict()
-    weights = {f"{prefix}{name}": value for name, value in state.items()}
-    torch.save(weights, file)
-    return weights
-
-
-TO_BLIP = {
-    "embeddings.class_embedding": "cls_token", "embeddings.position_embedding": "pos_embed",
-    "embeddings.patch_embedding.": "patch_embed.proj.", "post_layernorm.": "norm.",
-    "encoder.layers.": "blocks.", ".layer_norm": ".norm", ".self_attn.projection.": ".attn.proj.",
-    ".self_attn.": ".attn.",
-}  # fmt: skip
-"""transformers' names of the picture's encoder in those of BLIP's authors."""
-
-
-def save_image_reward(folder: Path, seed: int = 0) -> tuple[BlipVisionModel, BlipTextModel]:
-    """An ImageReward.pt with two layers an encoder, for pictures of 32x32, and a tokenizer; the encoders."""
-    torch.manual_seed(seed)
-    small = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 1}
-    kinds: Any = BlipVisionConfig, BlipTextConfig
-    vision = BlipVisionModel(kinds[0](**small, image_size=32, patch_size=8, layer_norm_eps=1e-6))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "dog"]
-    text = BlipTextModel(
-        kinds[1](**small, encoder_hidden_size=32, vocab_size=len(words), max_position_embeddings=40),
-        add_pooling_layer=False,
-    )
-    weights: dict[str, torch.Tensor] = {"blip.vision_proj.weight": torch.zeros(2, 2)}  # no score needs it
-    for model, prefix in ((vision, "blip.visual_encoder."), (text, "blip.text_encoder.")):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(0, 0.2)
-        for name, value in model.state_dict().items():
-            saved = name
-            for ours, theirs in TO_BLIP.items() if model is vision else ():
-                saved = saved.replace(ours, theirs)
-            weights[prefix + saved] = value
-    folder.mkdir()
-    torch.save(weights | save_head(folder / "head.pt", 32, "mlp.layers.", seed), folder / "ImageReward.pt")
-    BertTokenizer(vocab={word: place for place, word in enumerate(words)}).save_pretrained(folder)
-    return vision.eval(), text.eval()
 
 
 def save_reader(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Path:

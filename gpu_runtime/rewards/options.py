@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-from typing import Annotated, Any, Literal, Self, TypeGuard
+from typing import Any, Literal, Self, TypeGuard
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL
 from storage.config.plugins import ModelName, ProcessorName
@@ -35,12 +34,6 @@ _OWN_FIELDS = frozenset({"model", "messages", "stream", "n", "logprobs", "top_lo
 
 PART_RULES = ("weight", "threshold", "gate")
 """What a part's table in a sum says of the part, beside the scorer's own options."""
-
-
-WeightsFile = Annotated[
-    str, Field(min_length=1), AfterValidator(lambda name: os.path.abspath(os.path.expanduser(name)))
-]
-"""An option that names a file of weights; it becomes absolute."""
 
 
 class OcrOptions(Section):
@@ -76,26 +69,6 @@ class ClipScoreOptions(Section):
 
     clip: ModelName = "openai/clip-vit-large-patch14"
     """The CLIP that judges."""
-
-
-class AestheticOptions(Section):
-    """Of `aesthetic`."""
-
-    head: WeightsFile
-    """File of the predictor's head, as sac+logos+ava1-l14-linearMSE.pth."""
-
-    clip: ModelName = "openai/clip-vit-large-patch14"
-    """The CLIP that the head was trained on."""
-
-
-class ImageRewardOptions(Section):
-    """Of `image-reward`."""
-
-    weights: WeightsFile
-    """File of the weights, ImageReward.pt."""
-
-    tokenizer: str = Field(default="google-bert/bert-base-uncased", min_length=1)
-    """Folder, or name in the hub's cache, of BERT's tokenizer."""
 
 
 class PickScoreOptions(Section):

@@ -11,11 +11,9 @@ from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
     PART_RULES,
-    AestheticOptions,
     ClipScoreOptions,
     DeepseekOcrOptions,
     GenEvalOptions,
-    ImageRewardOptions,
     OcrOptions,
     PickScoreOptions,
     RemoteOptions,
@@ -182,18 +180,6 @@ def _pick_score(options: PickScoreOptions) -> Scorer:
     return PickScorer.load(options.model, options.processor)
 
 
-def _aesthetic(options: AestheticOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.aesthetic import AestheticScorer
-
-    return AestheticScorer.load(options.clip, options.head)
-
-
-def _image_reward(options: ImageRewardOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.image_reward import ImageRewardScorer
-
-    return ImageRewardScorer.load(options.weights, options.tokenizer)
-
-
 def _jpeg(_: NoOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.jpeg import JpegScorer
 
@@ -286,8 +272,6 @@ SCORERS = Registry(
         ),
         "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
         "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
-        "image-reward": ScorerPlugin(_image_reward, ImageRewardOptions, uses_gpu=True, gives_verdict=False),
-        "aesthetic": ScorerPlugin(_aesthetic, AestheticOptions, uses_gpu=True, gives_verdict=False),
         "jpeg": ScorerPlugin(_jpeg, gives_verdict=False),
         "templates": ScorerPlugin(_templates, check_prompt=_check_drawn),
         "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),

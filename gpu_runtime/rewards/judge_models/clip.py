@@ -59,11 +59,6 @@ class Clip:
                 f"transformers can load: {error}"
             ) from error
 
-    @property
-    def width(self) -> int:
-        """Width D of the shared space."""
-        return int(self._model.config.projection_dim)
-
     def move(self, device: str) -> None:
         """Compute on that device from now on; what comes back is on the CPU as before."""
         self._model.to(device)

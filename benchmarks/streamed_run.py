@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpu_runtime.fleet.seeding_window import SeedingWindows, solved_window_s
+from benchmarks.seeding_window import SeedingWindows, solved_window_s
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import Lease, WorkItem

@@ -21,7 +21,7 @@ _FOLDER = "iteration-"
 
 
 class CheckpointMirror:
-    """Copies what a run has saved; what cannot be copied is told, and tried again after the next checkpoint.
+    """Copies what a run has saved; what cannot be copied is reported, and tried again with the next one.
 
     Args:
         address: from `checkpoint.mirror`.
@@ -33,7 +33,7 @@ class CheckpointMirror:
     def __init__(self, address: str, home: Home, run_id: str, on_trouble: Callable[[str], None]) -> None:
         self._address, self._home, self._run_id = address, home, run_id
         self._on_trouble = on_trouble
-        self._told = ""
+        self._reported = ""
         self._wake, self._ends = threading.Event(), False
         self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
         self._thread.start()
@@ -62,13 +62,15 @@ class CheckpointMirror:
             try:
                 copy_to_mirror(self._address, self._home, self._run_id)
             except Exception as error:  # noqa: BLE001 - of whatever package the address needs
-                self._tell(f"checkpoints are not copied to {self._address}: {type(error).__name__}: {error}")
+                self._report(
+                    f"checkpoints are not copied to {self._address}: {type(error).__name__}: {error}"
+                )
             if ends:
                 return
 
-    def _tell(self, message: str) -> None:
-        if message != self._told:
-            self._told = message
+    def _report(self, message: str) -> None:
+        if message != self._reported:
+            self._reported = message
             self._on_trouble(message)
 
 

@@ -174,7 +174,13 @@ def _simulate(
 
 
 def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:
-    """Seconds that a trace has to last for a run that may have to do without spot devices."""
+    """Seconds that a trace has to last for a run that may have to do without spot devices.
+
+    Args:
+        config: the workload.
+        times: of its parts.
+        reserved: devices that stay.
+    """
     return _MARGIN * undisturbed(config, times, reserved) / TICKS_PER_S
 
 

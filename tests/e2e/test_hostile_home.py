@@ -100,6 +100,7 @@ def test_a_database_made_elsewhere_cannot_read_files_in_the_place_of_tables(host
     assert "Cannot access file" in page.error[0].value
 
 
+@pytest.mark.takes(15)
 def test_a_report_is_one_file_in_which_nothing_runs_or_is_fetched(hostile: RunStore, tmp_path: Path):
     (tmp_path / "out").mkdir()
     out = tmp_path / "out" / "report.html"

@@ -36,7 +36,7 @@ def captions(page: AppTest) -> str:
 
 def titles(page: AppTest) -> list[str]:
     charts = [str(chart.proto) for chart in page.get("plotly_chart")]
-    known = ("Same seed", "stale ranks hold?", "Spread before", "Drafts against", "Drafts by prompt")
+    known = ("Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt")
     return [next(title for title in known if title in chart) for chart in charts]
 
 
@@ -72,7 +72,7 @@ def test_a_finished_run(recorded: None):
     assert shown["Kept overlap"].endswith(" %")
     assert shown["Prompts without drafts"] == "0"
     assert titles(page) == [
-        "Same seed", "stale ranks hold?", "Spread before", "Drafts against", "Drafts by prompt",
+        "Same seed", "stale ranks hold?", "Variance before", "Drafts against", "Drafts by prompt",
     ]  # fmt: skip
     assert "alarm below 0.5" in str(page.get("plotly_chart")[1].proto)
     assert page.slider[0].value == (1, 40)

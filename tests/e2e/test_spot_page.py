@@ -125,6 +125,7 @@ def test_decisions_on_the_number_of_devices_have_a_table_with_their_reasons(stor
     store.add_event("r", "resumed", "another event")
     for reason in ("nothing has been measured yet", "1 spot device instead of 3: the last 2 save nothing"):
         store.add_event("r", "capacity", reason)
+    read_anew()
     page = opened()
     assert "Devices rented" in [heading.value for heading in page.subheader]
     decisions = next(frame.value for frame in page.dataframe if "decision" in frame.value.columns)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from examples.lending_server import Lender, LendingServer
 from gpu_runtime.fleet.capacity.autoscaler import AutoscalerCapacity
 from gpu_runtime.fleet.capacity.command import CommandCapacity, CommandOptions
 from gpu_runtime.fleet.capacity.lending import LendingCapacity, LendingOptions
-from gpu_runtime.fleet.capacity.lending_server import Lender, LendingServer
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, check_capacity, read_capacity_options
 from gpu_runtime.fleet.capacity.trace import TraceCapacity

@@ -23,7 +23,10 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(clock, "_process_clock", clock.Clock(lambda: 1.7e9 + ahead_s, lambda: 5.0))
     events: list[tuple[str, str]] = []
     runtime = SimpleNamespace(
-        lost_workers=["spot-1"], failed_starts=[], lost_standbys=["standby-0 died: no memory"]
+        lost_workers=["spot-1"],
+        failed_starts=[],
+        lost_standbys=["standby-0 died: no memory"],
+        take_capacity_notes=list,
     )
     store = SimpleNamespace(add_event=lambda run_id, kind, message: events.append((kind, message)))
     noted = {"losses_noted": 0, "failed_starts_noted": 0, "lost_standbys_noted": 0}

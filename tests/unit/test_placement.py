@@ -26,7 +26,7 @@ class Host:
         self.report = report
         self.killed = False
 
-    def call(self, method: Any, config: RunConfig, trains: bool) -> Future[HostReport]:
+    def call(self, method: Any, config: RunConfig, trains: bool, arrives: bool) -> Future[HostReport]:
         answer: Future[HostReport] = Future()
         if isinstance(self.report, WorkerLostError):
             answer.set_exception(self.report)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.fleet.seeding_window import SeedingWindows, solved_window_s
+from benchmarks.seeding_window import SeedingWindows, solved_window_s
 from storage.errors import ConfigurationError
 
 

@@ -27,7 +27,9 @@ def test_the_json_has_an_entry_for_each_setting():
     assert facts.keys() == {entry.name for entry in list_settings()}
     assert facts["sampling.noise_level"]["default"] == 0.7
     assert facts["sampling.noise_level"]["bounds"] == "number above 0, at most 2"
-    assert json.loads(said("settings", "checkpoint", "--json")).keys() == {"checkpoint.every"}
+    assert json.loads(said("settings", "checkpoint", "--json")).keys() == {
+        "checkpoint.every", "checkpoint.mirror",
+    }  # fmt: skip
 
 
 def test_the_table_and_the_page():

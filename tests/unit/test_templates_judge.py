@@ -33,7 +33,7 @@ def test_the_renderer_s_pictures_are_exact_and_grain_costs(name: str):
         prompt = TASKS[name].draw_prompt(rng)
         image_HWC = TASKS[name].render(prompt, rng)
         clean, grainy = judge.score(image_HWC, prompt), judge.score(noisy(image_HWC, 60), prompt)
-        assert clean.exact and clean.value > 0.99, (prompt.text, clean)
+        assert clean.exact and clean.value > 0.95, (prompt.text, clean)
         assert grainy.value < clean.value - 0.02, (prompt.text, grainy)
 
 

@@ -4,7 +4,7 @@ Three requests, all of JSON. `POST /wanted` with `{"devices": 2, "deadline_s": 6
 could use. `GET /offered` answers `{"instances": [{"instance": "gpu-3", "devices": 1, "called_back": ""}]}`:
 what is lent now; `called_back` says in words why an instance has to be given back. `POST /release` with
 `{"instance": "gpu-3"}` gives one back. The run asks every second; a server that does not answer keeps what
-it lent until it says otherwise. `lending_server.py` is a small server of this form.
+it lent until it says otherwise. `examples/lending_server.py` is a small server of this form.
 """
 
 from __future__ import annotations

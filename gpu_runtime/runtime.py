@@ -393,6 +393,7 @@ class Runtime:
 
     def set_kl_weight(self, weight: float) -> None:
         """Train with another weight of the KL to the reference policy from now on."""
+        self._take_own_weights()
         self._fleet.trainers.ask(Worker.set_kl_weight, weight)
 
     def take_intervals(self) -> list[StateInterval]:

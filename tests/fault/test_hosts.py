@@ -139,7 +139,7 @@ def test_a_run_over_hosts_with_none_of_its_files_ends_with_the_bits_of_one_host(
         hosts = RayHosts(network, answer_s=20.0)  # longer than processes of a busy machine wait for a core
         settings += put_inputs(hosts.head)
         expected = reference(hosts, settings)
-        outcome = run_trial(hosts, trial, settings)
+        outcome = run_trial(hosts, trial, settings, cut_s=45.0)
         base = [host.files / "base" for host in hosts.all]
         assert [path.is_dir() for path in base[:3]] == [True] * 3, "the base weights were brought"
         assert not any((host.files / "train.txt").exists() for host in hosts.all[1:]), (

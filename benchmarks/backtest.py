@@ -3,14 +3,15 @@
 Live runs of the embedded models on this machine are done one after another and kept in the home
 (benchmarks/backtest_runs.py), so that an interrupted backtest goes on where it was. Let nothing else run
 meanwhile. Each is then simulated: the same settings, fleet and trace, by a profile recorded from other runs
-of its kind, which have as many devices. Devices share the machine's cores, so their times hold for as many
-devices only. For a run under losses, the time of a start and that from a loss to its discovery come from
-the other runs under losses.
+of its kind, which have as many devices and the same scorer. Devices and scorers share the machine's cores, so
+their times hold for such runs only. For a run under losses, the time of a start and that from a loss to its
+discovery come from the other runs under losses.
 
 `iteration_error`: mean of the simulated iterations over that of the live ones, less 1, without sign; the
 first iteration, which warms up, is left out of both. `dollars_error`: the same of the whole bill, with start
-and evaluations. `ranking_kept`: of every two runs whose live figures differ by more than the interval of the
-simulated ones, the simulation has the same one first, by seconds and by dollars of a sample.
+and evaluations. `ranking_kept`: of every two runs whose live figures differ by more than half of the wider
+interval of their simulated iterations, the simulation has the same one first, by seconds and by dollars of a
+sample; null without such a pair.
 `closed_form_error`: of the simulated duration, against the formula for devices that are alike and stay.
 
     SPOTLIGHT_HOME=FOLDER python -m benchmarks.backtest [--quick] [--keep]
@@ -31,11 +32,12 @@ from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, kept_runs
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.simulator.comparison.what_if import undisturbed
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, WorkloadTimes
-from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.run import Simulation
+from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from gpu_runtime.simulator.what_if import undisturbed
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.run_config import RunConfig
@@ -167,12 +169,7 @@ def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
 
 def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
     """What a simulated run came to."""
-    every = config.evaluation.every
-    evaluations = (
-        1
-        + len({*range(every, config.iterations + 1, every)} if every else ())
-        + (not every or config.iterations % every > 0)
-    )
+    evaluations = sum(config.evaluates_after(iteration) for iteration in range(config.iterations + 1))
     phases = {
         name: run.phases[name] / TICKS_PER_S / (evaluations if name == "evaluate" else config.iterations)
         for name in _PHASES
@@ -186,13 +183,6 @@ def simulated_figures(run: SimulatedRun, config: RunConfig) -> Figures:
     )
 
 
-def _workers(config: RunConfig) -> tuple[int, int]:
-    """Reserved and spot devices; the benchmark's own runs give numbers."""
-    reserved, spot = config.runtime.reserved_workers, config.runtime.spot_workers
-    assert isinstance(reserved, int) and isinstance(spot, int)
-    return reserved, spot
-
-
 def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: float) -> SimulatedRun:
     """Simulate a live run: its settings, its fleet, its trace.
 
@@ -202,13 +192,13 @@ def simulate(config: RunConfig, times: WorkloadTimes, kept: KeptRun, late_s: flo
         kept: the live run.
         late_s: from its first phase to the beginning of its trace.
     """
-    price, (reserved, spot) = config.price, _workers(config)
+    price, runtime = config.price, config.runtime
     fleet = FleetPlan(
-        reserved, spot, config.runtime.trainer_workers,
+        runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
         price.reserved_usd_per_hour, price.spot_usd_per_hour,
     )  # fmt: skip
     if kept.trace is None:
-        trace = Trace(tuple(TraceEvent(0.0, "add", f"spot-{n}") for n in range(spot)), 1.0)
+        trace = Trace(tuple(TraceEvent(0.0, "add", f"spot-{n}") for n in range(fleet.spot)), 1.0)
     else:
         begins_s = (times.start + times.opening) / TICKS_PER_S + late_s
         trace = _shifted(kept.trace, begins_s)
@@ -282,8 +272,7 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
     ]
     ratios = sorted(simulated_figures(one, config).iteration_s / found.iteration_s for one in drawn)
     equal = kept.trace is None and strategy_of(config).timing is DraftTiming.NEVER
-    devices = sum(_workers(config))
-    closed = undisturbed(config, times, devices) / run.wall if equal else None
+    closed = undisturbed(config, times, runtime.least_workers) / run.wall if equal else None
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     live = live_figures(home, kept.run_id, config)
     return Compared(kept, live, found, ratios[0], ratios[-1], samples, closed)
@@ -347,7 +336,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--quick", action="store_true", help="4 tiny runs of 4 iterations instead of 15 of 10"
+        "--quick",
+        action="store_true",
+        help=f"{len(QUICK)} tiny runs of {_SHORT} iterations instead of {len(RUNS)} of {_FULL}",
     )
     add_keep_option(parser)
     arguments = parser.parse_args()

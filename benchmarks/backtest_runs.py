@@ -14,6 +14,7 @@ from flows.progress import reporter
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.loading import load_config
+from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import RunNotFoundError, RuntimeFailure
 from storage.home import Home
@@ -42,8 +43,8 @@ class LiveRun:
 
     Attributes:
         name: short.
-        kind: runs of one kind have as many devices, alike in what they do beside each other, so that the
-            profile of one holds for the others, although devices share the machine's cores.
+        kind: runs of one kind have as many devices and the same scorer, alike in what they do beside each
+            other, so that the profile of one holds for the others, although all share the machine's cores.
         preset: what is computed.
         settings: on top of the preset's and of those that all have.
         trace_seed: of the trace that is replayed under it; None for none.
@@ -73,22 +74,36 @@ def _spot(count: int, *more: str) -> tuple[str, ...]:
 _WIDER, _WIDE = "algorithm.prompts_per_iteration=24", "algorithm.prompts_per_iteration=40"
 
 RUNS = (
-    LiveRun("one-glyphs", "one", "glyphs", _spot(0)),
-    LiveRun("one-shapes", "one", "shapes", _spot(0, _WIDER)),
-    LiveRun("two-glyphs", "two", "glyphs", _spot(1)),
-    LiveRun("two-shapes", "two", "shapes", _spot(1, _WIDER)),
-    LiveRun("two-reserved", "two", "glyphs", (*_spot(0), "runtime.reserved_workers=2", "evaluation.every=3")),
-    LiveRun("three-glyphs", "three", "glyphs", _spot(2, _WIDER)),
-    LiveRun("three-shapes", "three", "shapes", _spot(2)),
-    LiveRun("stale-glyphs", "stale", "glyphs-stale", _spot(1)),
-    LiveRun("stale-shapes", "stale", "shapes-stale", _spot(1, _WIDE)),
-    LiveRun("stale-glyphs-2", "stale", "glyphs-stale", _spot(1, "seed=2", _WIDE)),
-    LiveRun("ray-glyphs", "ray", "glyphs", _RAY),
-    LiveRun("ray-shapes", "ray", "shapes", (*_RAY, _WIDER)),
-    LiveRun("losses-glyphs", "ray", "glyphs", _RAY, trace_seed=5),
-    LiveRun("losses-shapes", "ray", "shapes", (*_RAY, _WIDER), trace_seed=6),
-    LiveRun("losses-notice", "ray", "glyphs", (*_RAY, "seed=2"), trace_seed=3, notice_s=5.0),
-)  # fmt: skip
+    LiveRun("one-glyphs", "one glyphs", "glyphs", _spot(0)),
+    LiveRun("one-glyphs-2", "one glyphs", "glyphs", _spot(0, "seed=2", _WIDER)),
+    LiveRun("one-shapes", "one shapes", "shapes", _spot(0, _WIDER)),
+    LiveRun("one-shapes-2", "one shapes", "shapes", _spot(0, "seed=2")),
+    LiveRun("two-glyphs", "two glyphs", "glyphs", _spot(1)),
+    LiveRun(
+        "two-reserved",
+        "two glyphs",
+        "glyphs",
+        (*_spot(0), "runtime.reserved_workers=2", "evaluation.every=3"),
+    ),
+    LiveRun("two-shapes", "two shapes", "shapes", _spot(1, _WIDER)),
+    LiveRun("two-shapes-2", "two shapes", "shapes", _spot(1, "seed=2")),
+    LiveRun("three-glyphs", "three glyphs", "glyphs", _spot(2, _WIDER)),
+    LiveRun("three-glyphs-2", "three glyphs", "glyphs", _spot(2, "seed=2")),
+    LiveRun("three-shapes", "three shapes", "shapes", _spot(2)),
+    LiveRun("three-shapes-2", "three shapes", "shapes", _spot(2, "seed=2", _WIDER)),
+    LiveRun("stale-glyphs", "stale glyphs", "glyphs-stale", _spot(1)),
+    LiveRun("stale-glyphs-2", "stale glyphs", "glyphs-stale", _spot(1, "seed=2", _WIDE)),
+    LiveRun("stale-shapes", "stale shapes", "shapes-stale", _spot(1, _WIDE)),
+    LiveRun("stale-shapes-2", "stale shapes", "shapes-stale", _spot(1, "seed=2")),
+    LiveRun("ray-glyphs", "ray glyphs", "glyphs", _RAY),
+    LiveRun("ray-glyphs-2", "ray glyphs", "glyphs", (*_RAY, "seed=2", _WIDER)),
+    LiveRun("ray-shapes", "ray shapes", "shapes", (*_RAY, _WIDER)),
+    LiveRun("ray-shapes-2", "ray shapes", "shapes", (*_RAY, "seed=2")),
+    LiveRun("losses-glyphs", "ray glyphs", "glyphs", _RAY, trace_seed=5),
+    LiveRun("losses-notice", "ray glyphs", "glyphs", (*_RAY, "seed=2"), trace_seed=3, notice_s=5.0),
+    LiveRun("losses-shapes", "ray shapes", "shapes", (*_RAY, _WIDER), trace_seed=6),
+    LiveRun("losses-shapes-2", "ray shapes", "shapes", (*_RAY, "seed=2"), trace_seed=5, notice_s=5.0),
+)
 """Of a full backtest, in the order in which they are done."""
 
 _TINY = ("algorithm.prompts_per_iteration=4", "evaluation.prompts=16")
@@ -143,13 +158,23 @@ def _find(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun | 
         row = RunStore(home).run(run_id)
         if row.status != "finished" or not facts.is_file():
             continue
-        if (row.config.sampling, row.config.iterations) != (wanted.sampling, wanted.iterations):
+        if _work(row.config) != _work(wanted):  # its settings have changed since
             continue
         known = json.loads(facts.read_text(encoding="utf-8"))
         events = tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in known["events"])
         trace = Trace(events, known["length_s"]) if live.trace_seed is not None else None
         return KeptRun(live, run_id, known["busy"], trace, known["began_at"])
     return None
+
+
+def _work(config: RunConfig) -> tuple[object, ...]:
+    """What of a run's settings its times depend on."""
+    algorithm, evaluation, runtime = config.algorithm, config.evaluation, config.runtime
+    return (
+        config.seed, config.iterations, config.model.path, config.sampling, algorithm.prompts_per_iteration,
+        algorithm.group_size, evaluation.every, evaluation.prompts, config.exploration.strategy,
+        runtime.least_reserved, runtime.least_spot, runtime.scorer_workers, runtime.commit_steps,
+    )  # fmt: skip
 
 
 def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:

@@ -17,7 +17,6 @@ All samples are compared with the same samples computed by one process alone.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import statistics
 import sys
@@ -32,7 +31,7 @@ import psutil
 import torch
 
 from benchmarks.regroup_trials import KILLER, Trials, WorkerKiller, evaluate
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import add_keep_option, finish, nearest_rank
 from gpu_runtime.chaos.run_processes import TRAINER
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.dispatch.sample_phase import Delivered
@@ -53,11 +52,6 @@ _SETTINGS = (
     "runtime.start_timeout_s=600", f"sequence_parallel.rollout={_DEVICES}",
     "sampling.rollout_steps=20", "algorithm.prompts_per_iteration=16", "algorithm.group_size=12",
 )  # fmt: skip
-
-
-def nearest_rank(values: Sequence[float], share: float) -> float:
-    """The smallest value that a share of all values does not exceed."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

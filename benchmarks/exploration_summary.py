@@ -10,8 +10,8 @@ from typing import Any
 import scipy.stats
 
 from benchmarks.learning_curve import Curve, ModelledFleet
-from benchmarks.milestones import reached_at, smooth_of
 from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at, smooth_of
 from storage.config.run_config import RunConfig
 
 FLEET = ModelledFleet()
@@ -30,11 +30,6 @@ PARTS = (
 def measure_of(curve: Curve, signal: str) -> list[float]:
     """The evaluations that the target is of: what the run learns from."""
     return curve.score if signal == "graded" else curve.exact
-
-
-def end_of(values: list[float]) -> float:
-    """The last running mean, so that a curve that rises reaches its own end."""
-    return smooth_of(values)[-1]
 
 
 def target_of(plain: Sequence[Curve], signal: str) -> float:

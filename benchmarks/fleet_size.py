@@ -6,8 +6,9 @@ not share the machine's cores. Both arms take their instances from the same trac
 one rents what `decide_capacity` wants, the other all that is there, up to `runtime.spot_workers`. They take
 turns.
 
-`paid_ratio`: device-seconds paid for, decided over fixed, to the end of the same iteration; `usd_ratio` and
-`wall_ratio` likewise. `identical`: all runs end with the same weights. `prediction_error`: paid
+`paid_ratio`: device-seconds paid for, decided over fixed, of runs of as many iterations with an evaluation
+before and after; `usd_ratio` and `wall_ratio` likewise. `identical`: all runs end with the same weights.
+`prediction_error`: paid
 device-seconds of the simulator over those of the decided runs, less 1; its times are measured in the fixed
 runs. Values of the first turn are in `turns`, beside those of the others.
 
@@ -35,7 +36,8 @@ from gpu_runtime.fleet.capacity_decision import CapacityDecision, IterationForec
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.run import SimulatedPlan, Simulation
+from gpu_runtime.simulator.run import Simulation
+from gpu_runtime.simulator.simulated_run import SimulatedPlan
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, ticks
 from gpu_runtime.spot.traces.files import write_trace
 from gpu_runtime.spot.traces.replay import Replay
@@ -57,7 +59,7 @@ _FULL, _QUICK = (16, 3), (5, 1)
 
 
 def _trace() -> Trace:
-    """Five instances at first; some go without a word, and others come."""
+    """Five instances at first; some are lost without notice, and others come."""
     first = [TraceEvent(0.0, "add", f"i-{number}") for number in range(_MOST)]
     later = [
         TraceEvent(25.0, "remove", "i-1"), TraceEvent(40.0, "add", "i-5"), TraceEvent(60.0, "remove", "i-0"),
@@ -73,7 +75,7 @@ class LiveArm:
     Attributes:
         paid_s: device-seconds that were paid for.
         usd: their price.
-        wall_s: from the first evaluation to the last iteration's end.
+        wall_s: from the start of the first device to the end of the last evaluation.
         weights: digest of the trained weights.
         losses: workers that were lost.
         notes: the decisions, in words.

@@ -10,11 +10,13 @@ says). `lost_runs` are those in which the second judge falls to less than 90 % o
 without any). `false_alarms` counts the runs of the arms `kl` and `lora` with an alarm although they end
 sound: judge and distance to the renderer's picture no worse than tolerated (`sound_runs` of them).
 
-Quality at an equal score, by arm: `distance` to the renderer's picture before and after, `grain_ratio`, and
-`gain_share` of the score's gain in the unguarded run of the same seed (null where that gained nothing).
+Quality at an equal score, by arm: the distance to the renderer's picture (`distance_before`,
+`distance_after`, `distance_change`), `grain_ratio`, and `gain_share`, the part of the score's gain in the
+unguarded run of the same seed (null where that gained nothing).
 `early_stop` is the unguarded run up to its last evaluation before the first alarm. Intervals are Student's
 over run seeds, 95 %; with one seed there is none. `chosen` is the arm that keeps the images on both tasks
-(distance no worse, grain at most 1.1) with the largest least gain.
+(by the means over seeds: distance no worse, grain at most 1.1) and whose smaller `gain_share` of the two is
+the largest.
 
     SPOTLIGHT_HOME=FOLDER python -m benchmarks.hacking [--quick] [--keep] [--parts glyphs-long ...]
 """

@@ -159,8 +159,13 @@ def do_runs(home: Home, wanted: Sequence[Wanted], processes: int) -> None:
         RuntimeFailure: one of them failed.
     """
     with ThreadPoolExecutor(processes) as pool:
-        for call in [pool.submit(_do, home, want) for want in wanted]:
-            call.result()
+        calls = [pool.submit(_do, home, want) for want in wanted]
+        try:
+            for call in calls:
+                call.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # what waits does not begin
+            raise
 
 
 def _do(home: Home, want: Wanted) -> None:

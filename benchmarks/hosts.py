@@ -10,7 +10,8 @@ loses 2 % of the frames.
 `identical` counts trials that end with the weights, the moving average and the optimiser of a run on `head`
 alone that meets nothing. `lost` and `twice` are samples, by the run's history (`spotlight chaos` checks it
 likewise); `hangs` are trials in which nothing happened for five minutes. `noticed_p95_s` is the time from the
-moment when a host is cut off or powered off to that in which the driver counts its worker as lost.
+moment when a host is cut off or powered off to that in which the driver counts its worker as lost; null where
+the driver did not notice one of them.
 `cold_join_s` is the time from the start of Ray on a host that joins in mid-iteration to its first samples,
 the longest of all trials. `back` counts hosts that were cut off and got samples again in the same run.
 
@@ -42,10 +43,11 @@ from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.history_log import lives
 from gpu_runtime.worker.history_tail import HistoryTail, read_history
 from storage.checkpoints import CheckpointStore
+from storage.environment import environment
 from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
 
-_ITERATIONS = 12
+_ITERATIONS = 40
 _QUICK_ITERATIONS = 3
 _HANG_S = 300.0
 _START_LIMIT_S = 900.0
@@ -101,17 +103,19 @@ QUICK_TRIALS = (Trial("quick", (Fault("join", 1), Fault("power_off", 2))),)
 
 
 @dataclass
-class Strike:
+class HostLoss:
     """A host that was powered off or cut off.
 
     Attributes:
         at: when (unix seconds).
         noticed_s: seconds until the driver counted its worker as lost.
-        back: it got samples again.
+        connected: it was cut off, and is connected again.
+        back: it got samples again after that.
     """
 
     at: float
     noticed_s: float | None = None
+    connected: bool = False
     back: bool = False
 
 
@@ -125,13 +129,13 @@ class Disturbance:
 
     Attributes:
         left: faults that have not happened.
-        strikes: by the name of the host.
+        losses: by the name of the host.
         joined_s: seconds from the start of Ray on a host that joined to its first samples.
     """
 
     def __init__(self, hosts: RayHosts, trial: Trial, cut_s: float) -> None:
         self.left = list(trial.faults)
-        self.strikes: dict[str, Strike] = {}
+        self.losses: dict[str, HostLoss] = {}
         self.joined_s: list[float] = []
         self._hosts, self._cut_s = hosts, cut_s
         self._iteration = 0
@@ -155,6 +159,7 @@ class Disturbance:
     def _connect(self, name: str) -> None:
         del self._cut[name]
         self._hosts.spots[name].connect()
+        self.losses[name].connected = True
 
     def _read(self, line: HistoryLine) -> None:
         facts = line.facts
@@ -165,9 +170,9 @@ class Disturbance:
             self._rolls_out = facts["kind"] == RequestKind.ROLLOUT
         elif line.event == "joined":
             self._host_of[facts["worker"]] = facts["host"]
-        elif line.event == "lost" and host in self.strikes:
-            strike = self.strikes[host]
-            strike.noticed_s = strike.noticed_s or line.at - strike.at
+        elif line.event == "lost" and host in self.losses:
+            loss = self.losses[host]
+            loss.noticed_s = loss.noticed_s or line.at - loss.at
         elif line.event == "lease":
             self._on_lease(host, line.at)
 
@@ -175,16 +180,16 @@ class Disturbance:
         """A host gets samples: it may be one that has come, or the one that the next fault is about."""
         if name in self._joining:
             self.joined_s.append(at - self._joining.pop(name))
-        if name in self.strikes and name not in self._cut:
-            self.strikes[name].back = True
+        if name in self.losses:
+            self.losses[name].back |= self.losses[name].connected
         due = bool(self.left) and self.left[0].iteration <= self._iteration and self._rolls_out
-        if not due or self._joining or name not in self._hosts.spots or name in self.strikes:
+        if not due or self._joining or name not in self._hosts.spots or name in self.losses:
             return
         fault = self.left.pop(0)
         if fault.kind == "join":
             self._joining[self._hosts.add_spot().name] = time.time()
             return
-        self.strikes[name] = Strike(time.time())
+        self.losses[name] = HostLoss(time.time())
         if fault.kind == "power_off":
             self._hosts.power_off(name)
         else:
@@ -217,10 +222,10 @@ class Outcome:
     @property
     def in_words(self) -> str:
         """For a person."""
-        strikes = {name: (one.noticed_s, one.back) for name, one in self.disturbance.strikes.items()}
+        losses = {name: (one.noticed_s, one.back) for name, one in self.disturbance.losses.items()}
         return (
             f"{self.hosts} hosts, {self.wall_s:.0f} s, {self.lost} samples lost, {self.twice} twice, "
-            f"hung: {self.hung}, noticed in seconds and back: {strikes}, joined in seconds: "
+            f"hung: {self.hung}, noticed in seconds and back: {losses}, joined in seconds: "
             f"{self.disturbance.joined_s}, faults left: {len(self.disturbance.left)}"
         )
 
@@ -240,9 +245,10 @@ def reference(hosts: RayHosts, settings: Sequence[str]) -> dict[str, bytes]:
     run_id = "undisturbed"
     process = hosts.start(_command(run_id, ["--cluster", "local"], settings), hosts.head.files / "run.log")
     code = process.wait()
-    if code:
+    state = {} if code else final_state(hosts.head, run_id)
+    if not state:  # it would equal that of a trial that failed
         raise SystemExit(f"the undisturbed run failed:\n{(hosts.head.files / 'run.log').read_text()[-4000:]}")
-    return final_state(hosts.head, run_id)
+    return state
 
 
 def run_trial(hosts: RayHosts, trial: Trial, settings: Sequence[str], cut_s: float) -> Outcome:
@@ -335,6 +341,7 @@ def main() -> None:
         raise SystemExit(f"no hosts: {reason}")
     trials = QUICK_TRIALS if arguments.quick else TRIALS
     iterations = _QUICK_ITERATIONS if arguments.quick else _ITERATIONS
+    began_at = environment()["commit"]
     with HostNetwork() as network:
         hosts = RayHosts(network, arguments.answer)
         settings = [f"iterations={iterations}", *SETTINGS, *put_inputs(hosts.head)]
@@ -345,7 +352,8 @@ def main() -> None:
             outcomes.append(outcome)
             same = outcome.state == expected
             print(f"{trial.name}: {outcome.in_words}, identical: {same}", flush=True)
-    finish("hosts", figures(outcomes, expected, arguments.answer), arguments.keep)
+    result = figures(outcomes, expected, arguments.answer)
+    finish("hosts", result, arguments.keep, began_at=began_at)
 
 
 def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: float) -> dict[str, Any]:
@@ -356,8 +364,9 @@ def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: f
         expected: state of the run that meets nothing.
         answer_s: seconds without an answer after which a host was lost.
     """
-    strikes = [strike for one in outcomes for strike in one.disturbance.strikes.values()]
-    noticed_s = sorted(strike.noticed_s for strike in strikes if strike.noticed_s is not None)
+    losses = [loss for one in outcomes for loss in one.disturbance.losses.values()]
+    noticed_s = sorted(loss.noticed_s for loss in losses if loss.noticed_s is not None)
+    all_noticed = bool(losses) and len(noticed_s) == len(losses)
     joined_s = [seconds for one in outcomes for seconds in one.disturbance.joined_s]
     return {
         "answer_s": answer_s,
@@ -367,11 +376,11 @@ def figures(outcomes: Sequence[Outcome], expected: dict[str, bytes], answer_s: f
         "lost": sum(one.lost for one in outcomes),
         "twice": sum(one.twice for one in outcomes),
         "hangs": sum(one.hung for one in outcomes),
-        "strikes": len(strikes),
+        "hosts_lost": len(losses),
         "noticed": len(noticed_s),
-        "noticed_p95_s": noticed_s[math.ceil(0.95 * len(noticed_s)) - 1] if noticed_s else None,
+        "noticed_p95_s": noticed_s[math.ceil(0.95 * len(noticed_s)) - 1] if all_noticed else None,
         "cold_join_s": max(joined_s, default=None),
-        "back": sum(strike.back for strike in strikes),
+        "back": sum(loss.back for loss in losses),
         "faults_left": sum(len(one.disturbance.left) for one in outcomes),
         "wall_s": sum(one.wall_s for one in outcomes),
     }

@@ -24,12 +24,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.push_dispatch import PushDispatch
 from benchmarks.report import add_keep_option, finish
 from benchmarks.simulated_phase import GenerationPhase, SimulatedDevice
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.replay import thinned

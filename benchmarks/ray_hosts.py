@@ -24,7 +24,7 @@ _STARTED = b"Ray runtime started."
 
 # What supervises services does this on a machine of one's own: a host that was lost ends Ray when it is
 # back, and joins anew.
-_AGAIN = 'until false; do "$@"; sleep 1; done'
+_AGAIN = 'while true; do "$@"; sleep 1; done'
 
 
 class RayHosts:

@@ -31,8 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.elastic_sp import nearest_rank
-from benchmarks.report import add_keep_option, finish
+from benchmarks.report import add_keep_option, finish, nearest_rank
 from gpu_runtime.chaos.run_processes import RunProcess, RunProcesses
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.runtime import Rollout, Runtime

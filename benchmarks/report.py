@@ -1,13 +1,15 @@
-"""How a benchmark ends: one JSON line, kept with what it was measured on when asked to."""
+"""How a benchmark ends: one JSON line, kept with what it was measured on when asked to; percentiles."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import json
+import math
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +66,8 @@ def write_result(
     }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
+def nearest_rank(values: Sequence[float], share: float) -> float:
+    """The smallest value that a share of all values does not exceed."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]

@@ -4,8 +4,9 @@ Published (arXiv 2510.19225, and the scripts and REPRODUCE.md of its code, Terra
 and 32B; 128 prompts of 8 responses, at most 14,336 tokens; 8 reserved H100 (16 for 32B), spot instances of
 two, engines of two; three segments of two hours of a random half of Bamboo's trace; prices. By operation
 counts: seconds of decoding and of training. Assumed: the lengths, shares of the devices' peaks, and the times
-below. Nothing is fitted to the figures that are compared. Of Bamboo's two traces, g4dn is taken: their ratios
-of throughput and of throughput per dollar imply 4 to 6 instances, and a half of g4dn has 6, of p3 12.
+below. One choice was made by the figures that are compared, and nothing else is fitted to them: of Bamboo's
+two traces, g4dn is taken, since their ratios of throughput and of throughput per dollar imply 4 to 6
+instances, and a half of g4dn has 6, of p3 12.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.streamed_run import LanguageWorkload, StreamedResult, StreamedRun, Ways
+from benchmarks.language_workload import LanguageWorkload
+from benchmarks.streamed_run import StreamedResult, StreamedRun, Ways
+from gpu_runtime.simulator.comparison.what_if import Spread
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.what_if import Spread
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 
@@ -76,7 +78,7 @@ class Model:
         room = (GPUS * _MEMORY * 0.85 - weights) / (cache * _CONTEXT)
         train_token_s = _OPERATIONS * self.parameters / (self.reserved * _PEAK * _TRAIN_SHARE)
         return LanguageWorkload(
-            self.name, prompts, group=8, prompt_tokens=150, mean_tokens=5000.0, spread=0.6,
+            prompts, group=8, prompt_tokens=150, mean_tokens=5000.0, spread=0.6,
             most_tokens=14336, token_s=weights / read + 0.004, row_s=cache * _CONTEXT / read + compute_s,
             most_running=max(1, min(256, int(room))), prefill_token_s=compute_s,
             train_token_s=train_token_s, update_s=10.0, weights_s=5.0, start_s=90.0,

@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from benchmarks.milestones import reached_at
 from benchmarks.report import RESULTS
+from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, reached_at
+from gpu_runtime.simulator.comparison.policies import SPOTLIGHT, policies_of
+from gpu_runtime.simulator.comparison.what_if import Spread, policy_runs
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.policies import SPOTLIGHT
 from gpu_runtime.simulator.profile import read_profile
-from gpu_runtime.simulator.run import SimulatedRun
+from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
-from gpu_runtime.simulator.what_if import Spread, policy_runs
 from gpu_runtime.spot.prices.known_prices import known_prices
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import thinned
@@ -45,8 +45,8 @@ SIZES = (512, 1280)
 BASELINE, PLAIN, OURS, OURS_NFT = "spot", "plain", "stale_grpo", "stale"
 """The policy that time is compared with, and the arms of the curves."""
 
-MILESTONES = (0.25, 0.5, 0.75, 1.0)
-"""Shares of the baseline's progress."""
+POLICIES = policies_of(["reserved", "on-demand", "spot", SPOTLIGHT, "critical-path"])
+"""Those of the paper."""
 
 THEIRS = {"cost_ratio_best": 6.4, "cost_ratio_worst": 1.4, "time_ratio": 4.0}
 
@@ -90,20 +90,27 @@ def iterations_to(task: str, arm: str, share: float) -> list[float]:
         arm: of them.
         share: of the way from the first score to the baseline's last.
     """
-    kept = json.loads((RESULTS / f"exploration-{task}.json").read_text(encoding="utf-8"))["figures"]
+    kept = _kept_curves(task)
     target = kept["base_exact"] + share * (kept["target"] - kept["base_exact"])
-    measure = "score" if kept["signal"] == "graded" else "exact"
     found: list[float] = []
     for curve in kept["arms"][arm]["curves"]:
-        reached = reached_at(curve["iterations"], curve[measure], target)
+        reached = reached_at(curve["iterations"], curve["exact"], target)
         found.append(float(curve["iterations"][-1]) if reached is None else reached)
     return found
 
 
 def never_reached(task: str, arm: str) -> int:
     """Run seeds that do not reach the baseline's last score."""
-    kept = json.loads((RESULTS / f"exploration-{task}.json").read_text(encoding="utf-8"))["figures"]
+    kept = _kept_curves(task)
     return sum(value is None for value in kept["arms"][arm]["iterations_to_target"]["all"])
+
+
+def _kept_curves(task: str) -> dict[str, Any]:
+    """Figures of `benchmarks.exploration`, whose target is a share of exact answers."""
+    kept = json.loads((RESULTS / f"exploration-{task}.json").read_text(encoding="utf-8"))["figures"]
+    if kept["signal"] != "exact":
+        raise ValueError(f"the kept curves of {task} have the target of another measure: {kept['signal']}")
+    return kept
 
 
 def learning_ratio(task: str, ours: str, share: float = 1.0) -> list[float]:
@@ -118,7 +125,7 @@ def iteration_s(run: SimulatedRun) -> float:
 
 
 def iteration_usd(run: SimulatedRun, zone: str) -> float:
-    """Dollars of an iteration at a zone's prices, without what evaluations and the start cost."""
+    """Dollars of an iteration at a zone's prices: the iterations' share of the time, of the whole bill."""
     prices = known_prices()
     usd = sum(
         paid * prices.usd_per_hour("H100", "on_demand" if market == "reserved" else "spot", zone)
@@ -147,7 +154,7 @@ def setting_runs(size: int, reward: str, trace: Trace, scale: Scale) -> Mapping[
     offer = FleetPlan(RESERVED, SPOT, RESERVED, 1.0, 1.0)  # dollars are computed by zone
     recorded = paired(thinned(trace, SPOT // GPUS))
     market = SpotMarket(recorded, TraceShape(capacity=1, length_s=1.0), notice_s=NOTICE_S)
-    return policy_runs(config, offer, profile, market, scale.futures)
+    return policy_runs(config, offer, profile, market, scale.futures, policies=POLICIES)
 
 
 def figures(trace: Trace, scale: Scale) -> dict[str, Any]:
@@ -166,29 +173,10 @@ def figures(trace: Trace, scale: Scale) -> dict[str, Any]:
         runs = setting_runs(size, reward, trace, scale)
         learned = learning_ratio(task, OURS)
         rows: dict[str, Any] = {}
-        for policy, theirs in runs.items():
-            if policy == SPOTLIGHT:
-                continue
+        for policy in (policy for policy in runs if policy != SPOTLIGHT):
             # No curve has fresh drafts with this objective: on the critical path they count as no better.
             fewer = [1.0] if policy == "critical-path" else learned
-            system_s = _ratios(map(iteration_s, theirs), map(iteration_s, runs[SPOTLIGHT]))
-            system_usd = [
-                ratio
-                for zone in zones()
-                for ratio in _ratios(
-                    (iteration_usd(run, zone) for run in theirs),
-                    (iteration_usd(run, zone) for run in runs[SPOTLIGHT]),
-                )
-            ]
-            costs[name, policy] = _products(fewer, system_usd)
-            rows[policy] = {
-                "iteration_s": Spread.of([iteration_s(run) for run in theirs]).to_json(),
-                "learning": Spread.of(fewer).to_json(),
-                "system_time": Spread.of(system_s).to_json(),
-                "system_usd": Spread.of(system_usd).to_json(),
-                "time_ratio": Spread.of(_products(fewer, system_s)).to_json(),
-                "cost_ratio": Spread.of(costs[name, policy]).to_json(),
-            }
+            rows[policy], costs[name, policy] = _against(runs[policy], runs[SPOTLIGHT], fewer)
         same_s = _ratios(map(iteration_s, runs[BASELINE]), map(iteration_s, runs[SPOTLIGHT]))
         times += _products(learned, same_s)
         nft += _products(learning_ratio(task, OURS_NFT), same_s)
@@ -206,6 +194,36 @@ def figures(trace: Trace, scale: Scale) -> dict[str, Any]:
         "notice_s": NOTICE_S,
         "zones": zones(),
     }
+
+
+def _against(
+    theirs: Sequence[SimulatedRun], ours: Sequence[SimulatedRun], fewer: Sequence[float]
+) -> tuple[dict[str, Any], list[float]]:
+    """The figures of a baseline, and its ratios of cost.
+
+    Args:
+        theirs: runs of the baseline.
+        ours: runs of Spotlight.
+        fewer: ratios of iterations.
+    """
+    system_s = _ratios(map(iteration_s, theirs), map(iteration_s, ours))
+    system_usd = [
+        ratio
+        for zone in zones()
+        for ratio in _ratios(
+            (iteration_usd(run, zone) for run in theirs), (iteration_usd(run, zone) for run in ours)
+        )
+    ]
+    costs = _products(fewer, system_usd)
+    row = {
+        "iteration_s": Spread.of([iteration_s(run) for run in theirs]),
+        "learning": Spread.of(fewer),
+        "system_time": Spread.of(system_s),
+        "system_usd": Spread.of(system_usd),
+        "time_ratio": Spread.of(_products(fewer, system_s)),
+        "cost_ratio": Spread.of(costs),
+    }
+    return {name: spread.to_json() for name, spread in row.items()}, costs
 
 
 def _setting(task: str, ours: Sequence[SimulatedRun], rows: dict[str, Any]) -> dict[str, Any]:

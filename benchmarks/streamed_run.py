@@ -2,85 +2,29 @@
 
 Requests are of unlike lengths, many run at once on each instance, and training begins while the rest is
 rolled out. Spotlight does no such runs: a DiT's samples take equal steps, one batch at a time. This is a
-check of the scheduler, the traces, the fleet, the clock and the seeding window against published measurements
-of another system. What is its own is the instance that decodes many requests at once.
+check of the scheduler, the traces, the fleet and the clock against published measurements of another system.
+The instance that decodes many requests at once and the choice of an instance for a request are the
+benchmark's.
 """
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.seeding_window import SeedingWindows, solved_window_s
+from benchmarks.decoding_instance import DecodingInstance
+from benchmarks.language_workload import LanguageWorkload
+from gpu_runtime.fleet.seeding_window import SeedingWindows, solved_window_s
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.work_items import WorkItem
 from gpu_runtime.simulator.fleet import FleetPlan, SimulatedDevice, SimulatedFleet
-from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event, EventLoop, ticks
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.database.records import Market
 
 _NEVER = 2**62
 _ROLLOUT = RequestKind.ROLLOUT
-_SAME = 1e-6
-"""Tokens; below it, rounding to ticks."""
-
-
-@dataclass(frozen=True)
-class LanguageWorkload:
-    """What an iteration computes, and what it takes.
-
-    Attributes:
-        name: of the model.
-        prompts, group: responses are `prompts * group`; a prompt is trained on once its group is whole.
-        prompt_tokens: of each request.
-        mean_tokens, spread, most_tokens: responses are log-normal with this mean and standard deviation of
-            the logarithm, and end at `most_tokens`.
-        token_s: a decoding step of an instance, without requests.
-        row_s: what each running request adds to it.
-        most_running: requests that an instance runs at once.
-        prefill_token_s: reading one token of a request that comes from elsewhere.
-        train_token_s: one token's share of training, by all trainers together.
-        update_s: the optimiser step, and publishing the weights.
-        weights_s: an instance takes new weights.
-        start_s: from an instance's coming to a loaded engine.
-    """
-
-    name: str
-    prompts: int
-    group: int
-    prompt_tokens: int
-    mean_tokens: float
-    spread: float
-    most_tokens: int
-    token_s: float
-    row_s: float
-    most_running: int
-    prefill_token_s: float
-    train_token_s: float
-    update_s: float
-    weights_s: float
-    start_s: float
-
-    def lengths(self, iteration: int, seed: int) -> list[int]:
-        """Tokens of each response; the same for every way to compute them."""
-        chance = random.Random(f"lengths {seed} {iteration}")
-        middle = self.mean_tokens / 2.718281828459045 ** (self.spread**2 / 2)
-        drawn = (chance.lognormvariate(0.0, self.spread) for _ in range(self.prompts * self.group))
-        return [max(1, min(self.most_tokens, round(middle * value))) for value in drawn]
-
-    @property
-    def balanced_running(self) -> int:
-        """Running requests that add as much to a step as it takes without any; fewer are not moved."""
-        return max(1, round(self.token_s / self.row_s))
-
-    def work_s(self, instances: int) -> float:
-        """Instance-seconds of a rollout, spread evenly over so many."""
-        running = max(1.0, min(self.most_running, self.prompts * self.group / instances))
-        each_s = (self.token_s + self.row_s * running) / running
-        return self.prompts * self.group * self.mean_tokens * each_s
 
 
 @dataclass(frozen=True)
@@ -129,68 +73,6 @@ class StreamedResult:
         return self.tokens / self.usd
 
 
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A request on an instance.
-
-    Attributes:
-        lease: of it.
-        ends: token count of the instance at which it is finished.
-    """
-
-    lease: Lease[int]
-    ends: float
-
-
-class _Instance:
-    """An instance that decodes many requests, a token of each in a step."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        self.device = device
-        self.running: dict[int, _Running] = {}
-        self.reached = 0.0  # tokens that each request would have, had it run from the beginning
-        self.event: Event | None = None
-        self.serves = False
-        self._ends: list[tuple[float, int, _Running]] = []
-        self._since = 0
-
-    def advance(self, now: int, workload: LanguageWorkload) -> None:
-        """Count the tokens up to now; before any change of what runs."""
-        if self.running:
-            step = TICKS_PER_S * (workload.token_s + workload.row_s * len(self.running))
-            self.reached += (now - self._since) / step
-        self._since = now
-
-    def begin(self, lease: Lease[int], tokens: float) -> None:
-        """Run a request that needs so many more tokens."""
-        request = lease.requests[0]
-        running = _Running(lease, self.reached + tokens)
-        self.running[request] = running
-        heapq.heappush(self._ends, (running.ends, request, running))
-
-    def next_end(self) -> float | None:
-        """Token count at which the next request is finished."""
-        while self._ends and self.running.get(self._ends[0][1]) is not self._ends[0][2]:
-            heapq.heappop(self._ends)
-        return self._ends[0][0] if self._ends else None
-
-    def take_finished(self) -> list[Lease[int]]:
-        """The requests that have all their tokens; they run no more."""
-        finished: list[Lease[int]] = []
-        while (ends := self.next_end()) is not None and ends <= self.reached + _SAME:
-            finished.append(self.running.pop(heapq.heappop(self._ends)[1]).lease)
-        return finished
-
-    def longest(self, count: int) -> list[int]:
-        """The requests with most tokens left."""
-        return heapq.nlargest(count, self.running, key=lambda request: (self.running[request].ends, request))
-
-    def done_of(self, running: _Running) -> int:
-        """Whole tokens that a request has."""
-        left = max(0.0, running.ends - self.reached)
-        return max(running.lease.step, min(running.lease.steps - 1, int(running.lease.steps - left)))
-
-
 class StreamedRun:
     """Iterations one after another; spot instances come and go meanwhile.
 
@@ -213,7 +95,7 @@ class StreamedRun:
         train_s = workload.prompts * workload.group * workload.train_token_s * workload.mean_tokens
         first_s = solved_window_s(workload.work_s(instances), train_s, plan.reserved, max(1, plan.spot))
         self._windows = SeedingWindows(first_s, ways.remembers)
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[str, DecodingInstance] = {}
         self._version = 0
         self._next = 0
         self._moved = 0
@@ -236,7 +118,7 @@ class StreamedRun:
         fleet.phase = self
         for device in fleet:
             if device.joined:
-                self._instances[device.name] = _Instance(device)
+                self._instances[device.name] = DecodingInstance(device)
         self._paid()
         began, tokens = loop.now, 0
         lengths_s: list[float] = []
@@ -275,7 +157,7 @@ class StreamedRun:
         self._trainer_free = None
         loop.run_until(lambda: False, end)
         if spot and self._ways.seeds:
-            spot_s = (end - max(self._last_spot, 0)) / TICKS_PER_S
+            spot_s = (end - self._last_spot) / TICKS_PER_S
             self._windows.add_waits(spot, self._waited / TICKS_PER_S, spot_s)
         return sum(lengths) + len(lengths) * workload.prompt_tokens
 
@@ -297,7 +179,7 @@ class StreamedRun:
         for instance in self._instances.values():
             self._take_weights(instance)
 
-    def _take_weights(self, instance: _Instance) -> None:
+    def _take_weights(self, instance: DecodingInstance) -> None:
         instance.serves = False
         self._fleet.enter(instance.device, "load")
         version = self._version
@@ -309,7 +191,7 @@ class StreamedRun:
 
         self._loop.at(self._loop.now + ticks(self._workload.weights_s), ready)
 
-    def _serve(self, instance: _Instance) -> None:
+    def _serve(self, instance: DecodingInstance) -> None:
         """An instance runs requests from now on."""
         instance.serves = True
         instance.advance(self._loop.now, self._workload)
@@ -321,12 +203,12 @@ class StreamedRun:
         # After the others that are ready at this moment: the first must not take what is for all.
         self._loop.at(self._loop.now, deal)
 
-    def _spot(self) -> list[_Instance]:
+    def _spot(self) -> list[DecodingInstance]:
         return [instance for instance in self._instances.values() if not instance.device.trains]
 
     def _deal(self) -> None:
         """Waiting requests go to the instance with the fewest, one by one."""
-        workload, now, touched = self._workload, self._loop.now, set[_Instance]()
+        workload, now, touched = self._workload, self._loop.now, set[DecodingInstance]()
         serving = [instance for instance in self._instances.values() if instance.serves]
         while serving and self._scheduler.waiting(_ROLLOUT):
             instance = min(serving, key=lambda each: len(each.running))
@@ -344,7 +226,7 @@ class StreamedRun:
             if instance in touched:
                 self._announce(instance)
 
-    def _announce(self, instance: _Instance) -> None:
+    def _announce(self, instance: DecodingInstance) -> None:
         """Put an instance's next finished request on the clock."""
         if instance.event is not None:
             instance.event.cancel()
@@ -358,7 +240,7 @@ class StreamedRun:
             after = max(0, ticks((ends - instance.reached) * step_s))
             instance.event = self._loop.at(self._loop.now + after, lambda: self._deliver(instance))
 
-    def _deliver(self, instance: _Instance) -> None:
+    def _deliver(self, instance: DecodingInstance) -> None:
         """An instance's finished requests go to the trainers."""
         now = self._loop.now
         instance.event = None
@@ -404,7 +286,7 @@ class StreamedRun:
                 self._fleet.enter(instance.device, "train")
         self._deal()
 
-    def _stop(self, instance: _Instance, migrates: bool) -> None:
+    def _stop(self, instance: DecodingInstance, migrates: bool) -> None:
         """An instance runs nothing any more; its requests wait, from their last token or anew."""
         now = self._loop.now
         instance.advance(now, self._workload)
@@ -415,7 +297,7 @@ class StreamedRun:
         for request in list(instance.running):
             self._give_back(instance, request, migrates)
 
-    def _give_back(self, instance: _Instance, request: int, migrates: bool) -> None:
+    def _give_back(self, instance: DecodingInstance, request: int, migrates: bool) -> None:
         running = instance.running.pop(request)
         done = instance.done_of(running)
         if migrates and done > running.lease.step:
@@ -423,7 +305,7 @@ class StreamedRun:
         self._scheduler.hand_back(running.lease)
         self._moved += 1
 
-    def _balance(self, instance: _Instance) -> None:
+    def _balance(self, instance: DecodingInstance) -> None:
         """An instance takes running requests from those with many, as far as that makes them faster."""
         if not (instance.serves and self._ways.migrates and instance.device.name in self._instances):
             return
@@ -443,11 +325,11 @@ class StreamedRun:
         if taken:
             self._announce(instance)
 
-    # What the fleet tells.
+    # Calls of the fleet.
 
     def on_joined(self, device: SimulatedDevice) -> None:
         """A spot instance has loaded: it takes the weights, and joins in the same iteration."""
-        self._instances[device.name] = _Instance(device)
+        self._instances[device.name] = DecodingInstance(device)
         self._take_weights(self._instances[device.name])
 
     def on_notice(self, device: SimulatedDevice) -> None:

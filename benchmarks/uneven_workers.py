@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, cast
 
-from benchmarks.push_dispatch import PushDispatch
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray.ray_cluster import RayCluster
 from gpu_runtime.diffusion.sampler import SampleState
@@ -18,6 +17,7 @@ from gpu_runtime.dispatch.sample_phase import SamplePhase
 from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.samples_in_flight import SampleChunk

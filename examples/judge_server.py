@@ -80,12 +80,15 @@ class Judge(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """An opinion about an image."""
-        body = self.rfile.read(int(self.headers["content-length"]))
+        body = self.rfile.read(int(self.headers.get("content-length", 0)))
         if not self._is_allowed():
+            return
+        if self.path != "/v1/chat/completions":
+            self._send(404, {"error": {"message": f"no page {self.path}"}})
             return
         try:
             self._send(200, answer(json.loads(body)))
-        except (ValueError, KeyError, TypeError, OSError) as error:  # no JSON, or of another form; no image
+        except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:  # of another form
             self._send(400, {"error": {"message": f"{type(error).__name__}: {error}"}})
 
     def _is_allowed(self) -> bool:

@@ -1,74 +1,158 @@
 """A small lender of the form that the provider `lending` asks: a serving fleet with a load, as a guide.
 
-It keeps `margin` devices above what its load needs. When the load rises, it takes free devices first, then
-calls lent ones back, the newest first; a lent device serves again once it has been released.
+A device that is called back serves again only after seconds: the run asks once a second, its worker ends the
+denoising steps under way, and the server loads its own weights. So the fleet goes by the load that it
+expects after that time (`LoadForecast`), and the lender keeps `margin` devices above what that needs. When
+the load rises, it calls lent devices back, the newest first; a lent device serves again once it has been
+released. What a run does not give back stays with it: a fleet that cannot wait must end the run's processes.
+
+`benchmarks/serving_fleet.py` simulates the serving side of it.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
 
+@dataclass
+class Loan:
+    """A device that is lent, or was; seconds of the lender's clock.
+
+    Attributes:
+        device: its name.
+        lent_s: since when.
+        called_back_s: when it was called back; None where it was not.
+        returned_s: when the run released it; None as long as it is lent.
+        why: it was called back, in words.
+    """
+
+    device: str
+    lent_s: float
+    called_back_s: float | None = None
+    returned_s: float | None = None
+    why: str = ""
+
+
+class LoadForecast:
+    """How many devices' worth of work arrives, by the trend of the last seconds.
+
+    A load that falls is expected to stay as it is: devices are then lent a little later.
+
+    Args:
+        window_s: seconds that count. The later half of them is compared with the half before.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._half_s = window_s / 2
+        self._arrived: deque[tuple[float, float]] = deque()
+
+    def add(self, at_s: float, work_s: float) -> None:
+        """A request has arrived that takes a device so many seconds."""
+        self._arrived.append((at_s, work_s))
+
+    def work(self, now_s: float, ahead_s: float) -> float:
+        """Devices that will be busy.
+
+        Args:
+            now_s: the present moment.
+            ahead_s: how many seconds after it.
+        """
+        while self._arrived and self._arrived[0][0] <= now_s - 2 * self._half_s:
+            self._arrived.popleft()
+        middle_s = now_s - self._half_s
+        late = sum(work_s for at_s, work_s in self._arrived if at_s > middle_s) / self._half_s
+        early = sum(work_s for at_s, work_s in self._arrived if at_s <= middle_s) / self._half_s
+        slope = max(0.0, (late - early) / self._half_s)
+        return late + slope * (ahead_s + self._half_s / 2)
+
+
 class Lender:
-    """Which devices serve, which are free and which are lent. Threads may share it.
+    """Which devices serve and which are lent. Threads may share it.
 
     Args:
         devices: of the fleet.
         margin: devices beyond its need that it never lends.
+        hold_s: seconds for which the load must have left room before it lends: a device that has just come
+            back is not lent for a moment's calm.
+        clock: seconds, of a clock that never goes back.
     """
 
-    def __init__(self, devices: int, margin: int = 1) -> None:
+    def __init__(
+        self,
+        devices: int,
+        margin: int = 1,
+        hold_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._lock = threading.Lock()
-        self._devices = [f"gpu-{number}" for number in range(devices)]
+        self.devices = tuple(f"gpu-{number}" for number in range(devices))
         self._margin = margin
-        self._needed = devices
+        self._hold_s = hold_s
+        self._clock = clock
+        self._needs: deque[tuple[float, int]] = deque()  # what was needed when, in the last `hold_s`
         self._wanted = 0
-        self._lent: dict[str, str] = {}  # why it is called back, by device, in the order of lending
-        self.short = 0
-        """Times that the load needed more devices than served: violations of the fleet's objective."""
-        self.used = 0
-        """Changes of the load during which at least one device was lent."""
+        self._lent: dict[str, Loan] = {}  # by device, in the order of lending
+        self.loans: list[Loan] = []
+        """All there ever were, in the order of lending."""
 
-    def set_load(self, devices: int) -> None:
-        """The load needs so many devices from now on."""
+    def set_load(self, devices: int, idle: Collection[str]) -> list[str]:
+        """Lend what the load does not need, as far as it is wanted; call back what it does.
+
+        Args:
+            devices: that it will need by the time that one called back now would serve again.
+            idle: those that have no request now; only these are lent.
+
+        Returns:
+            The devices that are lent since: they get no request any more.
+        """
         with self._lock:
-            self._needed = devices
-            self._balance()
-            self.short += len(self._devices) - len(self._lent) < devices
-            self.used += bool(self._lent)
+            now_s = self._clock()
+            self._needs.append((now_s, devices))
+            while self._needs[0][0] < now_s - self._hold_s:
+                self._needs.popleft()
+            self._call_back(self._room(devices), f"serving needs {devices} of {len(self.devices)} devices")
+            most = min(self._wanted, self._room(max(need for _, need in self._needs)))
+            free = [name for name in self.devices if name in idle and name not in self._lent]
+            lent = free[: max(0, most - len(self._lent))]
+            for name in lent:
+                self._lent[name] = Loan(name, now_s)
+                self.loans.append(self._lent[name])
+            return lent
 
     def wanted(self, devices: int) -> None:
-        """A run could use so many devices."""
+        """A run could use so many devices; `set_load` lends them."""
         with self._lock:
             self._wanted = devices
-            self._balance()
 
     def offered(self) -> list[dict[str, Any]]:
         """What is lent."""
         with self._lock:
-            return [{"instance": name, "called_back": why} for name, why in self._lent.items()]
+            return [{"instance": name, "called_back": loan.why} for name, loan in self._lent.items()]
 
     def release(self, instance: str) -> None:
         """A run has given a device back."""
         with self._lock:
-            self._lent.pop(instance, None)
-            self._balance()
+            loan = self._lent.pop(instance, None)
+            if loan is not None:
+                loan.returned_s = self._clock()
 
-    def _balance(self) -> None:
-        """Lend what is not needed, as far as it is wanted; call back what is. The caller holds the lock."""
-        most = max(0, len(self._devices) - self._needed - self._margin)
-        for name in [name for name in self._devices if name not in self._lent]:
-            if len(self._lent) >= min(most, self._wanted):
-                break
-            self._lent[name] = ""
-        for name in reversed(list(self._lent)):
-            staying = sum(not why for why in self._lent.values())
-            if staying > most and not self._lent[name]:
-                self._lent[name] = f"serving needs {self._needed} of {len(self._devices)} devices"
+    def _room(self, needed: int) -> int:
+        """How many devices may be lent where so many are needed."""
+        return max(0, len(self.devices) - needed - self._margin)
+
+    def _call_back(self, most: int, why: str) -> None:
+        """Call back all but so many devices, the newest first; the caller holds the lock."""
+        staying = [loan for loan in self._lent.values() if loan.called_back_s is None]
+        for loan in staying[most:]:
+            loan.called_back_s, loan.why = self._clock(), why
 
 
 class LendingServer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -122,6 +122,25 @@ def show_differences(differences: list[dict[str, str]]) -> None:
         return
     with _server_may_be_away():
         create_table_artifact(differences, key="differences", description="What differs from the reference")
+
+
+def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
+    """A table of simulated policies: the median of each figure, and its lowest and highest in brackets.
+
+    Args:
+        policies: rows of `spotlight what-if --json`.
+    """
+    rows = [
+        {
+            name: f"{value['median']:.4g} [{value['low']:.4g}, {value['high']:.4g}]"
+            if isinstance(value, Mapping)
+            else str(value)
+            for name, value in policy.items()
+        }
+        for policy in policies
+    ]
+    with _server_may_be_away():
+        create_table_artifact(rows, key="what-if", description="Simulated: what each policy would come to")
 
 
 def _shown(value: object) -> str:

@@ -43,7 +43,7 @@ def given_configuration(
 def on_cluster(config: RunConfig, cluster: str | None, ray_address: str | None) -> RunConfig:
     """An earlier run's configuration, to go on with on another cluster.
 
-    The environment has a say in where figures and checkpoints are copied to: a server may be gone for good.
+    The environment may change where figures and checkpoints are copied to: a server may be gone for good.
 
     Args:
         config: as the run was started with.

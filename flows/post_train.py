@@ -177,12 +177,7 @@ def _train(session: Session) -> dict[str, Any]:
     report.begin(session.run_id, config.iterations, first - 1)
     committing: PrefectFuture[None] | None = None
     try:
-        # A run killed in an evaluation does it first.
-        take_up(session)
-        if first - 1 in evaluated_iterations(session.store.database, session.run_id):
-            _answer(session, first - 1)
-        else:
-            _evaluate_if_due(session, first - 1)
+        _catch_up(session, first - 1)
         plan, beside = session.next_plan, session.runtime.explores_beside_training
         started_at = now()
         for iteration in range(first, config.iterations + 1):
@@ -207,7 +202,7 @@ def _train(session: Session) -> dict[str, Any]:
             _note_troubles(session)
             committing = commit.submit(session, record)
             started_at = ended_at
-            if _is_due(config, iteration):
+            if config.evaluates_after(iteration):
                 committing.result()
                 if _evaluate_if_due(session, iteration):
                     plan = None  # drafted with weights that were given up
@@ -222,6 +217,15 @@ def _train(session: Session) -> dict[str, Any]:
         reporter().note(f"{device['device']} never joined the run: {device['reason']}")
     reporter().result(result)
     return result
+
+
+def _catch_up(session: Session, done: int) -> None:
+    """Do what is left of the last iteration that is done: its evaluation, or what follows from it."""
+    take_up(session)
+    if done in evaluated_iterations(session.store.database, session.run_id):
+        _answer(session, done)
+    else:
+        _evaluate_if_due(session, done)
 
 
 def _note_troubles(session: Session) -> None:
@@ -253,15 +257,9 @@ def _note_troubles(session: Session) -> None:
         reporter().note(message)
 
 
-def _is_due(config: RunConfig, iteration: int) -> bool:
-    """Whether a held-out evaluation follows this iteration (0: the untouched model)."""
-    every = config.evaluation.every
-    return iteration in (0, config.iterations) or (every > 0 and iteration % every == 0)
-
-
 def _evaluate_if_due(session: Session, iteration: int) -> bool:
     """Evaluate and answer; whether the weights are those of an earlier checkpoint then."""
-    if not _is_due(session.config, iteration):
+    if not session.config.evaluates_after(iteration):
         return False
     started_at = now()
     evaluation = evaluate(session, iteration)

@@ -116,7 +116,7 @@ class Reporter:
             self.note(f"spot workers were idle for {result['spot_idle']:.0%} of their time in iterations")
         self.note(f"modelled cost at the prices of the settings: ${result['cost_usd']:.2f}")
         if result["judge_usd"]:
-            self.note(f"the judge's answers, at reward.options.usd_per_image: ${result['judge_usd']:.2f}")
+            self.note(f"the judge's answers, at usd_per_image: ${result['judge_usd']:.2f}")
 
     def end(self) -> None:
         """The run is over."""

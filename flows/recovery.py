@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from flows.progress import reporter
+from flows.run_identity import check_run_id
 from storage.checkpoint_mirror import fetch_from_mirror
 from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunRow, RunStore
@@ -50,10 +51,14 @@ def fetch_where_unknown(home: Home, run_id: str) -> None:
         run_id: the run.
 
     Raises:
+        ConfigurationError: the identifier cannot name a folder.
         CheckpointError: the place cannot be read, or has only damaged checkpoints of the run.
     """
     address = os.environ.get(MIRROR_VARIABLE, "")
-    iteration = fetch_from_mirror(address, home, run_id) if address else None
+    if not address:
+        return
+    check_run_id(run_id)
+    iteration = fetch_from_mirror(address, home, run_id)
     if iteration is not None:
         reporter().note(f"fetched the checkpoint of iteration {iteration} of run {run_id} from {address}")
 

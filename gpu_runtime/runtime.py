@@ -6,7 +6,6 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
-from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
 from gpu_runtime.exploration.explorer import DraftTiming, TrainingEvidence
@@ -26,11 +24,10 @@ from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import check_versions, training_samples
-from gpu_runtime.learning.policy import check_sync, weights_digest
+from gpu_runtime.learning.policy import check_sync
 from gpu_runtime.learning.trainer import TrainingReport
-from gpu_runtime.quality.meter import QualityMeter
-from gpu_runtime.rewards.protocol import Score, judged, part_figures
-from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion, evaluation_request
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
@@ -43,7 +40,6 @@ from storage.database.records import (
     StateInterval,
     StepTimeRecord,
 )
-from storage.ledger.judge_costs import JUDGE_USD
 from storage.prompts.of_a_run import load_run_prompts
 
 
@@ -68,39 +64,6 @@ class Trained:
     report: TrainingReport
     advantages: Advantages
     policy_version: int
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Held-out samples with their scores, ordered by prompt and seed.
-
-    Attributes:
-        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, what
-            judging it has cost, where its judge has a price, and what the second judge says as `judge`.
-    """
-
-    samples: list[GeneratedSample]
-    scores: list[Score]
-    policy_version: int
-    figures: list[dict[str, float]]
-
-    @property
-    def score(self) -> float:
-        """Mean score of the judged images, in [0, 1]."""
-        scores = judged(self.scores)
-        return sum(score.value for score in scores) / len(scores)
-
-    @property
-    def exact(self) -> float:
-        """Share of the judged images that do all that their prompt asks."""
-        scores = judged(self.scores)
-        return sum(score.exact for score in scores) / len(scores)
-
-    @property
-    def judge_errors(self) -> list[str]:
-        """Why the second judge has no opinion of some images."""
-        judges = (score.judge for score in self.scores)
-        return [judge.error for judge in judges if judge is not None and judge.error is not None]
 
 
 class Runtime:
@@ -132,7 +95,7 @@ class Runtime:
             self._fleet.await_ready()
             self._scoring.await_ready()
             self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
-            self._current = self._publish(0)
+            self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()
 
     def __enter__(self) -> Runtime:
@@ -263,7 +226,9 @@ class Runtime:
         """
         self.enter("reward", rollout.plan.iteration)
         try:
-            return self._scores(rollout.delivered)
+            scores = [one.score for one in rollout.delivered if one.score is not None]
+            self._fleet.follow_capacity_until(scores)
+            return self._scoring.wait_for(scores)
         except BaseException:
             self._search.abandon()
             raise
@@ -271,7 +236,7 @@ class Runtime:
     def train(self, rollout: Rollout, scores: Sequence[Score]) -> Trained:
         """Advantages, training steps on the devices that train, and the new weights' publication.
 
-        Exploration beside it is told when the training steps are done.
+        The window of the exploration beside it closes when the training steps are done.
 
         Raises:
             TrainingError: if a sample is of weights that it must not be of, the first ratio is off, a loss
@@ -294,7 +259,7 @@ class Runtime:
         self._search.close_window()
         if report.training_steps:
             before = self._current.digest
-            self._current = self._publish(self.policy_version + 1)
+            self._current = self._fleet.trainers.publish(WeightsVersion(self.policy_version + 1))
             check_sync(self._current.digest, before)
         return Trained(report, advantages, self.policy_version)
 
@@ -326,29 +291,11 @@ class Runtime:
 
     def evaluate(self) -> Evaluation:
         """Held-out images by the ODE with the moving average, their scores, and what they look like."""
-        weights = self._average() if self.config.optimizer.ema_decay > 0 else self._current
-        prompts = {prompt.prompt_id: prompt for prompt in self.evaluate_prompts}
-        requests = [
-            evaluation_request(self.config.seed, prompt.prompt_id, seed, prompt.text, weights.version)
-            for prompt in self.evaluate_prompts
-            for seed in range(self.config.evaluation.images_per_prompt)
-        ]
-        with QualityMeter(prompts) as meter:
-
-            def judge(images: Sequence[GeneratedImage]) -> list[Future[Score]]:
-                for image in images:
-                    meter.add(image.request.prompt_id, image.request.seed_index, image.image_HWC)
-                return self._scoring.judge(images, prompts)
-
-            delivered = self._fleet.generate(requests, weights, judge)
-            samples = [one.sample for one in delivered]
-            latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
-            scores, looks = self._scores(delivered), meter.figures(latents)
-        figures = [
-            look | part_figures(score) | ({JUDGE_USD: score.usd} if score.usd else {})
-            for look, score in zip(looks, scores, strict=True)
-        ]
-        return Evaluation(samples, scores, self.policy_version, figures)
+        weights = self._current
+        if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, it is the same
+            averaged = WeightsVersion(self.policy_version, averaged=True)
+            weights = self._fleet.trainers.publish_average(averaged)
+        return evaluate(self.config, self.evaluate_prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
         """The trainer's complete state, for a checkpoint.
@@ -376,7 +323,7 @@ class Runtime:
             self._search.kept.restore(blobs)
         self._fleet.trainers.ask(Worker.restore, dict(blobs))
         self._fleet.forget_weights()
-        self._current = self._publish(policy_version)
+        self._current = self._fleet.trainers.publish(WeightsVersion(policy_version))
 
     def return_to(self, blobs: Mapping[str, bytes]) -> None:
         """Put the trainer into an earlier state of this run, as the next policy version.
@@ -398,11 +345,11 @@ class Runtime:
 
     def take_intervals(self) -> list[StateInterval]:
         """What each device did since the last call; contiguous for every device."""
-        return self._fleet.take_intervals()
+        return self._fleet.accounts.take_intervals()
 
     def take_paid_time(self) -> list[PaidTime]:
         """What each device was paid for, over the same time as the intervals that were taken."""
-        return self._fleet.take_paid_time()
+        return self._fleet.accounts.take_paid_time()
 
     def take_standby_time(self) -> list[StandbyTime]:
         """What processes that wait for a place have used of their hosts since the last call."""
@@ -414,7 +361,7 @@ class Runtime:
 
     def take_device_events(self) -> list[DeviceEvent]:
         """Which devices joined, did not start, were under notice or were lost since the last call."""
-        return self._fleet.take_device_events()
+        return self._fleet.accounts.take_events()
 
     def take_groups(self) -> list[GroupRecord]:
         """Which groups of devices shared samples and ended since the last call."""
@@ -439,28 +386,10 @@ class Runtime:
         self._history.note("closed")
         self._history.close()
 
-    def _scores(self, delivered: Sequence[Delivered]) -> list[Score]:
-        """The scores of samples that scorers were given."""
-        return self._scoring.wait_for([one.score for one in delivered if one.score is not None])
-
     def _draft_now(self, iteration: int) -> SeedPlan:
         """Choose seeds with the current weights on all devices."""
         self._take_own_weights()
         return self._search.on_all_devices(iteration, self._current)
-
-    def _publish(self, policy_version: int) -> Weights:
-        """Make the trained weights, which are of this version, available to the workers."""
-        version = WeightsVersion(policy_version)
-        digest = self._fleet.trainers.use_training_weights(version)
-        return Weights(version, digest, self._cluster.share(self._fleet.trainers.ask_leader(Worker.weights)))
-
-    def _average(self) -> Weights:
-        """The moving average of the trained weights; before training, these themselves."""
-        if self.policy_version == 0:
-            return self._current
-        state = self._fleet.trainers.ask(Worker.average_weights)
-        version = WeightsVersion(self.policy_version, averaged=True)
-        return Weights(version, weights_digest(state), self._cluster.share(state))
 
     def _take_own_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""

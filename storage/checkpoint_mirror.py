@@ -17,7 +17,7 @@ from storage.checkpoints import KEPT, MANIFEST, CheckpointStore
 from storage.errors import CheckpointError
 from storage.home import Home
 
-_FOLDER = "iteration-"
+_FOLDER, _JOURNAL, _PINNED = "iteration-", "journal", "pinned"
 
 
 class CheckpointMirror:
@@ -39,7 +39,7 @@ class CheckpointMirror:
         self._thread.start()
 
     def copy_newest(self) -> None:
-        """Let the newest checkpoint be copied; returns at once."""
+        """Ask for a copy of the newest checkpoint; returns at once."""
         self._wake.set()
 
     def close(self, wait_s: float) -> None:
@@ -75,7 +75,9 @@ class CheckpointMirror:
 
 
 def copy_to_mirror(address: str, home: Home, run_id: str) -> None:
-    """Copy the newest checkpoint of a run and its journal, unless they are there; older ones go.
+    """Copy a run's newest checkpoint, the pinned one and its journal, unless they are there.
+
+    Older checkpoints are deleted there, and later ones: their weights were given up.
 
     Args:
         address: of the mirror.
@@ -87,20 +89,28 @@ def copy_to_mirror(address: str, home: Home, run_id: str) -> None:
     """
     files, root = _opened(address, run_id)
     store = CheckpointStore(home.checkpoints(run_id))
-    newest = max(store.iterations(), default=None)
+    newest, pinned = max(store.iterations(), default=None), store.pinned
     if newest is not None:
-        source = store.folder / f"{_FOLDER}{newest:06d}"
-        _copy_checkpoint(files, source, posixpath.join(root, source.name))
-        for name in sorted(_checkpoints(files, root))[:-KEPT]:
-            files.rm(posixpath.join(root, name), recursive=True)
+        for iteration in {newest} if pinned is None else {newest, pinned}:
+            name = _name(iteration)
+            _copy_checkpoint(files, store.folder / name, posixpath.join(root, name))
+        if pinned is not None:
+            files.pipe_file(posixpath.join(root, _PINNED), str(pinned).encode())
+        there = _checkpoints(files, root)
+        kept = {*[iteration for iteration in there if iteration <= newest][-KEPT:], pinned}
+        for iteration in there:
+            if iteration not in kept:
+                files.rm(posixpath.join(root, _name(iteration)), recursive=True)
     journal = home.journal(run_id)
     if journal.is_file():
         files.makedirs(root, exist_ok=True)
-        files.put_file(str(journal), posixpath.join(root, "journal"))
+        files.put_file(str(journal), posixpath.join(root, _JOURNAL))
 
 
 def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
-    """Fetch the newest checkpoint of a run that this home does not know, and its journal.
+    """Fetch the newest checkpoint of a run that this home does not know, the pinned one and the journal.
+
+    Nothing of it counts before all is here, so that a fetch that was cut off is begun anew.
 
     Args:
         address: of the mirror.
@@ -117,21 +127,22 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     if store.iterations():
         return None
     files, root = _opened(address, run_id)
+    fetched = CheckpointStore(store.folder / ".saving-fetched")
+    shutil.rmtree(fetched.folder, ignore_errors=True)
     try:
-        found = sorted(_checkpoints(files, root), reverse=True)
-        for name in found:
-            coming = store.folder / f".saving-{name}"
-            shutil.rmtree(coming, ignore_errors=True)
-            coming.mkdir(parents=True)
-            for file in files.ls(posixpath.join(root, name), detail=False):
-                files.get_file(file, str(coming / posixpath.basename(file)))
-            coming.rename(store.folder / name)
-            iteration = int(name.removeprefix(_FOLDER))
-            if _is_whole(store, iteration):
-                if files.exists(posixpath.join(root, "journal")):
-                    files.get_file(posixpath.join(root, "journal"), str(home.journal(run_id)))
-                return iteration
-            shutil.rmtree(store.folder / name)
+        found = _checkpoints(files, root)
+        newest = next((each for each in reversed(found) if _fetch(files, root, fetched, each)), None)
+        if newest is not None:
+            pinned = _pinned(files, root)
+            if pinned in found and pinned < newest:
+                _fetch(files, root, fetched, pinned)
+            if files.exists(posixpath.join(root, _JOURNAL)):
+                files.get_file(posixpath.join(root, _JOURNAL), str(home.journal(run_id)))
+            for iteration in reversed(fetched.iterations()):
+                (fetched.folder / _name(iteration)).rename(store.folder / _name(iteration))
+            if pinned in store.iterations():
+                store.pin(pinned)
+            return newest
     except Exception as error:  # of whatever package the address needs
         raise CheckpointError(
             f"checkpoint.mirror = {address!r} cannot be read: {type(error).__name__}: {error}"
@@ -144,12 +155,23 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
     return None
 
 
-def _is_whole(store: CheckpointStore, iteration: int) -> bool:
+def _fetch(files: Any, root: str, store: CheckpointStore, iteration: int) -> bool:
+    """Fetch a checkpoint into a store; whether it is whole, else it is not kept."""
+    folder = store.folder / _name(iteration)
+    folder.mkdir(parents=True)
+    for file in files.ls(posixpath.join(root, folder.name), detail=False):
+        files.get_file(file, str(folder / posixpath.basename(file)))
     try:
         store.load(iteration)
     except CheckpointError:
+        shutil.rmtree(folder)
         return False
     return True
+
+
+def _name(iteration: int) -> str:
+    """Of a checkpoint's folder, here and there."""
+    return f"{_FOLDER}{iteration:06d}"
 
 
 def _opened(address: str, run_id: str) -> tuple[Any, str]:
@@ -166,16 +188,21 @@ def _opened(address: str, run_id: str) -> tuple[Any, str]:
     return files, posixpath.join(root, run_id)
 
 
-def _checkpoints(files: Any, root: str) -> list[str]:
-    """Names of the checkpoints that are whole, as far as their manifests tell."""
+def _checkpoints(files: Any, root: str) -> list[int]:
+    """Iterations of the checkpoints that are whole, as far as their manifests tell, oldest first."""
     if not files.exists(root):
         return []
     names = [posixpath.basename(path.rstrip("/")) for path in files.ls(root, detail=False)]
-    return [
-        name
-        for name in names
-        if name.startswith(_FOLDER) and files.exists(posixpath.join(root, name, MANIFEST))
-    ]
+    numbers = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
+    found = sorted(int(number) for number in numbers if number.isdigit())
+    return [each for each in found if files.exists(posixpath.join(root, _name(each), MANIFEST))]
+
+
+def _pinned(files: Any, root: str) -> int:
+    """The iteration of the pinned checkpoint; -1 where there is none."""
+    path = posixpath.join(root, _PINNED)
+    text = files.cat_file(path).decode() if files.exists(path) else ""
+    return int(text) if text.isdigit() else -1
 
 
 def _copy_checkpoint(files: Any, source: Path, target: str) -> None:

@@ -11,8 +11,9 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from gpu_runtime.cluster.build import open_cluster
+from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import part_means
-from gpu_runtime.runtime import Evaluation, Runtime
+from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore
 from storage.clock import now
 from storage.config.run_config import RunConfig

@@ -24,28 +24,24 @@ _LEAST_ITERATIONS = 2
 _MOST_SPREAD = 2.0
 
 _ASSUMED_START = Quantity(value=60.0, uncertainty=0.7, source="assumed: no start was recorded")
+_ASSUMED_EVALUATION = Quantity(value=1.0, source="assumed: no evaluation was recorded")
 
 
-@dataclass
-class _Measured:
-    """Seconds of each part, an entry each time that it was done.
+_PARTS = ("score_s", "train_sample_s", "weights_s", "regroup_s", "driver_s", "opening_s")
+"""Quantities of a profile that are medians of what was recorded."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """What runs recorded.
 
     Attributes:
-        steps: of a denoising step of a rollout, by samples of a batch.
-        evaluation: an evaluation's step over that of its run's rollouts.
-        scores, training, driver: of an image, of a sample, of an iteration.
-        loads, regroups, starts, openings: of one change of a device, or of a run.
+        steps: seconds of a denoising step of a rollout, by samples of a batch.
+        values: of each quantity of a profile, by its name.
     """
 
-    steps: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    evaluation: list[float] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    training: list[float] = field(default_factory=list)
-    driver: list[float] = field(default_factory=list)
-    loads: list[float] = field(default_factory=list)
-    regroups: list[float] = field(default_factory=list)
-    starts: list[float] = field(default_factory=list)
-    openings: list[float] = field(default_factory=list)
+    steps: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
 def model_key(config: RunConfig) -> str:
@@ -69,11 +65,10 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         RunNotFoundError: there is no such run.
         ConfigurationError: one has too few iterations, or its devices shared samples.
     """
-    found, models = _Measured(), dict[str, None]()
-    for run_id in run_ids:
-        config = RunStore(home).run(run_id).config
+    found = _Recorded()
+    configs = [RunStore(home).run(run_id).config for run_id in run_ids]
+    for run_id, config in zip(run_ids, configs, strict=True):
         _measure(home, run_id, config, found)
-        models[model_key(config)] = None
     source = f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs: {', '.join(run_ids)}"
 
     def measured(values: Sequence[float]) -> Quantity:
@@ -81,22 +76,18 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
 
     steps = {size: statistics.median(values) for size, values in sorted(found.steps.items())}
     ratios = [value / steps[size] for size, values in found.steps.items() for value in values]
+    starts, evaluation = found.values["start_s"], found.values["evaluation"]
     return Profile(
         name=run_ids[0] if len(run_ids) == 1 else f"{len(run_ids)}-runs",
         summary=f"recorded by {source}; decoding and commits are in the step",
-        device=RunStore(home).run(run_ids[0]).config.model.device,
-        models=tuple(models),
+        device=configs[0].model.device,
+        models=tuple(dict.fromkeys(map(model_key, configs))),
         steps=tuple(StepTime(batch=size, seconds=seconds) for size, seconds in steps.items()),
         step=measured(ratios).model_copy(update={"value": 1.0}),
-        evaluation=measured(found.evaluation) if found.evaluation else Quantity(value=1.0),
+        evaluation=measured(evaluation) if evaluation else _ASSUMED_EVALUATION,
         decode_s=Quantity(value=0.0, evidence="measured", source="in the step"),
-        score_s=measured(found.scores),
-        train_sample_s=measured(found.training),
-        weights_s=measured(found.loads),
-        start_s=measured(found.starts) if found.starts else _ASSUMED_START,
-        regroup_s=measured(found.regroups),
-        driver_s=measured(found.driver),
-        opening_s=measured(found.openings),
+        start_s=measured(starts) if starts else _ASSUMED_START,
+        **{name: measured(found.values[name]) for name in _PARTS},
     )
 
 
@@ -113,7 +104,7 @@ def quantity_of(values: Sequence[float], source: str) -> Quantity:
     return Quantity(value=typical, evidence="measured", source=source, uncertainty=_spread(values))
 
 
-def _measure(home: Home, run_id: str, config: RunConfig, found: _Measured) -> None:
+def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> None:
     """Add what a run recorded to what was found."""
     from storage.database.queries.workload import (  # pandas
         changes_of_state,
@@ -123,11 +114,12 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Measured) -> No
         start_times,
     )
 
+    values = found.values
     with RunStore(home).database.reading() as connection:
         work = iteration_work(connection, run_id)
         evaluations = evaluation_work(connection, run_id)
         changes = changes_of_state(connection, run_id)
-        found.starts += start_times(connection, run_id)
+        values["start_s"] += start_times(connection, run_id)
         opening = opening_s(connection, run_id)
     if len(work) < _LEAST_ITERATIONS:
         raise ConfigurationError(
@@ -141,22 +133,22 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Measured) -> No
     if not all(step_s):
         raise ConfigurationError(f"run {run_id} recorded no time of rollouts; take another run")
     found.steps[size] += step_s
-    found.training += list(work["train_device_s"] / work["samples"])
+    values["train_sample_s"] += list(work["train_device_s"] / work["samples"])
     if opening is not None:
-        found.openings.append(opening)
+        values["opening_s"].append(opening)
     loads = [float(value) for value in changes[changes["state"] == "load"]["lasted_s"]]
-    found.loads += loads
-    found.regroups += [float(value) for value in changes[changes["state"] == "regroup"]["lasted_s"]]
+    values["weights_s"] += loads
+    values["regroup_s"] += [float(value) for value in changes[changes["state"] == "regroup"]["lasted_s"]]
     weights_s = statistics.median(loads) if loads else 0.0
     columns = {str(name): [float(value) for value in work[name]] for name in work.columns}
-    for values in zip(*columns.values(), strict=True):
-        row = dict(zip(columns, values, strict=True))
-        found.scores += _score_s(config, row, row["rollout_s"] - weights_s)
-        found.driver += _driver_s(config, row)
+    for entries in zip(*columns.values(), strict=True):
+        row = dict(zip(columns, entries, strict=True))
+        values["score_s"] += _score_s(config, row, row["rollout_s"] - weights_s)
+        values["driver_s"] += _driver_s(config, row)
     evaluated = evaluations["rollout_device_s"] / (
         -(-evaluations["images"] // size) * config.sampling.evaluate_steps
     )
-    found.evaluation += [float(value) / statistics.median(step_s) for value in evaluated if value > 0]
+    values["evaluation"] += [float(value) / statistics.median(step_s) for value in evaluated if value > 0]
 
 
 def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float) -> list[float]:

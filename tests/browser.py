@@ -162,6 +162,11 @@ def open_spot(page: Page, url: str, run_id: str) -> None:
 def open_page(page: Page, address: str, last: str, plots: int) -> None:
     """Open a page by its whole address and wait until the text that comes last and all plots are drawn."""
     page.goto(address)
+    await_plots(page, last, plots)
+
+
+def await_plots(page: Page, last: str, plots: int) -> None:
+    """Wait until the text that comes last on a page and all its plots are drawn."""
     page.get_by_text(last).first.wait_for(timeout=START_LIMIT_S * 1000)
     _await_drawn(page, plots)
 

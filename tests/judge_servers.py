@@ -1,4 +1,4 @@
-"""Servers on this machine that judge, or play what servers do wrong."""
+"""Servers on this machine that judge, or that fail as servers do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def says(status: int, body: Any) -> Answer:
 
 
 class Judge:
-    """A server on this machine; `faults` are played first, then it gives the right answer."""
+    """A server on this machine; `faults` are its first answers, then it gives the right one."""
 
     def __init__(self, right: Answer) -> None:
         self.right = right
@@ -72,21 +72,21 @@ class Judge:
         return 200, b"{}"
 
     def close(self) -> None:
-        """Let what hangs go on, and end the server."""
+        """Let hanging answers end, and the server."""
         self.ended.set()
         self.server.shutdown()
         self.server.server_close()
 
 
-class Nasty:
-    """A server that reads a request and then does as told with the open connection."""
+class FaultyServer:
+    """A server that reads a request and then passes the open connection to a function."""
 
-    def __init__(self, play: Callable[[socket.socket, threading.Event], None]) -> None:
+    def __init__(self, respond: Callable[[socket.socket, threading.Event], None]) -> None:
         self.requests = 0
         self.ended = threading.Event()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/score"
-        self._play = play
+        self._respond = respond
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -99,18 +99,18 @@ class Nasty:
     def _answer(self, connection: socket.socket) -> None:
         with connection, suppress(OSError):  # the client has gone
             connection.recv(65536)
-            self._play(connection, self.ended)
+            self._respond(connection, self.ended)
 
     def close(self) -> None:
-        """Let what plays end."""
+        """Let the functions end, and the server."""
         self.ended.set()
         self.listener.close()
 
 
 @contextmanager
-def nasty(play: Callable[[socket.socket, threading.Event], None]) -> Iterator[Nasty]:
-    """A `Nasty` server for as long as the block."""
-    server = Nasty(play)
+def faulty_server(respond: Callable[[socket.socket, threading.Event], None]) -> Iterator[FaultyServer]:
+    """A `FaultyServer` for as long as the block."""
+    server = FaultyServer(respond)
     try:
         yield server
     finally:
@@ -118,11 +118,11 @@ def nasty(play: Callable[[socket.socket, threading.Event], None]) -> Iterator[Na
 
 
 def drips(head: bytes, byte: bytes) -> Callable[[socket.socket, threading.Event], None]:
-    """Sends a beginning, and then a byte every 20 ms for as long as it is let."""
+    """Sends a beginning, and then a byte every 20 ms until the server is closed."""
 
-    def play(connection: socket.socket, ended: threading.Event) -> None:
+    def respond(connection: socket.socket, ended: threading.Event) -> None:
         connection.sendall(head)
         while not ended.wait(0.02):
             connection.sendall(byte)
 
-    return play
+    return respond

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, WorkloadTimes
-from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.run import Simulation
+from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace
@@ -67,10 +69,11 @@ def simulated(
     timing: DraftTiming = DraftTiming.NEVER,
     notice_s: float = 0.0,
     times: WorkloadTimes | None = None,
+    ways: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> SimulatedRun:
-    """A run on so many devices."""
+    """A run on so many devices; `ways` are further fields of its plan."""
     fleet = FleetPlan(reserved, spot, 1, 10.0, 2.5)
     replay = None if trace is None else Replay(trace, notice_s)
-    plan = SimulatedPlan(fleet, timing)
+    plan = SimulatedPlan(fleet, timing, **(ways or {}))
     return Simulation(config, plan, times or times_of(), replay, **more).run()

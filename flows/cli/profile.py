@@ -30,7 +30,7 @@ def profile(
     from tasks.recorded_profile import recorded_profile
 
     found = recorded_profile(Home.from_environment(), *run_ids)
-    # A run of another's making may be called like a path: only what stands in a plain name is kept.
+    # A name may hold path separators, which must not choose the folder.
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", found.name).strip("-.") or "profile"
     file = writable_file(f"{name}.json" if out is None else out, "--out")
     file.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")

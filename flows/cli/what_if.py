@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,9 +19,10 @@ from flows.cli.settings import preset_names, setting_names
 from flows.configuration import given_configuration
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
+from storage.new_folder import writable_file
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import WhatIf
+    from tasks.what_if import Spread, WhatIf
 
 _DAY_H = 48.0
 
@@ -63,37 +68,106 @@ def what_if(
         str | None,
         typer.Option(metavar="NAME|FILE|RUN", help="What the workload takes: a profile, a JSON file, a run."),
     ] = None,
+    policies: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="Policies to compare: `all`, or some of them."),
+    ] = None,
+    curve: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FILE|RUN,RUN", help="How it learns: carried curves, a JSON file, runs."),
+    ] = None,
     windows: Annotated[
         int, typer.Option(min=1, max=200, help="Windows of the trace, each with a draw of the profile.")
     ] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the windows.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    timeline: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write one simulated run as a Chrome trace, for ui.perfetto.dev."),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Whose run --timeline writes; the best one's by default."),
+    ] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", hidden=True, help="A line on standard error for each run.")
+    ] = False,
 ) -> None:
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
     changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price)]
     config = given_configuration(preset, changes)
     from tasks.prices import with_prices
-    from tasks.what_if import MarketQuestion, answer, find_profile, refuse_unfit, runs_of
+    from tasks.what_if import (
+        MarketQuestion,
+        answer,
+        chosen_policies,
+        find_curves,
+        find_profile,
+        refuse_time_line,
+        refuse_unfit,
+        runs_of,
+        time_line,
+    )
 
     config = config if price else with_prices(config)
     refuse_unfit(config)
-    chosen = find_profile(Home.from_environment(), config, profile)
+    compared = chosen_policies(policies)
+    drawn = _drawn_file(timeline, policy)
+    if drawn is not None:
+        refuse_time_line(config, policy, compared)
+    home = Home.from_environment()
+    chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
     question = MarketQuestion(trace or "", loss_rate, joint, notice)
-    bar = Progress(
-        TextColumn("simulating"), BarColumn(), MofNCompleteColumn(),
-        console=Console(stderr=True), transient=True, disable=not Console(stderr=True).is_terminal,
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task("", total=runs_of(windows))
-        result = answer(config, chosen, question, windows, seed, lambda: bar.advance(task))
+    with _progress(runs_of(windows + (drawn is not None), compared), progress) as on_run:
+        result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
+        if drawn is not None:
+            name = policy or next(one.policy.name for one in result.answers if one.best)
+            line = time_line(config, chosen, question, name, seed, on_run, compared)
+            drawn.write_text(json.dumps(line))
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     else:
         show(result)
 
 
+def _drawn_file(timeline: str | None, policy: str | None) -> Path | None:
+    """The file of the time line; None where none is asked for.
+
+    Raises:
+        ConfigurationError: it cannot be written, or a policy is named and no file.
+    """
+    if timeline is not None:
+        return writable_file(timeline, "--timeline")
+    if policy is not None:
+        raise ConfigurationError(
+            f"--policy {quoted(policy)} says whose time line is written; give its file by --timeline"
+        )
+    return None
+
+
+@contextmanager
+def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
+    """What each simulated run is told to: a bar on a terminal, or lines that a program can read.
+
+    Args:
+        runs: how many there are to be.
+        in_lines: whether to write lines.
+    """
+    if in_lines:
+        done = itertools.count(1)
+        yield lambda: typer.echo(f"simulated {next(done)} of {runs}", err=True)
+        return
+    console = Console(stderr=True)
+    columns = (TextColumn("simulating"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=runs)
+        yield lambda: bar.advance(task)
+
+
 def show(result: WhatIf) -> None:
-    """Print a table of policies, and what it rests on."""
+    """Print a table of policies, what they take to a score, and what both rest on."""
+    from tasks.what_if import conclusions
+
     console = Console()
     table = Table(
         box=SIMPLE,
@@ -118,6 +192,10 @@ def show(result: WhatIf) -> None:
             _spread(row["drafts_per_iteration"], "{:.0f}"),
         )
     console.print(table)
+    _show_milestones(console, result)
+    for line in conclusions(result):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print()
     lines = [f"{answer.policy.name}: {answer.policy.summary}" for answer in result.answers]
     lines += [
         f"prices: ${result.offer.reserved_usd_per_hour:g} an hour reserved, "
@@ -125,10 +203,58 @@ def show(result: WhatIf) -> None:
         f"spot: {result.market}",
         f"profile {result.profile.name}: {result.profile.summary}",
         *(f"  {evidence}: {', '.join(names)}" for evidence, names in result.profile.evidence.items()),
-        "All policies do the same iterations: what exploration is worth to learning is not in these figures.",
+        "In the first table all policies do the same iterations: what is learned in them is not in it.",
     ]
+    if result.curves is not None:
+        lines.append(f"curves {result.curves.name}: {result.curves.summary} ({result.curves.source})")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _show_milestones(console: Console, result: WhatIf) -> None:
+    """Print what policies take to a score, where that is known."""
+    curves = result.curves
+    found = {answer.policy.name: result.milestones(answer) for answer in result.answers}
+    known = {name: rows for name, rows in found.items() if rows}
+    if curves is None or not known:
+        return
+    table = Table(
+        box=SIMPLE,
+        pad_edge=False,
+        title=f"To a share of the baseline's progress, by the curves {curves.name}",
+        caption=(
+            "medians; learning: iterations over run seeds; system: an iteration\n"
+            "over futures; lowest and highest over the median, to the last score\n"
+            "≥: some run seeds did not get there"
+        ),
+    )
+    table.add_column("policy", no_wrap=True)
+    for each in next(iter(known.values())):
+        table.add_column(f"{each.share:.0%}\n{each.score:.3g}", justify="right", no_wrap=True)
+    for name in ("learning", "system"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, rows in known.items():
+        cells = []
+        for each in rows:
+            seconds = each.iterations.median * each.iteration_s.median
+            form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else _time_unit(seconds)
+            usd = each.iterations.median * each.iteration_usd.median
+            least = "≥" if each.unreached else ""
+            cells.append(f"{least}{form.format(seconds / unit)}\n{least}{_dollars(usd)}")
+        last = rows[-1]
+        table.add_row(name, *cells, _relative(last.iterations), _relative(last.iteration_s))
+    console.print(table)
+
+
+def _dollars(usd: float) -> str:
+    """An amount, with two digits at least."""
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
+
+
+def _relative(spread: Spread) -> str:
+    """The ends of an interval over its median."""
+    middle = spread.median or 1.0
+    return f"×{spread.low / middle:.1f}–{spread.high / middle:.1f}"
 
 
 def _settings(

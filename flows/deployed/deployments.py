@@ -18,11 +18,12 @@ from flows.artifacts import (
     name_flow_run,
     name_given_in_prefect,
     show_differences,
+    show_policies,
     show_result,
     shown_in_prefect,
 )
-from flows.configuration import run_preflight
-from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm
+from flows.configuration import given_configuration, run_preflight
+from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.process.cancellation import gone_soon_when_cancelled
 from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.config.run_config import RunConfig
@@ -89,6 +90,28 @@ def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
         show_differences(done.differences)
         module.refuse_drift(done)
     return done.summary()
+
+
+@flow(name="what-if", persist_result=False)
+def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
+    """Simulate what a run would take and cost on a fleet, by policy, before anything is rented."""
+    from tasks.prices import with_prices  # these import pandas
+    from tasks.what_if import MarketQuestion, answer, find_curves, find_profile
+
+    with shown_in_prefect():
+        devices = {
+            "runtime.reserved_workers": form.reserved, "runtime.spot_workers": form.spot,
+            "runtime.trainer_workers": form.trainers,
+        } | ({"iterations": form.iterations} if form.iterations else {})  # fmt: skip
+        settings = [*form.settings, *(f"{name}={value}" for name, value in devices.items())]
+        config = with_prices(given_configuration(form.preset, settings))
+        drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
+        question = MarketQuestion(form.trace, *drawn, form.notice_s)
+        home = Home.from_environment()
+        profile, curves = find_profile(home, config, form.profile or None), find_curves(home, config, None)
+        result = answer(config, profile, question, form.windows, curves=curves).to_json()
+        show_policies(result["policies"])
+    return result
 
 
 def _function(module: str, name: str) -> Any:

@@ -94,3 +94,44 @@ class ReproductionForm(Section):
     settings: list[Setting] = Field(default=[], max_length=200)
     """Settings to change on purpose, one an item, each as section.key=value; each is named as a
     difference."""
+
+
+class WhatIfForm(Section):
+    """What a run would take and cost on a fleet, by policy, before anything is rented. It is simulated."""
+
+    preset: PresetName = "qwen-image-geneval-512"
+    """The workload: samples, batches, denoising steps, evaluations, exploration."""
+
+    reserved: int = Field(default=4, ge=1)
+    """Reserved devices."""
+
+    spot: int = Field(default=8, ge=0)
+    """Spot devices."""
+
+    trainers: int = Field(default=4, ge=1)
+    """Reserved devices that train."""
+
+    iterations: int = Field(default=0, ge=0, lt=2**31)
+    """Iterations of the run; 0 takes as many as the preset says."""
+
+    trace: str = ""
+    """A file with a recorded trace of spot instances, on the machine that serves. Empty: drawn ones."""
+
+    loss_rate: float = Field(default=0.67, ge=0, le=3600)
+    """Without a trace: losses of a device an hour."""
+
+    joint: float = Field(default=0.77, ge=0, le=1)
+    """Without a trace: share of the losses that take several devices at once."""
+
+    notice_s: float = Field(default=0.0, ge=0, le=3600, title="Notice")
+    """Seconds of notice before a loss."""
+
+    profile: str = ""
+    """What the workload takes: a profile's name, a .json file, or a recorded run. Empty: that of the preset's
+    model and size."""
+
+    windows: int = Field(default=5, ge=1, le=200)
+    """Windows of the trace, each with a draw of the profile within its uncertainty."""
+
+    settings: list[Setting] = Field(default=[], max_length=200)
+    """Other settings, one an item, each as section.key=value: price.spot_usd_per_hour=1.5."""

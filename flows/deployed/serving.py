@@ -21,6 +21,7 @@ from flows.deployed.deployments import (
     post_train_by_form,
     pretrain_by_form,
     reproduce_by_form,
+    what_if_by_form,
 )
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
@@ -42,7 +43,7 @@ NIGHTLY = {"nightly-ocr": "glyphs", "nightly-geneval": "shapes"}
 
 
 def deployments(nightly: Nightly) -> list[RunnerDeployment]:
-    """The four deployments; each is found as NAME/NAME."""
+    """The five deployments; each is found as NAME/NAME."""
     schedules = [
         Cron(
             nightly.cron, timezone=nightly.timezone, active=nightly.active, slug=slug,
@@ -57,6 +58,7 @@ def deployments(nightly: Nightly) -> list[RunnerDeployment]:
         evaluate_by_form.to_deployment("evaluate", entrypoint_type=kind),
         reproduce_by_form.to_deployment("reproduce", entrypoint_type=kind, schedules=schedules),
         pretrain_by_form.to_deployment("pretrain", entrypoint_type=kind),
+        what_if_by_form.to_deployment("what-if", entrypoint_type=kind),
     ]
     ready = [
         one for one in made if isinstance(one, RunnerDeployment)

@@ -1,8 +1,8 @@
 """A new home's Prefect database: a copy of one that Prefect's migrations have made once.
 
-The hundred and more migrations of an empty database take 10 s of processor time and end in the same tables
-for every home. The first one that is made is kept with the installation, under Prefect's version, and copied
-from then on. It has tables and no rows. `make install` makes it ahead:
+The migrations of an empty database take seconds and end in the same tables for every home. The first database
+that is made is kept with the installation, under Prefect's version, and copied from then on. `make install`
+makes it ahead:
 
     python -m flows.server.empty_database
 """
@@ -27,12 +27,12 @@ def kept_database() -> Path:
 
 
 def provide_database(database: Path, kept: Path, migrate: Callable[[], None]) -> None:
-    """Let there be an empty database where there is none.
+    """Provide an empty database where a home has none.
 
     Args:
         database: the home's; left alone if it is there.
         kept: the installation's; made where it is missing or damaged, if its folder can be written.
-        migrate: makes `database`; for seconds.
+        migrate: makes `database`, which takes seconds.
     """
     if database.exists():
         return
@@ -40,6 +40,8 @@ def provide_database(database: Path, kept: Path, migrate: Callable[[], None]) ->
         part = database.with_name(f"{database.name}.part")
         shutil.copyfile(kept, part)
         part.chmod(0o600)
+        for log in ("-wal", "-shm"):  # of a database that was deleted: SQLite would replay them into this one
+            database.with_name(database.name + log).unlink(missing_ok=True)
         part.replace(database)
         return
     migrate()

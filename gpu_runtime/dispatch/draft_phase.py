@@ -18,6 +18,9 @@ from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Judge
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.training_window import TrainingWindow
+from gpu_runtime.exploration.draft_planner import Draft, DraftPlanner
+from gpu_runtime.exploration.explorer import SeedExplorer
+from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import Candidate
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.rewards.protocol import Score
@@ -44,6 +47,37 @@ class DraftSource(Protocol):
     def judged(self, candidate: Candidate) -> None:
         """A draft has its judgement, or the reason why it has none."""
         ...
+
+
+class PlannedDrafts:
+    """A planner, which knows of scores only, as the source of a phase of drafts.
+
+    Args:
+        planner: says what to draft.
+        explorer: says what is learned of a judgement.
+        task: makes the task of a round's draft.
+    """
+
+    def __init__(
+        self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
+    ) -> None:
+        self._planner = planner
+        self._explorer = explorer
+        self._task = task
+
+    def more(self) -> list[DraftTask]:
+        """The planner's next round; none before the round before the last is judged."""
+        if not self._planner.can_plan:
+            return []
+        drafts = self._planner.next_round()
+        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
+
+    def judged(self, candidate: Candidate) -> None:
+        """Pass the judgement of a planned draft to the planner; the monitor's re-scores are not planned."""
+        if candidate.round == MONITOR_ROUND:
+            return
+        score = self._explorer.signal(candidate) if candidate.error is None else None
+        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
 
 
 @dataclass

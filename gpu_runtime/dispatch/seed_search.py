@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.dispatch.devices import Device, Weights
-from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask
+from gpu_runtime.dispatch.draft_phase import Drafted, DraftLimits, DraftPhase, DraftTask, PlannedDrafts
 from gpu_runtime.dispatch.kept_drafts import KeptDrafts
 from gpu_runtime.dispatch.phase import Phase
 from gpu_runtime.dispatch.training_window import TrainingWindow
@@ -54,37 +54,6 @@ class SeedReview:
     rescored: tuple[Candidate, ...] = ()
     next_plan: SeedPlan | None = None
     notes: tuple[tuple[str, str], ...] = ()
-
-
-class PlannedDrafts:
-    """A planner, which knows of scores only, as the source of a phase of drafts.
-
-    Args:
-        planner: says what to draft.
-        explorer: says what is learned of a judgement.
-        task: makes the task of a round's draft.
-    """
-
-    def __init__(
-        self, planner: DraftPlanner, explorer: SeedExplorer, task: Callable[[int, Draft], DraftTask]
-    ) -> None:
-        self._planner = planner
-        self._explorer = explorer
-        self._task = task
-
-    def more(self) -> list[DraftTask]:
-        """The planner's next round; none before the round before the last is judged."""
-        if not self._planner.can_plan:
-            return []
-        drafts = self._planner.next_round()
-        return [self._task(self._planner.round_of(draft), draft) for draft in drafts]
-
-    def judged(self, candidate: Candidate) -> None:
-        """Tell the planner of its draft's judgement; the monitor's re-scores are none of its drafts."""
-        if candidate.round == MONITOR_ROUND:
-            return
-        score = self._explorer.signal(candidate) if candidate.error is None else None
-        self._planner.observe(Draft(candidate.prompt_id, candidate.seed_index, candidate.fidelity), score)
 
 
 class DraftingFleet(Protocol):

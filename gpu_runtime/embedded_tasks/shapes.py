@@ -112,7 +112,7 @@ class ShapesTask:
         placed = [of_kind[name, colour] for name, colour, _ in objects]
         chosen = min(
             _allowed_cells(objects),
-            key=lambda cells: sum(best[cell].gain for best, cell in zip(placed, cells, strict=True)),
+            key=lambda cells: sum(best[cell].cost for best, cell in zip(placed, cells, strict=True)),
         )
         picture_HWC = np.empty((self.height, self.width, 3), dtype=np.float32)
         picture_HWC[:] = BACKGROUND
@@ -126,9 +126,9 @@ class ShapesTask:
 
 
 class _Placed(NamedTuple):
-    """Where in a cell an object is nearest to an image; `gain` is the squared error less the background's."""
+    """Where in a cell an object is nearest to an image; `cost` is the squared error less the background's."""
 
-    gain: float
+    cost: float
     top: int
     left: int
     colour: str
@@ -143,9 +143,9 @@ def _best_in_cell(image_HWC: np.ndarray, name: str, colour: str | None, cell: tu
     patches_KD = np.stack([patch(name, choice).round().ravel() for choice in colours]).astype(np.float64)
     empty_D = np.tile(np.array(BACKGROUND, dtype=np.float64), SIZE * SIZE)
     # |box - patch|^2 - |box - empty|^2; whole numbers, so without rounding.
-    gain_NK = (patches_KD**2).sum(axis=1) - empty_D @ empty_D - 2 * boxes_ND @ (patches_KD - empty_D).T
-    place, choice = divmod(int(gain_NK.argmin()), len(colours))
-    return _Placed(float(gain_NK[place, choice]), *places[place], colours[choice])
+    cost_NK = (patches_KD**2).sum(axis=1) - empty_D @ empty_D - 2 * boxes_ND @ (patches_KD - empty_D).T
+    place, choice = divmod(int(cost_NK.argmin()), len(colours))
+    return _Placed(float(cost_NK[place, choice]), *places[place], colours[choice])
 
 
 @lru_cache(maxsize=len(CLASSES) * len(COLOURS))

@@ -38,8 +38,8 @@ _LOOK_SHARE = 1 / 3
 _LEAST_LOOK = 2
 """First drafts of a prompt: one alone says nothing about how much its scores differ."""
 
-_LEAST_POOL = 4
-"""Judged drafts from which a prompt's mean score is taken for the policy's."""
+_LEAST_JUDGED = 4
+"""Judged drafts from which the variance of a random group of a prompt is estimated."""
 
 _ROUNDING = 1e-9
 """Budgets are sums of fractions."""
@@ -211,7 +211,7 @@ class DraftPlanner:
         for place, prompt in enumerate(self._order):
             judged = sorted(known[place])
             values = np.array([value for _, value in judged])
-            if len(judged) >= max(group, _LEAST_POOL):
+            if len(judged) >= max(group, _LEAST_JUDGED):
                 random[prompt] = random_spread(values, group)
             if len(judged) >= group:
                 chosen = max_variance_subset(values, group)

@@ -54,7 +54,7 @@ def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Sele
     # The suffix takes the first of equal scores too.
     high = np.argsort(-values, kind="stable")
     # Shifting the origin keeps the sums' rounding small; the variance does not change.
-    variances = split_variances(np.sort(values - values.mean())[None, :], size)[0]
+    variances = _split_variances(np.sort(values - values.mean()), size)
     prefix = int(np.flatnonzero(variances >= variances.max() - _TIE)[0])
     chosen = [int(index) for index in high[: size - prefix]]
     taken = set(chosen)
@@ -62,29 +62,18 @@ def max_variance_subset(scores: Sequence[float] | np.ndarray, size: int) -> Sele
     return Selection(tuple(sorted(chosen)), float(max(variances[prefix], 0.0)))
 
 
-def split_variances(sorted_RN: np.ndarray, size: int) -> np.ndarray:
-    """Variance of every prefix-and-suffix subset of each row.
-
-    Args:
-        sorted_RN: rows of ascending scores.
-        size: G of N.
+def _split_variances(sorted_N: np.ndarray, size: int) -> np.ndarray:
+    """Variance of every prefix-and-suffix subset of ascending scores.
 
     Returns:
-        (R, G + 1): entry k takes the k lowest and the G - k highest scores.
+        (G + 1,): entry k takes the k lowest and the G - k highest scores.
     """
-    rows, count = sorted_RN.shape
-    sums = np.zeros((2, rows, count + 1))
-    np.cumsum(sorted_RN, axis=1, out=sums[0, :, 1:])
-    np.cumsum(sorted_RN**2, axis=1, out=sums[1, :, 1:])
+    sums = np.zeros((2, len(sorted_N) + 1))
+    np.cumsum([sorted_N, sorted_N**2], axis=1, out=sums[:, 1:])
     prefix = np.arange(size + 1)
-    total = sums[:, :, prefix] + sums[:, :, -1:] - sums[:, :, count - size + prefix]
+    total = sums[:, prefix] + sums[:, -1:] - sums[:, len(sorted_N) - size + prefix]
     mean, mean_square = total / size
     return mean_square - mean**2
-
-
-def max_variance(sorted_RN: np.ndarray, size: int) -> np.ndarray:
-    """The largest variance of `size` scores of each ascending row; shape (R,)."""
-    return np.maximum(split_variances(sorted_RN, size).max(axis=1), 0.0)
 
 
 def _checked(scores: Sequence[float] | np.ndarray, size: int) -> np.ndarray:

@@ -35,7 +35,7 @@ class IterationForecast:
         batches: of its rollout.
         batch_s: seconds that a device takes for one.
         rest_s: seconds of the iteration in which nothing is rolled out.
-        start_s: seconds from asking for an instance to its first batch.
+        start_s: seconds that a new device is paid for before it has loaded.
         left: iterations that are left, the next one included, at least 1.
     """
 
@@ -100,9 +100,8 @@ def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, hel
     cost until they begin is counted. Devices are given back only where that saves `LEAST_GAIN`.
 
     Args:
-        forecast: of the next iteration; None before times have been measured, where all that the settings
-            allow
-            are wanted.
+        forecast: of the next iteration; None before times have been measured: all that the settings allow
+            are then wanted.
         terms: prices and bounds.
         held: spot devices that are rented now.
     """
@@ -175,11 +174,11 @@ def _reason(forecast: IterationForecast, terms: RentingTerms, held: int, best: i
     """Why so many, by the change from what is held, or by what one more would do."""
     other = best if best != held else min(best + 1, terms.most)
     if other == held:
-        return f"{_devices(held)}, the most that the settings allow: fewer would cost more"
+        return f"{_devices(held)}, the most that the settings allow: fewer would not save {LEAST_GAIN:.0%}"
     few, many = sorted((held, other))
     few_s, many_s = (forecast.iteration_s(terms.reserved + spot) for spot in (few, many))
     few_usd, many_usd = (terms.cost_usd(forecast, spot) for spot in (few, many))
-    saves = f"{_more(many - few)} would save {few_s - many_s:.1f} s of {few_s:.1f} s an iteration"
+    saves = f"{many - few} more would save {few_s - many_s:.1f} s of {few_s:.1f} s an iteration"
     costs = f"which would then cost ${many_usd:.4f} instead of ${few_usd:.4f}"
     if best > held:
         return f"{_devices(best)} instead of {held}: {saves}, {costs}"
@@ -194,7 +193,3 @@ def _reason(forecast: IterationForecast, terms: RentingTerms, held: int, best: i
 
 def _devices(count: int) -> str:
     return f"{count} spot {'device' if count == 1 else 'devices'}"
-
-
-def _more(count: int) -> str:
-    return f"{count} more"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, TimeoutError
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,24 +15,23 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.dispatch.work_left import WorkLeft
-from gpu_runtime.fleet.capacity.registry import build_capacity
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
-from gpu_runtime.fleet.rented_capacity import RentedCapacity
+from gpu_runtime.fleet.rented_capacity import rented_capacity
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
-from gpu_runtime.fleet.trainers import Trainers, trainer_gone
+from gpu_runtime.fleet.trainers import LOOK_EVERY_S, Trainers, trainer_gone
 from gpu_runtime.groups.measured_sharing import MeasuredSharing
-from gpu_runtime.scheduling.paid_time import PaidMeter
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scheduler_counters import Counters
-from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog
 from gpu_runtime.worker.protocol import Worker, WorkerReady
-from storage.clock import now, process_clock
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
+from storage.database.records import DeviceEventKind, DeviceState
 from storage.errors import WorkerLostError
 
 
@@ -55,21 +54,16 @@ class Fleet:
     """
 
     def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryLog | None = None) -> None:
-        self._cluster = cluster
         self._config = config
-        self._history = history or HistoryLog(None, "")
-        self._dispatcher = Dispatcher(config, history=self._history)
+        history = history or HistoryLog(None, "")
+        self._dispatcher = Dispatcher(config, history=history)
         self._beside_training = False
-        self._timeline = Timeline()
-        self._meter = PaidMeter()
-        self._paid: list[PaidTime] = []
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
         self.failed_starts: list[FailedStart] = []
         """Workers that died while they loaded, in order."""
         self._devices: list[Device] = []
-        self._events: list[DeviceEvent] = []
         self._weights: Weights | None = None
         self.sharing = MeasuredSharing(
             cluster, config, lambda up_to: self.trainers.ask_leader(Worker.degrees, up_to)
@@ -79,15 +73,19 @@ class Fleet:
         # Kept for as long as the fleet: the trainers are connected to it.
         self._meeting = ControlStore(cluster.host) if training > 1 else None
         address = None if self._meeting is None else self._meeting.address
-        self.standbys = Standbys(cluster, config, self._history)
+        self.standbys = Standbys(cluster, config, history)
         """Processes that take the place of workers that are lost."""
-        provider = build_capacity(config, cluster)
-        self._rented = None if provider is None else RentedCapacity(provider, config)
-        self._provisioner = WorkerProvisioner(
-            cluster, config, self._history, self.standbys, address, self._rented
-        )
+        self._rented = rented_capacity(config, cluster)
+        self.accounts = DeviceAccounts(config.price, history, self._rented)
+        """What devices do and are paid for, and what has happened to them."""
+        self._provisioner = WorkerProvisioner(cluster, config, history, self.standbys, address, self._rented)
         first = self._provisioner.fill(())[:training]
-        self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share)
+        # Where devices draft in a training window, a second thread lets them, and follows the capacity.
+        follows = self._rented is not None and strategy_of(config).timing is not DraftTiming.TRAINING_WINDOW
+        self._look_while_waiting = self._follow_capacity if follows else None
+        self.trainers = Trainers(
+            first, config.runtime.trainer_limit_s, cluster.share, self._look_while_waiting
+        )
         """The devices that train."""
 
     def await_ready(self) -> None:
@@ -110,20 +108,7 @@ class Fleet:
 
     def enter(self, worker: str, state: DeviceState) -> None:
         """Book what a device does from now on."""
-        with self._lock:
-            self._timeline.enter(worker, state, now())
-
-    def take_intervals(self) -> list[StateInterval]:
-        """What each device did since the last call; what it was paid for meanwhile: `take_paid_time`."""
-        with self._lock:
-            self._paid += self._meter.take(time.monotonic())
-            return self._timeline.take(now())
-
-    def take_paid_time(self) -> list[PaidTime]:
-        """What each device was paid for up to the last call of `take_intervals`, since the call before."""
-        with self._lock:
-            taken, self._paid = self._paid, []
-        return taken
+        self.accounts.enter(worker, state)
 
     def decide_capacity(self, requests: int, left: int) -> None:
         """Decide how many spot devices the next iteration has, where that is not fixed; nothing else goes on.
@@ -133,19 +118,21 @@ class Fleet:
             left: iterations that are left, the next one included.
         """
         if self._rented is not None:
-            reserved = max(1, sum(device.market == "reserved" for device in self._devices))
-            self._rented.decide(requests, left, reserved)
+            self._rented.decide(requests, left, sum(d.market == "reserved" for d in self._devices))
             self._follow_capacity()
+
+    def follow_capacity_until(self, calls: Collection[Future[Any]]) -> None:
+        """Give back devices that are called back, until scorers have answered; no device does anything.
+
+        Args:
+            calls: to scorers.
+        """
+        while self._look_while_waiting is not None and wait(calls, timeout=LOOK_EVERY_S).not_done:
+            self._look_while_waiting()
 
     def take_capacity_notes(self) -> list[str]:
         """Why how many spot devices are wanted, and what went wrong with them, since the last call."""
         return [] if self._rented is None else self._rented.take_notes()
-
-    def take_device_events(self) -> list[DeviceEvent]:
-        """Which devices joined, did not start or were lost since the last call, in order."""
-        with self._lock:
-            taken, self._events = self._events, []
-        return taken
 
     def generate(
         self,
@@ -215,7 +202,7 @@ class Fleet:
         """Replace what is lost or will be, and make every worker hold these weights."""
         self._weights = weights
         self._ask_for_notices()
-        self._look_at_capacity(at_once=True)
+        self._follow_capacity(at_once=True)
         self._take_in()
         self._provisioner.fill(self._filled)
         self.hold(weights)
@@ -248,7 +235,7 @@ class Fleet:
 
     def regroups(self, left: Callable[[], WorkLeft], freed: bool) -> bool:
         """Whether there are more devices; each works alone."""
-        self._look_at_capacity()
+        self._follow_capacity()
         return self._provisioner.has_more_devices()
 
     def workers(self, version: WeightsVersion) -> list[Device]:
@@ -274,9 +261,7 @@ class Fleet:
         known, device.notice = device.notice, notice
         if (known is None) == (notice is None):
             return
-        with self._lock:
-            # Now, not when the worker read it: its clock may be another one.
-            self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
+        self.accounts.on_notice(device, notice)
         if notice is not None and self._rented is not None:
             self._rented.leave(device.name, notice.in_words)
 
@@ -289,10 +274,8 @@ class Fleet:
         if device in self.trainers:
             self.trainers.end()
             raise trainer_gone(error) from error
-        with self._lock:
-            self._devices.remove(device)
-            self.lost.append(device.name)
-            self._end_paying(device, "lost", time.monotonic(), str(error))
+        self._remove(device, "lost", str(error))
+        self.lost.append(device.name)
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """A worker hangs: its process is ended, and it counts as lost.
@@ -303,19 +286,16 @@ class Fleet:
         device.actor.kill()
         self.on_worker_lost(device, WorkerLostError(f"worker {device.name!r} hung and was killed: {reason}"))
 
-    def hold(self, weights: Weights) -> dict[str, str]:
-        """Make every worker hold these weights; the digest each one loaded, by worker."""
+    def hold(self, weights: Weights) -> None:
+        """Make every worker hold these weights."""
         # A worker under notice gets no more work, and needs no weights for it.
         loading = {
             device.name: self._give(device, weights)
             for device in self._devices
             if device.holds != weights.version and device.stays
         }
-        digests: dict[str, str] = {}
         for device, digest in self._answers(loading, "load its weights"):
-            digests[device.name] = digest
             device.take(weights, digest)
-        return digests
 
     def _give(self, device: Device, weights: Weights) -> Future[str]:
         """Let a device load weights, unless it does already."""
@@ -342,19 +322,15 @@ class Fleet:
         for device in self._devices:
             device.holds, device.coming = None, None
 
-    def _look_at_capacity(self, at_once: bool = False) -> None:
-        """Follow the instances that are rented, where they are: see `_follow_capacity`."""
-        if self._rented is not None:
-            self._rented.look(at_once)
-            self._follow_capacity()
-
-    def _follow_capacity(self) -> None:
+    def _follow_capacity(self, at_once: bool = False) -> None:
         """End workers whose instance is gone; drain those that leave, and end them once they are free.
 
         A worker that leaves gets no further chunk. What it has is committed and goes on elsewhere.
         """
         rented = self._rented
-        assert rented is not None
+        if rented is None:
+            return
+        rented.look(at_once)
         for device in [device for device in self._devices if device.market == "spot"]:
             if rented.is_gone(device.name):
                 device.actor.kill()
@@ -363,32 +339,23 @@ class Fleet:
                     self.on_worker_lost(device, WorkerLostError(f"the instance of {device.name!r} is gone"))
                 continue
             reason = rented.why_leaving(device.name)
-            if reason and not device.retiring:
-                device.retiring = True
+            device.retiring = device.retiring or bool(reason)
             if device.retiring and not self._dispatcher.busy(device.name):
                 device.actor.kill()
-                with self._lock:
-                    self._devices.remove(device)
-                    self._end_paying(device, "left", time.monotonic(), reason)
-        for device in self._provisioner.give_up(
-            lambda device: rented.is_gone(device.name) or bool(rented.why_leaving(device.name))
-        ):
-            gone, reason = rented.is_gone(device.name), rented.why_leaving(device.name)
-            with self._lock:
-                self._start_paying(device, device.asked_at_s)
-                said = "its instance is gone" if gone else f"before it had loaded: {reason}"
-                self._end_paying(device, "failed" if gone else "left", time.monotonic(), said)
+                self._remove(device, "left", reason)
+        for device, kind, why in self._provisioner.give_up():
+            self.accounts.on_never_joined(device, kind, why)
+            self._vacate(device)
 
-    def _end_paying(self, device: Device, kind: DeviceEventKind, at_s: float, why: str) -> None:
-        """A device is paid for no more since a moment in monotonic seconds; the caller holds the lock."""
-        at = process_clock().at(at_s)
-        self._meter.stop(device.name, at_s)
-        self._timeline.remove(device.name, at)
-        self._book(device, kind, at, why)
+    def _remove(self, device: Device, kind: DeviceEventKind, why: str) -> None:
+        """A device that had joined is gone."""
+        with self._lock:
+            self._devices.remove(device)
+        self.accounts.on_ended(device, kind, why)
         self._vacate(device)
 
     def _vacate(self, device: Device) -> None:
-        """The slot of a device is free, and its instance if it had no other; the caller holds the lock."""
+        """The slot of a device is free, and its instance if it had no other."""
         if self._rented is not None:
             self._rented.vacate(device.name)
 
@@ -418,49 +385,12 @@ class Fleet:
                 yield device, answer
 
     def _register(self, device: Device, ready: WorkerReady) -> None:
-        """A worker has loaded: from now on it pulls, and its loading is on the bill.
-
-        Ray may have had its process ready before it was asked for; that time is not the worker's.
-        """
-        loaded_at_s = device.loaded_at_s or time.monotonic()
-        began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
+        """A worker has loaded: from now on it pulls."""
         if self._rented is not None and device.market == "spot":
-            self._rented.on_started(loaded_at_s - device.asked_at_s)
+            self._rented.on_started((device.loaded_at_s or time.monotonic()) - device.asked_at_s)
         with self._lock:
-            self._start_paying(device, began_at_s)
-            self._timeline.enter(device.name, "idle", now())
+            self.accounts.on_joined(device, ready)
             self._devices.append(device)
-            where = {"host": ready.host, "history": ready.history} if ready.history else {}
-            detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"
-            at = process_clock().at(began_at_s)
-            self._book(device, "joined", at, detail if device.standby else "", **where)
-
-    def _start_paying(self, device: Device, at_s: float) -> None:
-        """A device is paid for since a moment in monotonic seconds; the caller holds the lock."""
-        self._meter.start(device.name, device.market, at_s)
-        usd_per_hour = self._usd_per_hour(device)
-        self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
-
-    def _usd_per_hour(self, device: Device) -> float:
-        price = self._config.price
-        if self._rented is not None and device.market == "spot":
-            return self._rented.usd_per_hour(device.name)
-        return price.reserved_usd_per_hour if device.market == "reserved" else price.spot_usd_per_hour
-
-    def _record_startup_failure(self, device: Device, error: BaseException | None) -> None:
-        """A worker has died while it loaded: what it cost is on the bill all the same."""
-        died_at_s = device.loaded_at_s or time.monotonic()
-        failures = self._provisioner.failures(device)
-        self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
-        with self._lock:
-            self._start_paying(device, device.asked_at_s)
-            self._end_paying(device, "failed", died_at_s, str(error))
-
-    def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
-        """Note what happened to a device; the caller holds the lock."""
-        self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
-        # The history tells of processes: one that did not start, or was ended, is gone as one that is lost.
-        self._history.note("lost" if kind in ("failed", "left") else kind, worker=device.name, **facts)
 
     @property
     def _available(self) -> list[Device]:
@@ -476,7 +406,11 @@ class Fleet:
     def _take_in(self) -> None:
         """Admit who has loaded meanwhile; note who could not."""
         for device, loaded in self._provisioner.take():
-            if loaded.exception() is None:
+            error = loaded.exception()
+            if error is None:
                 self._register(device, loaded.result())
-            else:
-                self._record_startup_failure(device, loaded.exception())
+                continue
+            failures = self._provisioner.failures(device)
+            self.failed_starts.append(FailedStart(device.name, str(error), failures, pause(failures)))
+            self.accounts.on_never_joined(device, "failed", str(error))
+            self._vacate(device)

@@ -6,7 +6,7 @@ Where a standby waits, it takes the place instead of a new process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from concurrent.futures import FIRST_EXCEPTION, Future, TimeoutError, wait
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -20,7 +20,7 @@ from gpu_runtime.worker.protocol import Worker, WorkerReady
 from gpu_runtime.worker.training_membership import TrainingMembership
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
-from storage.database.records import Market
+from storage.database.records import DeviceEventKind, Market
 from storage.errors import RuntimeFailure, WorkerLostError
 
 _COUNT_EVERY_S = 1.0
@@ -163,20 +163,24 @@ class WorkerProvisioner:
         self._coming = [arrival for arrival in self._coming if arrival not in needed]
         return needed
 
-    def give_up(self, leaving: Callable[[Device], bool]) -> list[Device]:
-        """End the processes of some that are on their way: their instances are gone, or given back.
-
-        Args:
-            leaving: which ones.
+    def give_up(self) -> list[tuple[Device, DeviceEventKind, str]]:
+        """End the processes of those on their way whose instances are gone, or given back.
 
         Returns:
-            These.
+            These, what they count as, and why.
         """
-        ended = [arrival for arrival in self._coming if not arrival[1].done() and leaving(arrival[0])]
-        self._coming = [arrival for arrival in self._coming if arrival not in ended]
-        for device, _ in ended:
+        ended: list[tuple[Device, DeviceEventKind, str]] = []
+        for arrival in [arrival for arrival in self._coming if not arrival[1].done()]:
+            device, _ = arrival
+            if self._rented is not None and self._rented.is_gone(device.name):
+                ended.append((device, "failed", "its instance is gone"))
+            elif self._rented is not None and (reason := self._rented.why_leaving(device.name)):
+                ended.append((device, "left", f"before it had loaded: {reason}"))
+            else:
+                continue
+            self._coming.remove(arrival)
             device.actor.kill()
-        return [device for device, _ in ended]
+        return ended
 
     def close(self) -> None:
         """End the processes of all that are on their way."""

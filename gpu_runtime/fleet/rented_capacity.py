@@ -10,14 +10,27 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.capacity.protocol import CapacityProvider, Offer
+from gpu_runtime.fleet.capacity.registry import build_capacity
 from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, decide_capacity
 from storage.config.run_config import RunConfig
 
 _LOOK_EVERY_S = 0.5
 """Seconds between two questions to a provider in the midst of a phase; with a cluster it is a call."""
+
+
+def rented_capacity(config: RunConfig, cluster: Cluster) -> RentedCapacity | None:
+    """The spot instances of a run; None where the settings alone say how many devices there are.
+
+    Args:
+        config: the run's configuration.
+        cluster: where its workers run.
+    """
+    provider = build_capacity(config, cluster)
+    return None if provider is None else RentedCapacity(provider, config)
 
 
 class RentedCapacity:
@@ -35,7 +48,9 @@ class RentedCapacity:
         self._provider = provider
         self._config = config
         self._clock = clock
-        self._most = config.runtime.least_spot
+        most = config.runtime.spot_workers
+        assert isinstance(most, int), "read_capacity_options refuses auto"
+        self._most = most
         explores = strategy_of(config).timing is DraftTiming.TRAINING_WINDOW
         self._use_of_rest = 1.0 if explores else 0.0
         self._measured = MeasuredTimes()
@@ -61,6 +76,7 @@ class RentedCapacity:
         if self._rolled_out_at_s is not None:
             rest_s = self._clock() - self._rolled_out_at_s - self._evaluation_s
             self._measured.add_rest(max(0.0, rest_s))
+            self._rolled_out_at_s = None  # an iteration whose samples are all drafts rolls nothing out
         self._decide(-(-requests // self._config.sampling.batch_size), left, reserved)
         self.look(at_once=True)
         self._give_back()
@@ -93,6 +109,10 @@ class RentedCapacity:
             self._offers = {offer.instance: offer for offer in self._provider.offered()}
             self._looked_at_s = self._clock()
             self._notes += self._provider.take_troubles()
+            for offer in list(self._offers.values()):
+                # No worker will come to it, and so none will leave it.
+                if offer.called_back and offer.instance not in self._instance_of.values():
+                    self._release(offer.instance)
 
     def assign(self, worker: str) -> Offer:
         """Put a new worker on an instance that has room; its offer.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.dispatch.devices import Device, Weights
+from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
 from storage.errors import GroupBrokenError, RuntimeFailure, WorkerLostError
@@ -16,6 +18,9 @@ R = TypeVar("R")
 
 _GRACE_S = 10.0
 """After the first failure, how long the others may take to end, or Ray to report which one is gone."""
+
+LOOK_EVERY_S = 0.5
+"""Seconds between two looks at what goes on beside a call."""
 
 
 class Trainers:
@@ -27,13 +32,21 @@ class Trainers:
     Args:
         devices: the first one answers for all.
         limit_s: seconds that a call may take.
-        share: puts an argument into the object store once, for all of them.
+        share: puts a value into the object store once, for all that are given it.
+        look: is called again and again while a call is waited for, in the same thread; None for nothing.
     """
 
-    def __init__(self, devices: Sequence[Device], limit_s: float, share: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        limit_s: float,
+        share: Callable[[Any], Any],
+        look: Callable[[], None] | None = None,
+    ) -> None:
         self.devices = tuple(devices)
         self._limit_s = limit_s
         self._share = share
+        self._look = look
 
     @property
     def leader(self) -> Device:
@@ -64,6 +77,27 @@ class Trainers:
             device.holds = version
         return digests[0]
 
+    def publish(self, version: WeightsVersion) -> Weights:
+        """Make the trained weights, which are of this version, available to the workers.
+
+        Raises:
+            RuntimeFailure: see `use_training_weights`.
+        """
+        digest = self.use_training_weights(version)
+        return Weights(version, digest, self._share(self.ask_leader(Worker.weights)))
+
+    def publish_average(self, version: WeightsVersion) -> Weights:
+        """Make the moving average of the trained weights available to the workers.
+
+        Args:
+            version: of the average.
+
+        Raises:
+            RuntimeFailure: if a device is gone or hangs.
+        """
+        state = self.ask(Worker.average_weights)
+        return Weights(version, weights_digest(state), self._share(state))
+
     def ask(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Let all do something together, and wait; what the first one answers.
 
@@ -91,7 +125,7 @@ class Trainers:
         self, devices: Sequence[Device], method: Callable[..., R], *args: Any, **kwargs: Any
     ) -> list[R]:
         calls = [device.actor.call(method, *args, **kwargs) for device in devices]
-        _, waiting = wait(calls, timeout=self._limit_s, return_when=FIRST_EXCEPTION)
+        waiting = self._wait(calls)
         if _errors(calls):
             _, waiting = wait(calls, timeout=_GRACE_S)
         errors = _errors(calls)
@@ -108,6 +142,18 @@ class Trainers:
         named = "it" if len(self.devices) == 1 else ", ".join(silent)
         reason = f"{named} did not answer {method.__name__!r} in {self._limit_s:g} s and was ended"
         raise trainer_gone(WorkerLostError(f"{reason}; for more, raise runtime.lease_s"))
+
+    def _wait(self, calls: Sequence[Future[Any]]) -> set[Future[Any]]:
+        """Wait until all have ended, one has failed, or the time is over; those that have not ended."""
+        deadline_s = time.monotonic() + self._limit_s
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            part_s = left_s if self._look is None else min(left_s, LOOK_EVERY_S)
+            _, waiting = wait(calls, timeout=part_s, return_when=FIRST_EXCEPTION)
+            if not waiting or _errors(calls) or part_s == left_s:
+                return waiting
+            if self._look is not None:
+                self._look()
 
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:

@@ -109,7 +109,7 @@ class Trainer:
         """
         algorithm = self._config.algorithm.model_copy(update={"kl_weight": weight})
         self._config = self._config.model_copy(update={"algorithm": algorithm})
-        # Objectives keep nothing from one iteration to the next.
+        # Sound, as objectives keep nothing from one iteration to the next (`Objective`).
         self._objective = build_objective(self.policy, self._sampler, self._config)
 
     def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:

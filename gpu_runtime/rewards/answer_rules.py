@@ -78,7 +78,7 @@ def scaled(number: float, lowest: float, highest: float) -> float:
 
 
 def yes_share(text: str, tokens: Any) -> tuple[float, str]:
-    """How much the model is for yes, in [0, 1], and by what that was told.
+    """The probability of yes against no, in [0, 1], and where it is from.
 
     By the log-probabilities of the first token that is one of the words, p(yes) / (p(yes) + p(no)); where the
     server gives none, by the first word of the answer: 1 or 0.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +19,11 @@ from gpu_runtime.rewards.options import (
     OcrOptions,
     PickScoreOptions,
     RemoteOptions,
+    ServerOptions,
     SumOptions,
     VlmOptions,
 )
-from gpu_runtime.rewards.protocol import Scorer
+from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Scorer
 from gpu_runtime.rewards.text_rules import target_text
 from storage.config.plugins import NoOptions, Registry, as_values, hub_models, read_options
 from storage.config.reward import RewardConfig
@@ -70,16 +73,19 @@ class ChosenScorer:
         plugin: how it is built.
         options: as the plug-in declares them.
         section: of the settings, where its options stand.
-        weight: in a sum.
-        rule: as the sum has it, its weight included; empty outside of one.
+        rule: how it counts in a sum, its weight included; empty outside of one.
     """
 
     name: str
     plugin: ScorerPlugin
     options: Section
     section: str = "reward.options"
-    weight: float = 1.0
     rule: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def weight(self) -> float:
+        """In a sum."""
+        return self.rule["weight"]
 
     @property
     def judges(self) -> Sequence[ChosenScorer]:
@@ -92,9 +98,7 @@ class ChosenScorer:
         values = as_values(self.options)
         if self.plugin.parts is not None:
             values["parts"] = {
-                part.name: {"weight": part.weight, **part.rule, **part.values}
-                if len(part.rule) > 1 or part.values
-                else part.weight
+                part.name: {**part.rule, **part.values} if len(part.rule) > 1 or part.values else part.weight
                 for part in self.plugin.parts(self.options)
             }
         return values
@@ -111,7 +115,8 @@ class ChosenScorer:
             ConfigurationError: an option of it is wrong.
             ModelError: weights that it needs are missing or do not fit.
         """
-        return self.plugin.build(self.options)
+        with _naming(self.section):
+            return self.plugin.build(self.options)
 
     def check_files(self) -> None:
         """Refuse judges whose models are not on this machine.
@@ -130,7 +135,8 @@ class ChosenScorer:
             ConfigurationError: naming the address, and what to do.
         """
         for judge in self.judges:
-            judge.plugin.check_server(judge.options)
+            with _naming(judge.section):
+                judge.plugin.check_server(judge.options)
 
     def check_prompt(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that one of the judges could judge no image by.
@@ -243,8 +249,7 @@ def _parts(options: SumOptions) -> list[ChosenScorer]:
         part = _chosen(name, options.options(name), f"reward.options.parts.{name}", "reward.options.parts")
         if part.plugin.parts is not None:
             raise ConfigurationError(f"{part.section} combines scorers itself; name those beside the others")
-        rule = options.rule(name)
-        parts.append(replace(part, weight=rule["weight"], rule=rule))
+        parts.append(replace(part, rule=options.rule(name)))
     return parts
 
 
@@ -300,6 +305,7 @@ def chosen_scorer(settings: RewardConfig) -> ChosenScorer:
             "reward.options.normalise is group, but reward.signal is exact: a verdict has no parts; use "
             "reward.signal=graded, or normalise=none"
         )
+    _refuse_long_calls(judges)
     return chosen
 
 
@@ -323,11 +329,13 @@ def chosen_judge(config: RunConfig) -> ChosenScorer | None:
         raise ConfigurationError(
             f"evaluation.judge is {name}, which combines scorers; name one that looks at images itself"
         )
-    if any((one.name, one.options) == (name, judge.options) for one in chosen_scorer(config.reward).judges):
+    rewards = chosen_scorer(config.reward).judges
+    if any((one.name, one.options) == (name, judge.options) for one in rewards):
         raise ConfigurationError(
             f"evaluation.judge is {name}, which the reward is made of: only a judge that nothing is learned "
             "from sees what the reward misses; name another one"
         )
+    _refuse_long_calls([*rewards, judge])
     return judge
 
 
@@ -360,4 +368,31 @@ def _normalises(chosen: ChosenScorer) -> bool:
 
 def _chosen(name: str, options: dict[str, Any], section: str, setting: str = "") -> ChosenScorer:
     plugin = SCORERS.find(name, setting)
-    return ChosenScorer(name, plugin, read_options(section, plugin.options, options), section)
+    with _naming(section):
+        return ChosenScorer(name, plugin, read_options(section, plugin.options, options), section)
+
+
+def _refuse_long_calls(judges: Sequence[ChosenScorer]) -> None:
+    """Refuse servers that one call waits for in turn, longer than a scorer process may take.
+
+    Raises:
+        ConfigurationError: naming them.
+    """
+    servers = {judge.section: judge.options for judge in judges if isinstance(judge.options, ServerOptions)}
+    longest_s = sum(options.longest_call_s for options in servers.values())
+    if longest_s >= CALL_LIMIT_S:
+        raise ConfigurationError(
+            f"the servers of {' and '.join(servers)} may together take {longest_s:.0f} s for "
+            f"{MOST_IMAGES_A_CALL} images, and a scorer counts as hung after {CALL_LIMIT_S:.0f} s; lower "
+            "attempts or timeout_s of one, or raise its queue"
+        )
+
+
+@contextmanager
+def _naming(section: str) -> Iterator[None]:
+    """Name options by the section they stand in: a scorer's own messages say `reward.options`."""
+    try:
+        yield
+    except ConfigurationError as error:
+        message = re.sub(r"\breward\.options(?!\.parts\b)", lambda _: section, str(error))
+        raise type(error)(message) from error

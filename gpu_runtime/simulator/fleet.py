@@ -14,7 +14,7 @@ from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.scheduling.work_items import Lease
 from gpu_runtime.simulator.virtual_time import Event, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
-from storage.database.records import DeviceState, Market
+from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market
 from storage.errors import ConfigurationError
 
 
@@ -102,6 +102,11 @@ class SimulatedDevice:
     free_at: int = 0
     flight: Flight | None = None
 
+    @property
+    def serves(self) -> bool:
+        """Whether it has joined and stays, as far as the run can know."""
+        return self.joined and self.known_gone is None and not self.noticed
+
 
 class PhaseOfDevices(Protocol):
     """What goes on with the devices, and is told of what happens to them."""
@@ -161,6 +166,8 @@ class SimulatedFleet:
         self.timeline = Timeline()
         self.meter = PaidMeter()
         self.counts = FleetCounts()
+        self.events: list[DeviceEvent] = []
+        """What happened to spot devices, in ticks."""
         self.phase: PhaseOfDevices | None = None
         self._loop = loop
         self._plan = plan
@@ -169,7 +176,7 @@ class SimulatedFleet:
         self._loss = loss
         self._devices: dict[str, SimulatedDevice] = {}
         self._on: dict[str, SimulatedDevice] = {}  # by instance
-        # Instances that are there without a place for them; ordered, and in constant time at both ends.
+        # Instances that are there without a slot for them; ordered, and in constant time at both ends.
         self._unused: OrderedDict[str, None] = OrderedDict()
         self._begun = 0
         self._wanted = plan.spot
@@ -231,6 +238,7 @@ class SimulatedFleet:
             if not device.joined:
                 self._start_paying(device)
             self.counts.changes += 1
+            self._note("left", device)
             self._unused[instance] = None
             self._remove(device)
         self._fill()
@@ -263,6 +271,7 @@ class SimulatedFleet:
 
     def _register(self, device: SimulatedDevice) -> None:
         self._start_paying(device)
+        self._note("joined", device)
         self.enter(device, "idle")
         device.joined = True
 
@@ -295,6 +304,7 @@ class SimulatedFleet:
             self._staying -= not device.noticed
             device.noticed = True
             self.counts.notices += 1
+            self._note("notice", device)
             self.counts.changes += 1
             if self.phase is not None:
                 self.phase.on_notice(device)
@@ -304,7 +314,7 @@ class SimulatedFleet:
             self._on_gone(device)
 
     def _fill(self) -> None:
-        """Workers begin on instances that are there, as many as there are places without one that stays."""
+        """Workers begin on instances that are there, as many as there are slots without one that stays."""
         while self._unused and self._staying < self._wanted:
             instance, _ = self._unused.popitem(last=False)
             self._on[instance] = self._add(f"spot-{self._begun}", "spot")
@@ -313,6 +323,7 @@ class SimulatedFleet:
     def _on_gone(self, device: SimulatedDevice) -> None:
         """An instance is gone; the run learns of it where a call to its worker fails."""
         self.counts.losses += 1
+        self._note("lost", device)
         self.counts.changes += 1
         device.known_gone = self._loop.now + self._loss
         if device.loading is not None:
@@ -332,6 +343,10 @@ class SimulatedFleet:
             self._leave(device)
             self.phase.on_lost(device)
             self._remove(device)
+
+    def _note(self, kind: DeviceEventKind, device: SimulatedDevice) -> None:
+        if device.market == "spot":
+            self.events.append(DeviceEvent(device.name, device.market, kind, self._loop.now))
 
     def _remove(self, device: SimulatedDevice) -> None:
         self._leave(device)

@@ -8,68 +8,20 @@ denoising steps is like the one before, so what a loss or a notice finds committ
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from gpu_runtime.exploration.window import DraftGate
 from gpu_runtime.scheduling.commit_interval import steps_to_commit
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
-from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
 from gpu_runtime.simulator.fleet import Flight, SimulatedDevice, SimulatedFleet
+from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
+from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.simulator.virtual_time import Event, EventLoop
 from storage.database.records import DeviceState
 from storage.errors import SchedulingError
-
-
-@dataclass(frozen=True)
-class PhaseWork:
-    """What is to be generated.
-
-    Attributes:
-        kind: of all batches.
-        version: of the weights of all.
-        batches: how many.
-        steps: denoising steps of each.
-        size: images of a batch.
-        images: of all batches; the last one may not be full.
-        commit_steps: `runtime.commit_steps`.
-        beside_training: whether the trainers are busy otherwise.
-        deadline: when the phase is over in any case, in ticks; None for when all is delivered.
-    """
-
-    kind: RequestKind
-    version: WeightsVersion
-    batches: int
-    steps: int
-    size: int
-    images: int
-    commit_steps: int = 0
-    beside_training: bool = False
-    deadline: int | None = None
-
-
-@dataclass
-class PhaseOutcome:
-    """What a phase came to.
-
-    Attributes:
-        delivered: batches.
-        lease: ticks that devices had the delivered batches.
-        share: what was done of them under these leases, in batches.
-        judged: images of drafts that were judged within the phase.
-        judging: ticks that scorers need for the last images once all are delivered.
-        redone: denoising steps of batches that losses took with them.
-    """
-
-    delivered: int = 0
-    lease: int = 0
-    share: float = 0.0
-    judged: int = 0
-    judging: int = 0
-    redone: int = 0
 
 
 class GenerationPhase:
@@ -104,8 +56,11 @@ class GenerationPhase:
         self._times = times
         self._work = work
         self._step = times.step_of(work.kind)
-        self._next = first
+        self._pushed = scheduler if isinstance(scheduler, PushDispatch) else None
+        self._first = self._next = first
         self._last = first + work.batches
+        self._away = work.beside_training  # the trainers
+        self._turns: list[Event] = []  # of the trainers, between training and rolling out
         self._gate = gate
         self._began = loop.now
         self._drafts = work.kind is RequestKind.EXPLORE
@@ -126,19 +81,26 @@ class GenerationPhase:
         Raises:
             SchedulingError: if no device is left, nor will come, while batches are.
         """
+        work = self._work
         self._fleet.phase = self
         gone = [device for device in self._fleet if device.joined and device.known_gone is not None]
         for device in gone:
             self._call_in_vain(device)
         # All wait until each one that the run counts on holds the weights, or is known to be lost.
         self._loaded_by = max((device.known_gone or 0 for device in gone if device.coming), default=0)
+        if self._pushed is not None:
+            self._ask_for(work.batches)
         for device in list(self._fleet):
             self._take_in(device)
         self._loaded_by = 0
-        finished = self._loop.run_until(self._is_over, self._work.deadline)
-        if not finished and self._work.deadline is None:
+        if work.trainers_join is not None:
+            self._turns.append(self._loop.at(work.trainers_join, self._let_trainers_join))
+        if work.trainers_leave is not None:
+            self._turns.append(self._loop.at(work.trainers_leave, self._let_trainers_leave))
+        finished = self._loop.run_until(self._is_over, work.deadline)
+        if not finished and work.deadline is None:
             raise SchedulingError(
-                f"{self._work.batches - self.outcome.delivered} batches are left, but no device; let one stay"
+                f"{work.batches - self.outcome.delivered} batches are left, but no device; let one stay"
             )
         self._end()
         return self.outcome
@@ -149,6 +111,13 @@ class GenerationPhase:
 
     def on_notice(self, device: SimulatedDevice) -> None:
         """A device stops at the end of the denoising step that it does."""
+        self._stop(device)
+        if self._pushed is not None:
+            self._pushed.on_notice(device.name)
+            self._wake()
+        self._call_trainers_back()
+
+    def _stop(self, device: SimulatedDevice) -> None:
         self._idle.pop(device.name, None)
         flight = device.flight
         if flight is None:
@@ -173,8 +142,14 @@ class GenerationPhase:
         """A device is lost: its batch goes on elsewhere from the last commit."""
         self._busy -= 1
         flight = device.flight
-        if flight is None:
-            return
+        if flight is not None:
+            self._take_back(device, flight)
+        elif self._pushed is not None:
+            self._pushed.on_worker_lost(device.name)
+            self._wake()
+        self._call_trainers_back()
+
+    def _take_back(self, device: SimulatedDevice, flight: Flight) -> None:
         device.flight = None
         lease, now = flight.lease, self._loop.now
         assert flight.halted is not None, "a device is gone before it is lost"
@@ -190,9 +165,7 @@ class GenerationPhase:
         self._wake()
 
     def _take_in(self, device: SimulatedDevice) -> None:
-        if not device.joined or device.known_gone is not None or device.noticed:
-            return
-        if device.trains and self._work.beside_training:
+        if not device.serves or self._is_away(device):
             return
         now, behind = self._loop.now, device.holds != self._work.version
         if not behind and device.free_at <= now:
@@ -206,7 +179,7 @@ class GenerationPhase:
 
     def _call_in_vain(self, device: SimulatedDevice) -> None:
         """A device that is gone is asked to load the weights, as the run does not know of it yet."""
-        if device.holds == self._work.version or (device.trains and self._work.beside_training):
+        if device.holds == self._work.version or self._is_away(device):
             return
         assert device.known_gone is not None, "it is gone"
         self._enter(device, "load")
@@ -225,7 +198,7 @@ class GenerationPhase:
             lease = self._scheduler.pull(device.name, now, self._work.version, 1, (self._work.kind,))
         if lease is None:
             self._enter(device, "idle")
-            if not device.noticed and device.name not in self._closed:
+            if not (device.noticed or self._is_away(device) or device.name in self._closed):
                 self._idle[device.name] = device
             return
         self._busy += 1
@@ -236,15 +209,13 @@ class GenerationPhase:
 
     def _may_pull(self, device: SimulatedDevice) -> bool:
         closed = self._work.deadline is not None and self._loop.now >= self._work.deadline
-        if device.noticed or closed:
+        if device.noticed or closed or self._is_away(device):
             return False
         kind = self._work.kind
         if not self._scheduler.waiting(kind):
             if self._next == self._last:
                 return False
-            # Batches are asked for as devices can take them.
-            self._scheduler.add((WorkItem(self._next, kind, self._work.steps, 0, self._work.version),))
-            self._next += 1
+            self._ask_for(1)  # as devices can take them
         if self._gate is None:
             return True
         elapsed = self._loop.now - self._began
@@ -272,6 +243,8 @@ class GenerationPhase:
         is_last = lease.requests[0] == self._last - 1
         images = work.images - (work.batches - 1) * work.size if is_last else work.size
         self._scorers_free = max(now, self._scorers_free) + images * self._times.score
+        if work.trainers_leave is not None:
+            self.outcome.judged_at[lease.requests[0] - self._first] = self._scorers_free - self._began
         if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
             self.outcome.judged += images
 
@@ -286,6 +259,50 @@ class GenerationPhase:
         self._scheduler.hand_back(lease)
         self._enter(device, "idle")
         self._wake()
+        if device.serves and not self._is_away(device):  # a trainer that was called back meanwhile
+            self._pull(device)
+
+    def _ask_for(self, batches: int) -> None:
+        """Let the next batches wait."""
+        work, numbers = self._work, range(self._next, self._next + batches)
+        self._scheduler.add([WorkItem(number, work.kind, work.steps, 0, work.version) for number in numbers])
+        self._next += batches
+
+    def _is_away(self, device: SimulatedDevice) -> bool:
+        """Whether it trains, or waits for samples to train on."""
+        return device.trains and self._away
+
+    def _let_trainers_join(self) -> None:
+        """The trainers roll out from now on."""
+        self._away = False
+        for device in self._fleet.trainers:
+            if device.flight is None:
+                self._take_in(device)
+
+    def _let_trainers_leave(self) -> None:
+        """The trainers stop, each at the end of its denoising step, if others are there to go on."""
+        if not any(device.serves and not device.trains for device in self._fleet):
+            return
+        self._away, left = True, self._loop.now
+        for device in self._fleet.trainers:
+            if device.coming is not None:
+                device.coming.cancel()
+                device.free_at, device.coming = device.coming.at, None
+                self._busy -= 1
+                left = max(left, device.free_at)
+            self._stop(device)
+            if device.flight is not None:
+                left = max(left, device.flight.end.at)
+            else:
+                self._enter(device, "idle")
+        self.outcome.trainers_left = left - self._began
+
+    def _call_trainers_back(self) -> None:
+        """Without another device that could go on, the trainers roll out the rest."""
+        left = self.outcome.trainers_left is not None and self._away
+        if left and not any(device.serves and not device.trains for device in self._fleet):
+            self.outcome.trainers_back = self._loop.now - self._began
+            self._let_trainers_join()
 
     def _wake(self) -> None:
         """Something waits again: idle devices pull, as long as it does."""
@@ -303,6 +320,8 @@ class GenerationPhase:
     def _end(self) -> None:
         """What devices still do is not wanted any more; they are busy to the end of their chunk."""
         self._fleet.phase = None
+        for turn in self._turns:
+            turn.cancel()
         now = self._loop.now
         self.outcome.judging = max(0, self._scorers_free - now)
         for device in self._fleet:
@@ -317,31 +336,10 @@ class GenerationPhase:
                 device.free_at = min(flight.end.at, flight.since + begun * chunk)
                 device.flight = None
                 self._scheduler.drop(flight.lease.requests)
-            if device.joined and not (device.trains and self._work.beside_training):
+            if device.joined and not self._is_away(device):
                 self._enter(device, "idle")
         self._scheduler.drop_waiting(self._work.kind)
 
     def _enter(self, device: SimulatedDevice, state: DeviceState) -> None:
         self._fleet.enter(device, state)
         self.entered.append((device, state, self._loop.now))
-
-
-def devices_alike(
-    devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
-) -> tuple[tuple[int, bool, bool, bool], ...]:
-    """All that a phase depends on of its devices: when each is free, and whether it has the weights.
-
-    Args:
-        devices: of the fleet.
-        work: of the phase.
-        now: ticks.
-    """
-    return tuple(
-        (
-            max(0, device.free_at - now),
-            device.holds == work.version,
-            device.noticed or not device.joined or device.known_gone is not None,
-            device.trains,
-        )
-        for device in devices
-    )

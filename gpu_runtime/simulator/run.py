@@ -6,128 +6,31 @@ with, not on the time: one that no event of the trace disturbs is worked out onc
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import dataclass, replace
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
 from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, decide_capacity
+from gpu_runtime.fleet.seeding_window import most_useful_spot, solved_window_s
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.simulator.fleet import FleetPlan, SimulatedFleet
-from gpu_runtime.simulator.generation import GenerationPhase, PhaseOutcome, PhaseWork, devices_alike
+from gpu_runtime.simulator.fleet import SimulatedFleet
+from gpu_runtime.simulator.generation import GenerationPhase
+from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, devices_alike
 from gpu_runtime.simulator.profile import WorkloadTimes
-from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
+from gpu_runtime.simulator.push_dispatch import PushDispatch
+from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
+from gpu_runtime.simulator.streamed_training import training_spans
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
-from storage.database.records import DeviceState, Market, StateInterval
-
-SimulatedPhase = Literal["draft", "rollout", "reward", "train", "driver", "evaluate"]
+from storage.database.records import DeviceState, Market
 
 _NEVER = 2**62
 """Ticks; no lease expires here, since no simulated device hangs."""
-
-
-@dataclass(frozen=True)
-class SimulatedPlan:
-    """How a run is done, whatever it computes.
-
-    Attributes:
-        fleet: what is rented.
-        timing: when drafts are made.
-        drafts: most drafts an iteration; 0 for as many as a window holds, or for every candidate where
-            there is no window.
-    """
-
-    fleet: FleetPlan
-    timing: DraftTiming
-    drafts: float = 0.0
-
-
-@dataclass
-class SimulatedRun:
-    """What a simulated run came to.
-
-    Attributes:
-        wall: ticks from its beginning to its end.
-        phases: ticks of all iterations by phase; evaluations are one of them.
-        iterations: ticks of each iteration, evaluations not included.
-        spent: ticks by market and state, over all devices.
-        paid: ticks by market, metered apart from the states.
-        usd_per_hour: price of a device by market.
-        step: ticks of a batch's denoising step.
-        drafts: made and judged in time.
-        batches: rolled out.
-        redone: denoising steps of batches that losses took with them.
-        returned: batches that went back to wait.
-        joined, notices, losses: spot devices.
-        events: of the clock.
-        intervals: what every device did, in ticks; only where they are to be kept.
-        wanted: spot devices that were wanted in each iteration, where that was decided.
-    """
-
-    usd_per_hour: dict[Market, float]
-    step: int
-    wall: int = 0
-    phases: Counter[SimulatedPhase] = field(default_factory=Counter)
-    iterations: list[int] = field(default_factory=list)
-    spent: Counter[tuple[Market, DeviceState]] = field(default_factory=Counter)
-    paid: Counter[Market] = field(default_factory=Counter)
-    drafts: int = 0
-    batches: int = 0
-    redone: int = 0
-    returned: int = 0
-    joined: int = 0
-    notices: int = 0
-    losses: int = 0
-    events: int = 0
-    intervals: list[StateInterval] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds from its beginning to its end."""
-        return self.wall / TICKS_PER_S
-
-    @property
-    def usd(self) -> float:
-        """The bill."""
-        return (
-            sum(self.usd_per_hour[market] * paid for market, paid in self.paid.items()) / 3600 / TICKS_PER_S
-        )
-
-    def share(self, state: DeviceState, market: Market | None = None) -> float:
-        """Share of the paid time that devices of a market, or all, were in a state; 0 without any."""
-        of = {key: value for key, value in self.spent.items() if market in (None, key[0])}
-        whole = sum(of.values())
-        return sum(value for key, value in of.items() if key[1] == state) / whole if whole else 0.0
-
-    @property
-    def redone_share(self) -> float:
-        """Share of the paid time that went into steps which losses took with them; at most.
-
-        No state of its own: as in the ledger of a live run, it is in that which the device was in.
-        """
-        paid = sum(self.paid.values())
-        return self.redone * self.step / paid if paid else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON values; whole numbers are ticks."""
-        return {
-            "wall": self.wall,
-            "phases": {phase: self.phases[phase] for phase in sorted(self.phases)},
-            "iterations": self.iterations,
-            "spent": {f"{market}/{state}": self.spent[market, state] for market, state in sorted(self.spent)},
-            "paid": dict(sorted(self.paid.items())),
-            "usd": self.usd,
-            **{
-                name: getattr(self, name)
-                for name in ("drafts", "batches", "redone", "returned", "joined", "notices", "losses")
-            },
-        }
 
 
 @dataclass(frozen=True)
@@ -183,7 +86,8 @@ class Simulation:
         self._calm: dict[Hashable, _Calm] = {}
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
-        self._run = SimulatedRun(prices, times.step)
+        self._run = SimulatedRun(prices, times.step, runs=plan.runs)
+        self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self, on_iteration: Callable[[int], None] = lambda iteration: None) -> SimulatedRun:
         """Do it all.
@@ -195,43 +99,110 @@ class Simulation:
         loop.run_until(lambda: self._fleet.reserved_loaded)
         self._fleet.take_in()
         self._pass(self._times.opening)
-        self._evaluate(0)
+        self._evaluate_all(0)
         for iteration in range(1, config.iterations + 1):
             began = loop.now
             self._iterate(WeightsVersion(iteration - 1), iteration < config.iterations)
             run.iterations.append(loop.now - began)
-            self._account()
-            every = config.evaluation.every
-            if iteration == config.iterations or (every and iteration % every == 0):
-                self._evaluate(iteration)
+            self._account(iteration, "iteration")
+            if config.evaluates_after(iteration):
+                self._evaluate_all(iteration)
             on_iteration(iteration)
-        self._account()
         counts = self._fleet.counts
         run.wall, run.events = loop.now, loop.done
         run.joined, run.notices, run.losses = counts.joined, counts.notices, counts.losses
-        run.returned = self._scheduler.counters.returned
         return run
 
     def _iterate(self, version: WeightsVersion, more: bool) -> None:
         """One iteration; drafts beside reward and training where another one follows."""
-        config, run = self._config, self._run
+        config, run, runs = self._config, self._run, self._plan.runs
+        if runs > 1:
+            for number in range(runs):
+                self._roll_out_beside_training(
+                    self._rollout(WeightsVersion(runs * version.policy_version + number))
+                )
+            if not more or config.evaluates_after(version.policy_version + 1):
+                self._train_alone()
+            return
         if self._plan.timing is DraftTiming.BEFORE_ROLLOUT:
             with self._timed("draft"):
                 self._draft_on_all(version)
-        samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
-        work = self._work(RequestKind.ROLLOUT, version, samples, config.sampling.rollout_steps)
+        work = self._rollout(version)
         if self._plan.fleet.decided:
             self._decide(work.batches, config.iterations - version.policy_version)
-        with self._timed("rollout"):
-            judging = self._generate(work).judging
-        self._measure(work.steps)
+        if self._plan.seeds:
+            self._roll_out_then_train(work)
+        else:
+            with self._timed("rollout"):
+                judging = self._generate(work).judging
+            self._measure(work.steps)
+            training = work.images * self._times.train_sample
+            run.phases["reward"] += judging
+            run.phases["train"] += training
+            self._train(version, judging, training, more)
         run.batches += work.batches
-        training = samples * self._times.train_sample
-        run.phases["reward"] += judging
-        run.phases["train"] += training
-        self._train(version, judging, training, more)
         with self._timed("driver"):
             self._pass(self._times.driver)
+
+    def _rollout(self, version: WeightsVersion) -> PhaseWork:
+        config, group = self._config, self._config.algorithm.group_size
+        prompts = config.algorithm.prompts_per_iteration + round(self._plan.more_samples / group)
+        return self._work(RequestKind.ROLLOUT, version, prompts * group, config.sampling.rollout_steps)
+
+    def _roll_out_then_train(self, work: PhaseWork) -> None:
+        """RLBoost's window: trainers roll out until it ends, then train on what the others deliver.
+
+        No more spot devices are rented than the training leaves something to do for.
+        """
+        fleet, times, began = self._fleet, self._times, self._loop.now
+        rollout_s = work.batches * (work.steps * times.step + times.decode) / TICKS_PER_S
+        train_s = work.images * times.train_sample / TICKS_PER_S
+        trainers = fleet.trainers
+        if train_s:
+            useful = math.floor(most_useful_spot(rollout_s, 1, 0.0, len(trainers), train_s))
+            plan = self._plan.fleet
+            fleet.want(min(plan.spot, max(1, useful - (plan.reserved - plan.trainers))))
+        fleet.take_in()
+        others = sum(device.serves and not device.trains for device in fleet)
+        window_s = solved_window_s(rollout_s, train_s, len(trainers), others)
+        with self._timed("rollout"):
+            outcome = self._generate(replace(work, trainers_leave=began + times.weights + ticks(window_s)))
+        rolled = self._loop.now - began
+        spans = training_spans(outcome, work, self._config.algorithm.group_size, times.train_sample, rolled)
+        for device in trainers:
+            for since, until in spans:
+                fleet.enter(device, "train", began + since)
+                fleet.enter(device, "idle", began + until)
+        with self._timed("train"):
+            self._pass(began + spans[-1][1] - self._loop.now)
+
+    def _roll_out_beside_training(self, work: PhaseWork) -> None:
+        """A run rolls out on the devices that do not train for the other run, then on all devices."""
+        closes = self._loop.now + self._untrained
+        if self._untrained:
+            for device in self._fleet.trainers:
+                self._fleet.enter(device, "train")
+            work = replace(work, beside_training=True, trainers_join=closes)
+        with self._timed("rollout"):
+            self._pass(self._generate(work).judging)
+        with self._timed("train"):
+            self._pass(max(0, closes - self._loop.now))
+        for device in self._fleet.trainers:
+            self._fleet.enter(device, "idle")
+        self._run.batches += work.batches
+        self._untrained = work.images * self._times.train_sample
+        with self._timed("driver"):
+            self._pass(self._times.driver)
+
+    def _train_alone(self) -> None:
+        """The training that is due, without a rollout beside it."""
+        for device in self._fleet.trainers:
+            self._fleet.enter(device, "train")
+        with self._timed("train"):
+            self._pass(self._untrained)
+        for device in self._fleet.trainers:
+            self._fleet.enter(device, "idle")
+        self._untrained = 0
 
     def _decide(self, batches: int, left: int) -> None:
         """Rent what pays in an iteration, as `RentedCapacity` of a live run does."""
@@ -263,6 +234,11 @@ class Simulation:
         size, commit_steps = self._config.sampling.batch_size, self._config.runtime.commit_steps
         return PhaseWork(kind, version, -(-images // size), steps, size, images, commit_steps)
 
+    def _evaluate_all(self, iteration: int) -> None:
+        """Evaluate every run that shares the devices."""
+        for number in range(self._plan.runs):
+            self._evaluate(self._plan.runs * iteration + number)
+
     def _evaluate(self, iteration: int) -> None:
         settings = self._config.evaluation
         images = settings.prompts * settings.images_per_prompt
@@ -273,7 +249,7 @@ class Simulation:
         with self._timed("evaluate"):
             self._pass(self._generate(work).judging)
         self._evaluated += self._loop.now - began
-        self._account()
+        self._account(iteration, "evaluation")
 
     def _pass(self, length: int) -> None:
         """Nothing is generated for a while."""
@@ -294,9 +270,7 @@ class Simulation:
     def _draft_in_window(self, version: WeightsVersion, closes: int) -> None:
         began = self._loop.now
         self._fleet.take_in()
-        drafters = sum(
-            d.joined and not d.noticed and not d.trains and d.known_gone is None for d in self._fleet
-        )
+        drafters = sum(device.serves and not device.trains for device in self._fleet)
         budget = self._budget(drafters)
         size = self._config.sampling.batch_size
         if drafters and budget >= size:
@@ -344,9 +318,12 @@ class Simulation:
                 device.free_at = began + free_after
                 device.holds = work.version if holds else device.holds
             return self._count(work, calm.outcome)
-        phase = GenerationPhase(loop, self._fleet, self._scheduler, self._times, work, self._next_batch, gate)
+        scheduler = self._dispatch(work)
+        phase = GenerationPhase(loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
         self._next_batch += work.batches
+        returned = scheduler.counters.returned
         outcome = phase.run()
+        outcome.returned = scheduler.counters.returned - returned
         if changes == self._fleet.counts.changes:
             places = {device: number for number, device in enumerate(devices)}
             self._calm[key] = _Calm(
@@ -357,20 +334,29 @@ class Simulation:
             )
         return self._count(work, outcome)
 
+    def _dispatch(self, work: PhaseWork) -> PullScheduler[int]:
+        """What says which device gets which batch of a phase."""
+        if not self._plan.pushes:
+            return self._scheduler
+        there = [d.name for d in self._fleet if d.serves and not (d.trains and work.beside_training)]
+        return PushDispatch(1, _NEVER, 1, there, work.version)
+
     def _key(self, work: PhaseWork, gate: DraftGate | None) -> Hashable:
         """All that a phase's course depends on, as long as no event disturbs it."""
         now = self._loop.now
-        closes = None if work.deadline is None else work.deadline - now
+        moments = (work.deadline, work.trainers_join, work.trainers_leave)
+        turns = tuple(None if at is None else at - now for at in moments)
         known = self._forecast.state() if gate is not None else {}
         forecast = tuple((name, tuple(values)) for name, values in known.items())
-        return work.kind, work.batches, closes, forecast, devices_alike(list(self._fleet), work, now)
+        return work.kind, work.batches, turns, forecast, devices_alike(list(self._fleet), work, now)
 
     def _count(self, work: PhaseWork, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged
         self._run.redone += outcome.redone
+        self._run.returned += outcome.returned
         return outcome
 
-    def _account(self) -> None:
+    def _account(self, iteration: int, phase: LedgerPhase) -> None:
         """Take in what the devices did and were paid for."""
         run, now = self._run, self._loop.now
         intervals = self._fleet.timeline.take(now)
@@ -380,3 +366,5 @@ class Simulation:
             run.paid[paid.market] += int(paid.paid_s)
         if self._keeps_intervals:
             run.intervals += intervals
+            run.ends.append((iteration, phase, now))
+            run.device_events = self._fleet.events

@@ -185,7 +185,7 @@ class EvaluationConfig(Section):
 
     judge: str = ""
     """A second scorer, for held-out images alone: nothing is learned from it. Any name that `reward.scorer`
-    takes but the reward's own; empty for none."""
+    takes but `sum`, and not the reward itself with the same options; empty for none."""
 
     options: OptionValues = Field(default={})
     """What the judge itself declares (docs/rewards.md)."""
@@ -289,6 +289,11 @@ class RunConfig(Section):
     def keeps_reference(self) -> bool:
         """Whether training needs the policy before training, for a KL now or after an alarm."""
         return self.algorithm.kl_weight > 0 or self.evaluation.on_alarm == "kl"
+
+    def evaluates_after(self, iteration: int) -> bool:
+        """Whether a held-out evaluation follows this iteration (0: the untouched model)."""
+        every = self.evaluation.every
+        return iteration in (0, self.iterations) or (every > 0 and iteration % every == 0)
 
     def computes_like(self, other: RunConfig) -> bool:
         """Whether both compute the same: all is equal but their cluster, and where things are copied to."""

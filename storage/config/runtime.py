@@ -154,6 +154,11 @@ class RuntimeConfig(Section):
         return "" if self.cluster in _STARTED_HERE else self.cluster
 
     @property
+    def driver_is_on_cluster(self) -> bool:
+        """Whether the driver is on a host of the cluster that it joins; with a `ray://` address it is not."""
+        return bool(self.ray_address) and not self.ray_address.startswith("ray://")
+
+    @property
     def counts_devices(self) -> bool:
         """Whether the cluster says how many workers there are (`auto`), so that more may come later."""
         return AUTO in (self.reserved_workers, self.spot_workers)
@@ -165,7 +170,7 @@ class RuntimeConfig(Section):
 
     @property
     def least_spot(self) -> int:
-        """Spot workers that a run has at least: none, where the cluster says how many."""
+        """Spot workers that the settings name: none with `auto`, and the most where `capacity` decides."""
         return 0 if self.spot_workers == AUTO else self.spot_workers
 
     @property

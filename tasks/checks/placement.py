@@ -92,7 +92,8 @@ def _on_this_machine(config: RunConfig) -> Iterator[str]:
     scorers = config.runtime.scorer_workers * config.runtime.scorer_gpu
     seen: dict[Market, int] = {"reserved": math.floor(gpus - scorers) if gpus else 1, "spot": 0}
     counts = worker_counts(config.runtime, seen, apart=False)
-    _refuse_too_few(config, seen)
+    if gpus:  # processes that stand for devices share the processor
+        _refuse_too_few(config, seen)
     yield from _workers_in_words(config, counts, f"{gpus} GPUs" if gpus else "the processor")
     yield from _memory_in_words(config)
 
@@ -117,7 +118,7 @@ def _on_cluster(config: RunConfig, cluster: Cluster) -> Iterator[str]:
 
 def _ask(config: RunConfig, cluster: Cluster, market: Market) -> HostReport:
     probe = cluster.start(f"doctor-{market}", HostProbe, gpu=True, market=market)
-    arrives = os.path.isdir(config.model.path)  # the driver is on this machine
+    arrives = config.runtime.driver_is_on_cluster and os.path.isdir(config.model.path)
     try:
         return probe.call(HostProbe.look, config, market == "reserved", arrives).result(timeout=_ANSWER_S)
     except TimeoutError as error:

@@ -97,6 +97,8 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     refuse_silent_address(config.runtime.ray_address)
     refuse_silent_server(config.tracking.uri)
     scorer.check_servers()
+    if judge is not None:
+        judge.check_servers()
     return CheckedInputs(train, evaluate, warnings)
 
 

@@ -12,11 +12,12 @@ from functools import partial
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import plan_to_json
 from gpu_runtime.learning.trainer import OffPolicyFigures
 from gpu_runtime.rewards.protocol import Score, judged, part_means
-from gpu_runtime.runtime import Evaluation, Rollout, Trained
+from gpu_runtime.runtime import Rollout, Trained
 from storage.database.records import (
     EvaluationImage,
     EvaluationRecord,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 from prefect.exceptions import TerminationSignal
 
@@ -24,7 +24,7 @@ from storage.config.stored import stored_config
 from storage.database.records import IterationRecord, RunStatus, record_from_json
 from storage.database.results import last_recorded_at, paid_usd
 from storage.database.run_store import RunStore
-from storage.errors import CheckpointError
+from storage.errors import CheckpointError, StorageError
 from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home, dashboard_page
 from storage.run_log import RunLog
@@ -162,7 +162,8 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     history = home.history(run_id) if config.runtime.history else None
     with ExitStack() as opened:
         cluster = opened.enter_context(open_cluster(config))
-        runtime = opened.enter_context(Runtime(config, cluster, history))
+        runtime = Runtime(config, cluster, history)
+        opened.callback(close_runtime, runtime, store, run_id)
         tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
         mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
         session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all(), mirror)
@@ -181,6 +182,22 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         session.__exit__(type(error))
         raise
     return session
+
+
+def close_runtime(runtime: Runtime, store: RunStore, run_id: str) -> None:
+    """End a run's processes, and record which rented instances could not be given back.
+
+    Args:
+        runtime: of the run.
+        store: where its events are.
+        run_id: the run.
+    """
+    try:
+        runtime.close()
+    finally:
+        for note in runtime.take_capacity_notes():
+            with suppress(StorageError):
+                store.add_event(run_id, "capacity", note)
 
 
 def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> CheckpointMirror | None:

@@ -14,6 +14,7 @@ import pytest
 from storage.home import Home
 from tests.browser import (
     NewPage,
+    await_plots,
     dashboard,
     find_chromium,
     open_page,
@@ -155,6 +156,38 @@ def test_the_other_pages_are_drawn(
         colours = photograph(page, album / f"sample-{name}.png")
     assert colours > 300
     assert errors == []
+
+
+@pytest.mark.slow
+def test_a_new_user_asks_what_a_run_would_cost_and_gets_a_table(
+    new_page: NewPage, tmp_path: Path, album: Path
+):
+    errors: list[str] = []
+    with dashboard(tmp_path / "home", tmp_path / "log") as served, new_page() as page:
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(served.url)
+        page.get_by_text("No runs yet").wait_for()
+        page.get_by_text("What if", exact=True).first.click()
+        page.get_by_test_id("stBaseButton-primaryFormSubmit").click()
+        page.get_by_role("progressbar").first.wait_for()
+        await_plots(page, "Download the figures", plots=5)
+        text = page.inner_text("body")
+        assert "is the one to take" in text
+        assert "Time line" in text and "Ledger of the run" in text
+        assert page.get_by_test_id("stDataFrame").count() == 1
+        titles = page.locator(".js-plotly-plot .gtitle").all_text_contents()
+        assert len(titles) == 5 and all(title.endswith("(simulated)") for title in titles)
+        bars = page.locator(".js-plotly-plot").nth(1).locator(".barlayer .point path")
+        assert bars.count() >= 3 * 12, "three iterations of twelve devices"
+        colours = photograph(page, album / "sample-what-if.png")
+        photograph(page, album / "what-if.png", at_most_px=1250)
+        page.get_by_role("spinbutton", name="Trainers").fill("9")
+        page.get_by_test_id("stBaseButton-primaryFormSubmit").click()
+        page.get_by_text("runtime.trainer_workers is 9, above runtime.reserved_workers=4").wait_for()
+        assert page.get_by_test_id("stDataFrame").count() == 0
+    assert colours > 300
+    assert errors == []
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ def url(recorded_home: Home, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ("images?run=glyphs-1", "Images", "One prompt, enlarged", 0, 0),
         ("health?run=glyphs-1", "Health", "Not measured", 0, 0),
         ("runs", "Runs", "Time to a score", 4, 0),
+        ("what_if", "What if", "Press Simulate", 0, 0),
     ],
 )
 def test_a_page_on_a_telephone(

@@ -1,6 +1,6 @@
 """A run that is given no number of workers, on hosts that say they have GPUs and how they are rented.
 
-The GPUs are numbers that Ray is told: the workers compute on the processor.
+Ray is started with numbers of GPUs; the workers compute on the processor.
 """
 
 from __future__ import annotations

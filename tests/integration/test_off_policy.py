@@ -151,7 +151,7 @@ def test_a_run_that_is_resumed_trains_on_the_same_drafts(fresh, untrained):
     assert bits(again) == bits(once)
     found = fresh.blobs(3)
     assert same.seeds == following.seeds and found.keys() == expected.keys()
-    # Which device made a draft, and when it was judged, is told beside it.
+    # Which device made a draft, and when it was judged, is recorded beside it.
     assert [name for name in found if found[name] != expected[name] and name != "drafts.json"] == []
 
 

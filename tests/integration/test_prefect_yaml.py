@@ -60,8 +60,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
         own.server.stop()
 
 
-def test_the_four_are_there_with_their_forms_and_schedules_that_are_off(own: OwnServer):
-    found = {name: own.deployment(name) for name in ("post-train", "evaluate", "reproduce", "pretrain")}
+def test_all_are_there_with_their_forms_and_schedules_that_are_off(own: OwnServer):
+    names = ("post-train", "evaluate", "reproduce", "pretrain", "what-if")
+    found = {name: own.deployment(name) for name in names}
     assert {one["work_pool_name"] for one in found.values()} == {"spotlight"}
     assert all("form" in one["parameter_openapi_schema"]["properties"] for one in found.values())
     schedules = {one["slug"]: one for one in found["reproduce"]["schedules"]}

@@ -22,6 +22,7 @@ from gpu_runtime.scheduling.history_check import check_history
 from gpu_runtime.worker.history_tail import read_history
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
+from tests.fake_capacity import FakeCapacity
 
 SETTINGS = [
     "sampling.batch_size=4", "sampling.rollout_steps=20", "runtime.scorer_workers=1",
@@ -55,42 +56,16 @@ def all_of_them(forecast: object, terms: RentingTerms, held: int) -> CapacityDec
     return CapacityDecision(terms.most, "the test wants all")
 
 
-class PlayedCapacity:
-    """A provider that the test plays: what is offered is what the test puts there."""
-
-    def __init__(self) -> None:
-        self.offers: list[Offer] = []
-        self.released: list[str] = []
-        self.asked: list[int] = []
-
-    def wanted(self, devices: int, deadline_s: float | None) -> None:
-        self.asked.append(devices)
-
-    def offered(self) -> list[Offer]:
-        return list(self.offers)
-
-    def release(self, instance: str) -> None:
-        self.released.append(instance)
-        self.offers = [offer for offer in self.offers if offer.instance != instance]
-
-    def take_troubles(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        for offer in list(self.offers):
-            self.release(offer.instance)
-
-
 @pytest.mark.takes(60)
 def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    provider = PlayedCapacity()
+    provider = FakeCapacity()
     plugin = CapacityPlugin(lambda config, cluster, options: provider)
-    monkeypatch.setitem(CAPACITY._own, "played", plugin)
+    monkeypatch.setitem(CAPACITY._own, "fake", plugin)
     # What is offered here does not depend on the machine's speed.
     monkeypatch.setattr(rented_capacity, "decide_capacity", all_of_them)
-    config = rented("runtime.capacity=played")
+    config = rented("runtime.capacity=fake")
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path) as runtime:
         alone = runtime.rollout(PLAN)
         assert {one.worker for one in alone.delivered} == {"reserved-0"}
@@ -183,8 +158,8 @@ def test_commands_acquire_instances_and_give_all_back_at_the_end(tmp_path: Path)
         rolled = await_spot(runtime, "spot-0")
         assert len(rolled.delivered) == 32
         assert [note for note in runtime.take_capacity_notes() if "status" in note] == []
-    told = [json.loads(line) for line in log.read_text().splitlines()]
-    assert told[0] == {"acquire": {"devices": 1, "deadline_s": None, "cluster": "", "held": []}}
-    assert told[-1] == {"release": "i-0"}
-    acquired, released = (sum(kind in line for line in told) for kind in ("acquire", "release"))
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    assert logged[0] == {"acquire": {"devices": 1, "deadline_s": None, "cluster": "", "held": []}}
+    assert logged[-1] == {"release": "i-0"}
+    acquired, released = (sum(kind in line for line in logged) for kind in ("acquire", "release"))
     assert acquired == released

@@ -213,7 +213,8 @@ def test_a_reward_that_fails_ends_the_drafts_beside_it(fresh, monkeypatch):
     found: list[SeedPlan] = []
     exploring = threading.Thread(target=lambda: found.append(fresh.explore(2)))
     exploring.start()
-    broken = [replace(score, error="no") for score in fresh._scores(rolled.delivered)]
+    scores = [one.score for one in rolled.delivered if one.score is not None]
+    broken = [replace(score, error="no") for score in fresh._scoring.wait_for(scores)]
     monkeypatch.setattr(fresh._scoring, "wait_for", lambda _: refuse_total_failure("ocr", broken))
     with pytest.raises(RewardError, match="failed on all 16 images"):
         fresh.reward(rolled)

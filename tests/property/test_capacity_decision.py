@@ -71,8 +71,9 @@ def test_the_unit_of_money_does_not_matter(
 def test_no_device_is_rented_that_would_roll_nothing_out(
     forecast: IterationForecast, terms: RentingTerms, held: int
 ):
-    decision = decide_capacity(forecast, replace(terms, use_of_rest=0.0), min(held, forecast.batches))
-    assert decision.wanted <= max(0, forecast.batches)
+    of_use = max(0, forecast.batches - terms.reserved)
+    decision = decide_capacity(forecast, replace(terms, use_of_rest=0.0), min(held, of_use))
+    assert decision.wanted <= of_use
 
 
 @given(forecasts, terms, held)
@@ -82,4 +83,4 @@ def test_the_decision_is_never_dearer_than_what_is_held(
     held = min(held, terms.most)
     wanted = decide_capacity(forecast, terms, held).wanted
     assert terms.cost_usd(forecast, wanted) <= terms.cost_usd(forecast, held)
-    assert decide_capacity(forecast, terms, wanted).wanted >= 0
+    assert decide_capacity(forecast, terms, wanted).wanted >= wanted, "no device comes to be given back again"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.exploration.selection import max_variance, max_variance_subset
+from gpu_runtime.exploration.expected_gain import best_spread
+from gpu_runtime.exploration.selection import max_variance_subset
 
 _graded = st.sampled_from([0.0, 0.25, 1 / 3, 0.5, 2 / 3, 1.0])
 _any = st.floats(0, 1, allow_nan=False)
@@ -37,6 +38,6 @@ def test_a_change_of_scale_changes_no_variance_ratio(scores, scale, offset, data
 
 @given(st.lists(st.lists(_any, min_size=6, max_size=6), min_size=1, max_size=5), st.integers(1, 6))
 def test_many_rows_at_once_agree_with_one(rows, size):
-    together = max_variance(np.sort(np.array(rows), axis=1), size)
+    together = best_spread(np.array(rows), size)
     single = [max_variance_subset(row, size).spread for row in rows]
     assert together == pytest.approx(single, abs=1e-9)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_runtime.exploration.explorer import DraftTiming
-from gpu_runtime.simulator.what_if import undisturbed
+from gpu_runtime.simulator.comparison.what_if import undisturbed
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from tests.simulated import simulated, small_config, times_of
 
 TIMINGS = st.sampled_from(list(DraftTiming))
 SECONDS = st.floats(0.001, 3.0)
+WAYS = st.sampled_from(
+    [{}, {"seeds": True}, {"pushes": True}, {"runs": 2}, {"more_samples": 7.0}, {"pushes": True, "runs": 2}]
+)
 DRAWN = settings(max_examples=15, deadline=None)
 
 
@@ -36,16 +40,18 @@ def rough_trace(spot: int, seed: int) -> Trace:
     notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
     step=SECONDS,
     loss=st.sampled_from([0.0, 0.7, 20.0]),
+    ways=WAYS,
 )
 def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_bytes(
     reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float,
-    loss: float,
+    loss: float, ways: dict[str, Any],
 ):  # fmt: skip
+    timing = timing if not ways else DraftTiming.NEVER
     config, trace = small_config(), rough_trace(spot, seed)
     runs = [
         simulated(
             config, reserved, spot, trace, timing, notice_s, times_of(step=step, loss=loss),
-            repeats=repeats, keeps_intervals=True,
+            ways, repeats=repeats, keeps_intervals=True,
         )
         for repeats in (True, False)
     ]  # fmt: skip

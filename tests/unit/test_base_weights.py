@@ -61,6 +61,17 @@ def test_a_host_without_room_is_refused(
     assert not (tmp_path / "host" / "base").exists()
 
 
+def test_what_a_killed_process_has_left_takes_no_room(
+    source: FolderSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    left = tmp_path / "host" / ".base.coming"
+    left.mkdir(parents=True)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 10 if left.exists() else 10**6))
+    bring(tmp_path / "host" / "base", source.sizes, source.part)
+    assert files_in(tmp_path / "host" / "base") == FILES
+
+
 def test_a_path_that_cannot_be_made_is_refused(source: FolderSource, tmp_path: Path):
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ModelError, match="copy the model there"):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from examples.lending_server import Lender, LendingServer
@@ -134,7 +135,7 @@ class TestCommand:
             provider.wanted(1, None)
             awaited(provider, partial(has_answered, provider))
             (trouble,) = provider.take_troubles()
-            assert part in trouble, trouble
+            assert part in trouble and "may still be paid for" in trouble, trouble
             assert provider.offered() == []
             provider.close()
 
@@ -160,8 +161,8 @@ class TestCommand:
         CommandOptions(acquire="cd . && true", release="X=1 env").check()
 
 
-class PlayedCluster:
-    """A cluster with an autoscaler that the test plays."""
+class FakeAutoscaler:
+    """A cluster whose autoscaler does nothing."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -179,7 +180,7 @@ class PlayedCluster:
 
 class TestAutoscaler:
     def test_is_asked_when_the_number_changes_and_offers_what_the_cluster_has(self):
-        cluster = PlayedCluster()
+        cluster = FakeAutoscaler()
         provider = AutoscalerCapacity(cluster)
         provider.wanted(3, None)
         provider.wanted(3, None)
@@ -187,12 +188,28 @@ class TestAutoscaler:
         cluster.has = 4
         assert names(provider) == ["device-0", "device-1", "device-2"]
         provider.wanted(1, None)
-        assert names(provider) == ["device-0"]
+        assert names(provider) == ["device-0", "device-1", "device-2"], "the run says which ones go"
+        provider.release("device-0")
+        provider.release("device-2")
+        assert names(provider) == ["device-1"]
         provider.close()
         assert cluster.asked == [3, 1, 0]
 
+    def test_a_lost_device_is_offered_until_its_worker_is_lost_and_another_one_when_it_is_there(self):
+        cluster = FakeAutoscaler()
+        cluster.has = 2
+        provider = AutoscalerCapacity(cluster)
+        provider.wanted(2, None)
+        assert names(provider) == ["device-0", "device-1"]
+        cluster.has = 1
+        assert names(provider) == ["device-0", "device-1"], "the number does not say which one is gone"
+        provider.release("device-0")
+        assert names(provider) == ["device-1"]
+        cluster.has = 2
+        assert names(provider) == ["device-1", "device-2"]
+
     def test_that_cannot_be_asked_is_asked_again(self):
-        cluster = PlayedCluster()
+        cluster = FakeAutoscaler()
         cluster.broken = True
         provider = AutoscalerCapacity(cluster)
         provider.wanted(2, None)
@@ -203,42 +220,54 @@ class TestAutoscaler:
 
 
 class TestLending:
-    def test_a_serving_fleet_s_objective_holds_through_a_day_while_it_lends(self):
-        """The load rises and falls by a device; what is called back is released before the next change."""
-        lender = Lender(devices=8, margin=1)
-        day = [2, 2, 3, 4, 5, 6, 7, 7, 6, 5, 4, 3, 2]
-        lender.set_load(day[0])
+    def test_what_a_fleet_lends_and_calls_back_reaches_the_run_over_http(self):
+        """Whether its objective holds meanwhile: test_serving_fleet.py."""
+        lender = Lender(devices=4, margin=1)
+        idle = set(lender.devices)
         with LendingServer(lender) as server:
             provider = LendingCapacity(LendingOptions(url=server.url), ask_every_s=0.02)
-            provider.wanted(6, None)
-
-            def has_given_back(left: int) -> bool:
-                for offer in provider.offered():
-                    if offer.called_back:
-                        provider.release(offer.instance)
-                return len(provider.offered()) == len(lender.offered()) == left
-
-            lent: list[int] = []
-            for load in day:
-                lender.set_load(load)
-                lent.append(max(0, 8 - load - 1))
-                awaited(provider, partial(has_given_back, lent[-1]))
-            assert max(lent) == 5 and lender.short == 0 and lender.used > 0
+            provider.wanted(3, None)
+            awaited(provider, lambda: bool(lender.set_load(1, idle)))
+            awaited(provider, lambda: len(provider.offered()) == 2)
+            assert names(provider) == ["gpu-0", "gpu-1"]
+            lender.set_load(2, idle - {"gpu-0", "gpu-1"})
+            awaited(provider, lambda: any(offer.called_back for offer in provider.offered()))
+            (called,) = [offer for offer in provider.offered() if offer.called_back]
+            assert called == Offer("gpu-1", called_back="serving needs 2 of 4 devices")
+            provider.release("gpu-1")
+            awaited(provider, lambda: len(lender.offered()) == 1)
             provider.close()
-            assert lender.offered() == []
+            assert lender.offered() == [] and all(loan.returned_s is not None for loan in lender.loans)
 
     def test_a_lender_that_is_silent_is_reported_once_and_heard_again(self):
-        lender = Lender(devices=2, margin=0)
-        lender.set_load(0)
-        with LendingServer(lender) as server:
+        with LendingServer(Lender(devices=2)) as server:
             url = server.url
         provider = LendingCapacity(LendingOptions(url=url, timeout_s=0.2))
         awaited(provider, lambda: bool(provider._troubles))
         (trouble,) = provider.take_troubles()
         assert "the lender does not answer" in trouble
         provider.close()
-        with pytest.raises(ConfigurationError, match=r"runtime\.options\.url"):
-            LendingOptions(url=url, timeout_s=0.2).check()
+        for wrong in (url, "http://127.0.0.1:port"):
+            with pytest.raises(ConfigurationError, match=r"runtime\.options\.url"):
+                LendingOptions(url=wrong, timeout_s=0.2).check()
+
+    def test_a_message_that_is_refused_is_reported_and_holds_up_no_other(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        asked: list[str] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            return httpx.Response(404 if request.url.path == "/release" else 200, json={"instances": []})
+
+        monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
+        provider = LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+        provider.release("gpu-9")
+        provider.wanted(2, None)
+        awaited(provider, lambda: "/wanted" in asked)
+        provider.close()
+        assert asked.count("/release") == 1
+        assert provider.take_troubles() == ["the lender refused /release {'instance': 'gpu-9'} with 404"]
 
 
 class TestSettings:

@@ -16,7 +16,7 @@ from storage import checkpoint_mirror
 from storage.checkpoint_mirror import CheckpointMirror, copy_to_mirror, fetch_from_mirror
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
-from storage.errors import CheckpointError
+from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
 
 
@@ -75,6 +75,56 @@ def test_a_checkpoint_that_was_saved_again_replaces_the_one_before(address: str,
     assert newest(elsewhere)[1]["weights"] == b"after"
 
 
+def test_checkpoints_of_weights_that_were_given_up_go(address: str, home: Home, elsewhere: Home):
+    for iteration in (1, 2, 3, 4):
+        save(home, iteration, b"weights %d" % iteration)
+        copy_to_mirror(address, home, "run")
+    store = CheckpointStore(home.checkpoints("run"))
+    store.drop_after(3)
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 3
+    shutil.rmtree(elsewhere.checkpoints("run"))
+    save(home, 2, b"again")  # the run went back
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 2
+    assert newest(elsewhere)[1]["weights"] == b"again"
+
+
+def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Home, elsewhere: Home):
+    store = CheckpointStore(home.checkpoints("run"))
+    for iteration in (1, 2, 3, 4, 5):
+        save(home, iteration, b"weights %d" % iteration)
+        if iteration == 2:
+            store.pin(2)
+        if iteration != 2:  # while the place did not answer
+            copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 5
+    there = CheckpointStore(elsewhere.checkpoints("run"))
+    assert (there.pinned, there.iterations()) == (2, [2, 5])
+    assert there.load(2).blobs["weights"] == b"weights 2"
+
+
+def test_a_fetch_that_was_cut_off_is_begun_anew(
+    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    save(home, 1)
+    copy_to_mirror(str(tmp_path / "mirror"), home, "run")
+    files = type(fsspec.filesystem("file"))
+    get_file = files.get_file
+
+    def without_journal(self: object, path: str, *rest: str) -> None:
+        if path.endswith("journal"):
+            raise OSError("the connection broke")
+        get_file(self, path, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "get_file", without_journal)
+        with pytest.raises(CheckpointError, match="the connection broke"):
+            fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
+    assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 1
+    assert elsewhere.journal("run").read_text() == "up to 1\n"
+
+
 def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, elsewhere: Home):
     mirror = tmp_path / "mirror"
     for iteration in (1, 2):
@@ -113,6 +163,9 @@ def test_resuming_reads_the_place_from_the_environment(
     monkeypatch.setenv(MIRROR_VARIABLE, address)
     fetch_where_unknown(elsewhere, "run")
     assert newest(elsewhere)[0] == 4
+    for name in ("", "../run", "x" * 5000):
+        with pytest.raises(ConfigurationError, match="cannot name a folder"):
+            fetch_where_unknown(elsewhere, name)
 
 
 def test_copies_are_made_beside_the_run_and_the_last_one_is_waited_for(
@@ -128,7 +181,7 @@ def test_copies_are_made_beside_the_run_and_the_last_one_is_waited_for(
     assert troubles == []
 
 
-def test_a_place_that_does_not_take_it_is_told_once_and_the_run_goes_on(tmp_path: Path, home: Home):
+def test_a_place_that_does_not_take_it_is_reported_once_and_the_run_goes_on(tmp_path: Path, home: Home):
     (tmp_path / "file").write_text("no folder")
     troubles: list[str] = []
     mirror = CheckpointMirror(str(tmp_path / "file"), home, "run", troubles.append)

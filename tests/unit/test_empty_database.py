@@ -52,6 +52,23 @@ def test_a_database_that_is_there_is_left_alone(tmp_path: Path):
     assert not (tmp_path / "kept.db").exists()
 
 
+def test_the_log_of_a_deleted_database_is_not_replayed_into_a_copy(tmp_path: Path):
+    kept = tmp_path / "kept.db"
+    first = Migrations(tmp_path / "first.db")
+    provide_database(first.database, kept, first)
+    database = tmp_path / "prefect.db"
+    Migrations(database)()
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE of_before (id INTEGER)")
+        connection.commit()
+        log = database.with_name("prefect.db-wal").read_bytes()
+    assert log
+    database.unlink()
+    database.with_name("prefect.db-wal").write_bytes(log)
+    provide_database(database, kept, Migrations(database))
+    assert tables(database) == ["alembic_version", "flow_run"]
+
+
 def test_a_damaged_copy_is_made_anew(tmp_path: Path):
     kept = tmp_path / "kept.db"
     for damage in (b"", b"SQLite format 3\0 and no more", b"anything"):

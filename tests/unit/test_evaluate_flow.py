@@ -12,8 +12,8 @@ import flows.evaluate
 import tasks.evaluation
 from flows.progress import Reporter
 from gpu_runtime.diffusion.sampler import GeneratedSample, Trajectory
+from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.runtime import Evaluation
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
 from storage.errors import RunNotFoundError

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from flows.progress import Reporter
 from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.evaluation import Evaluation
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview
 from gpu_runtime.exploration.plan import SeedPlan
@@ -21,7 +22,7 @@ from gpu_runtime.exploration.seed_figures import seed_figures
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.runtime import Evaluation, Rollout, Trained
+from gpu_runtime.runtime import Rollout, Trained
 from storage.config.run_config import RunConfig
 from storage.database.results import run_result
 from storage.database.run_store import RunStore

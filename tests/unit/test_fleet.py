@@ -30,10 +30,10 @@ class Stage:
         self.fleet = Fleet(self.cluster, config)
         self.fleet.await_ready()
         self.fleet.prepare(FIRST)
-        self.fleet.take_device_events()
+        self.fleet.accounts.take_events()
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event.worker, event.kind) for event in self.fleet.take_device_events()]
+        return [(event.worker, event.kind) for event in self.fleet.accounts.take_events()]
 
     def holders(self, version: WeightsVersion) -> list[str]:
         return [device.name for device in self.fleet.workers(version)]
@@ -63,7 +63,7 @@ def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
     stage = Stage()
     stage.cluster.workers[ONE].notice = NOTICE
     assert stage.drafters(WeightsVersion(1)) == [TWO]
-    (event,) = stage.fleet.take_device_events()
+    (event,) = stage.fleet.accounts.take_events()
     assert (event.worker, event.market, event.kind) == (ONE, "spot", "notice")
     assert event.detail == "gcp, in 30 s: preempted is TRUE"
     assert "spot-0.1" not in stage.cluster.workers, "its replacement starts with the next phase"
@@ -107,7 +107,7 @@ def test_a_worker_that_does_not_answer_is_killed_and_replaced(method: str):
     stage.fleet.prepare(SECOND)
     assert stage.cluster.workers[ONE].dead
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
-    (event,) = stage.fleet.take_device_events()
+    (event,) = stage.fleet.accounts.take_events()
     assert (event.worker, event.kind) == (ONE, "lost")
     assert "hung and was killed" in event.detail and "runtime.lease_s=0.05 s" in event.detail
     stage.fleet.prepare(SECOND)
@@ -139,9 +139,9 @@ def test_a_worker_that_dies_while_it_loads_is_on_the_bill_until_then(monkeypatch
     assert stage.fleet.lost == [ONE]
     [failed] = stage.fleet.failed_starts
     assert failed.in_words == "spot-0 did not start: no memory; it is tried again with the next phase"
-    (part,) = [part for part in stage.fleet.take_intervals() if part.worker == "spot-0.1"]
-    (paid,) = [paid for paid in stage.fleet.take_paid_time() if paid.worker == "spot-0.1"]
-    (event,) = [event for event in stage.fleet.take_device_events() if event.worker == "spot-0.1"]
+    (part,) = [part for part in stage.fleet.accounts.take_intervals() if part.worker == "spot-0.1"]
+    (paid,) = [paid for paid in stage.fleet.accounts.take_paid_time() if paid.worker == "spot-0.1"]
+    (event,) = [event for event in stage.fleet.accounts.take_events() if event.worker == "spot-0.1"]
     assert part.state == "load" and part.ended_at - part.started_at == 7 == paid.paid_s
     assert (event.kind, event.at, event.detail) == ("failed", part.ended_at, "no memory")
     stage.fleet.prepare(SECOND)
@@ -186,10 +186,10 @@ def course(monkeypatch: pytest.MonkeyPatch, by_s: float) -> tuple[Seconds, Secon
     times.monotonic_s += 4
     states: Seconds = {}
     meters: Seconds = {}
-    for part in stage.fleet.take_intervals():
+    for part in stage.fleet.accounts.take_intervals():
         key = (part.worker, part.state)
         states[key] = states.get(key, 0.0) + part.ended_at - part.started_at
-    for paid in stage.fleet.take_paid_time():
+    for paid in stage.fleet.accounts.take_paid_time():
         meters[paid.worker, "paid"] = meters.get((paid.worker, "paid"), 0.0) + paid.paid_s
     return states, meters, [jump.by_s for jump in clock.process_clock().take_jumps()]
 
@@ -206,7 +206,7 @@ def test_a_jump_of_the_wall_clock_changes_no_bill(monkeypatch: pytest.MonkeyPatc
 
 def test_every_interval_has_the_price_of_its_device_s_market():
     stage = Stage()
-    parts = stage.fleet.take_intervals()
+    parts = stage.fleet.accounts.take_intervals()
     assert {(part.worker, part.market, part.usd_per_hour) for part in parts} == {
         (TRAINER, "reserved", 10.98),
         (ONE, "spot", 2.51),

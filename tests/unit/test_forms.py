@@ -7,10 +7,17 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from flows.deployed.forms import EvaluationForm, PresetName, PretrainingForm, ReproductionForm, TrainingForm
+from flows.deployed.forms import (
+    EvaluationForm,
+    PresetName,
+    PretrainingForm,
+    ReproductionForm,
+    TrainingForm,
+    WhatIfForm,
+)
 from storage.config.loading import list_presets
 
-FORMS = (TrainingForm, EvaluationForm, PretrainingForm, ReproductionForm)
+FORMS = (TrainingForm, EvaluationForm, PretrainingForm, ReproductionForm, WhatIfForm)
 
 
 def test_the_drop_down_holds_every_preset():
@@ -45,6 +52,9 @@ def test_every_field_explains_itself_and_has_one_type(form: type[BaseModel]):
         (ReproductionForm, {"how": "guess"}),
         (ReproductionForm, {"tolerance": 1.5}),
         (ReproductionForm, {"tolerance": -0.1}),
+        (WhatIfForm, {"reserved": 0}),
+        (WhatIfForm, {"joint": 1.5}),
+        (WhatIfForm, {"loss_rate": -1}),
     ],
 )
 def test_bad_values_are_refused(form: type[BaseModel], values: dict[str, Any]):

@@ -82,6 +82,12 @@ def test_a_machine_without_gpus():
     )
 
 
+def test_processes_that_train_together_share_the_processor():
+    together = {"reserved_workers": 2, "spot_workers": 0, "trainer_workers": 2}
+    said = describe_placement(RunConfig.model_validate({"runtime": together}))
+    assert said.startswith("2 reserved and 0 spot workers on the processor; reserved-0 to reserved-1 train")
+
+
 def test_eight_gpus_of_this_machine(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(placement, "device_of", lambda _: torch.device("cuda"))
     monkeypatch.setattr(loading, "device_of", lambda _: torch.device("cpu"))

@@ -117,6 +117,10 @@ def test_the_truth_is_the_nearest_of_all_pictures():
 
     found = distance(task.nearest_picture(prompt, image).image_HWC)
     assert found <= min(distance(task.render(prompt, rng)) for _ in range(400))
+    # Of one shape there are so few pictures that 3000 draws have the nearest one among them.
+    one = PromptRecord(0, "a circle", {"include": include[:1]})
+    found = distance(task.nearest_picture(one, image).image_HWC)
+    assert found == min(distance(task.render(one, rng)) for _ in range(3000))
 
 
 def test_background_and_glyphs_are_apart():

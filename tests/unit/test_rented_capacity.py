@@ -1,17 +1,25 @@
-"""A fleet on rented instances: decided, taken in, drained, given back; workers and provider are played."""
+"""A fleet on rented instances: decided, taken in, drained, given back; workers and provider are fakes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from threading import Timer
+from typing import Any
 
 import pytest
 
 from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.fleet import fleet as fleet_module
+from gpu_runtime.fleet import rented_capacity, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.worker.protocol import Worker
+from tasks.iteration.session import close_runtime
+from tests.fake_capacity import FakeCapacity
 from tests.fake_cluster import FakeCluster
 from tests.fake_generators import NOTICE
 from tests.tiny_run import tiny_config
@@ -20,39 +28,13 @@ FIRST = Weights(WeightsVersion(1), "digest of v1", {})
 MOST = 3
 
 
-class PlayedCapacity:
-    """A provider whose offers the test puts there."""
-
-    def __init__(self) -> None:
-        self.offers: list[Offer] = []
-        self.asked: list[int] = []
-        self.released: list[str] = []
-        self.closed = False
-
-    def wanted(self, devices: int, deadline_s: float | None) -> None:
-        self.asked.append(devices)
-
-    def offered(self) -> list[Offer]:
-        return list(self.offers)
-
-    def release(self, instance: str) -> None:
-        self.released.append(instance)
-        self.offers = [offer for offer in self.offers if offer.instance != instance]
-
-    def take_troubles(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        self.closed = True
-
-
 class Stage:
-    """A fleet of a reserved worker, and a played provider of spot instances."""
+    """A fleet of a reserved worker, and a fake provider of spot instances."""
 
-    def __init__(self, provider: PlayedCapacity, notices: str = "none") -> None:
+    def __init__(self, provider: FakeCapacity, notices: str = "none") -> None:
         self.provider = provider
         self.cluster = FakeCluster()
-        runtime = {"notices": notices, "spot_workers": MOST, "capacity": "played"}
+        runtime = {"notices": notices, "spot_workers": MOST, "capacity": "fake"}
         price = {"reserved_usd_per_hour": 10.0, "spot_usd_per_hour": 2.0}
         self.fleet = Fleet(self.cluster, tiny_config(runtime=runtime, price=price))
         self.fleet.await_ready()
@@ -72,24 +54,24 @@ class Stage:
             self.rented._measured.add_rest(rest_s)
 
     def events(self) -> list[tuple[str, str, str]]:
-        return [(event.worker, event.kind, event.detail) for event in self.fleet.take_device_events()]
+        return [(event.worker, event.kind, event.detail) for event in self.fleet.accounts.take_events()]
 
 
 @pytest.fixture
-def provider(monkeypatch: pytest.MonkeyPatch) -> PlayedCapacity:
-    played = PlayedCapacity()
-    plugin = CapacityPlugin(lambda config, cluster, options: played)
-    monkeypatch.setitem(CAPACITY._own, "played", plugin)
-    return played
+def provider(monkeypatch: pytest.MonkeyPatch) -> FakeCapacity:
+    fake = FakeCapacity()
+    plugin = CapacityPlugin(lambda config, cluster, options: fake)
+    monkeypatch.setitem(CAPACITY._own, "fake", plugin)
+    return fake
 
 
 @pytest.fixture
-def stage(provider: PlayedCapacity) -> Iterator[Stage]:
+def stage(provider: FakeCapacity) -> Iterator[Stage]:
     provider.offers = [Offer("a"), Offer("b"), Offer("c")]
     yield Stage(provider)
 
 
-def test_workers_follow_the_offers_up_to_the_settings(provider: PlayedCapacity):
+def test_workers_follow_the_offers_up_to_the_settings(provider: FakeCapacity):
     stage = Stage(provider)
     assert provider.asked == [MOST] and stage.prepare() == ["reserved-0"]
     provider.offers = [Offer("a", devices=2)]
@@ -110,8 +92,12 @@ def test_devices_above_the_wanted_number_are_given_back_with_the_reason(stage: S
     assert [(worker, kind) for worker, kind, _ in stage.events()] == [("spot-1", "left"), ("spot-2", "left")]
     assert stage.cluster.workers["spot-2"].dead and not stage.cluster.workers["spot-0"].dead
     assert stage.prepare() == ["reserved-0", "spot-0"] and stage.fleet.lost == []
-    stage.fleet.take_intervals()
-    assert {paid.worker for paid in stage.fleet.take_paid_time()} >= {"reserved-0", "spot-0", "spot-1"}
+    stage.fleet.accounts.take_intervals()
+    assert {paid.worker for paid in stage.fleet.accounts.take_paid_time()} >= {
+        "reserved-0",
+        "spot-0",
+        "spot-1",
+    }
     # The same again: nothing changes, and nothing is said.
     stage.fleet.decide_capacity(requests=8, left=4)
     assert stage.fleet.take_capacity_notes() == [] and stage.events() == []
@@ -152,7 +138,7 @@ def test_a_worker_that_dies_gives_its_instance_back(stage: Stage):
     assert stage.fleet.lost == ["spot-0"] and stage.provider.released == ["a"]
 
 
-def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: PlayedCapacity):
+def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: FakeCapacity):
     stage = Stage(provider)
     stage.cluster.slow |= {"spot-0"}
     provider.offers = [Offer("a")]
@@ -162,11 +148,11 @@ def test_a_worker_that_still_loads_is_given_back_and_paid_for(provider: PlayedCa
     assert provider.released == ["a"]
     ((worker, kind, detail),) = [event for event in stage.events() if event[0] == "spot-0"]
     assert (worker, kind) == ("spot-0", "left") and detail.startswith("before it had loaded: 0 spot devices")
-    stage.fleet.take_intervals()
-    assert "spot-0" in {paid.worker for paid in stage.fleet.take_paid_time()}
+    stage.fleet.accounts.take_intervals()
+    assert "spot-0" in {paid.worker for paid in stage.fleet.accounts.take_paid_time()}
 
 
-def test_a_device_under_notice_is_given_back(provider: PlayedCapacity):
+def test_a_device_under_notice_is_given_back(provider: FakeCapacity):
     provider.offers = [Offer("a")]
     stage = Stage(provider, notices="gcp")
     stage.prepare()
@@ -180,12 +166,78 @@ def test_a_device_under_notice_is_given_back(provider: PlayedCapacity):
     assert provider.released == ["a"]
 
 
-def test_an_offer_s_price_is_on_the_bill(provider: PlayedCapacity):
+def test_a_device_that_is_called_back_while_others_train_is_given_back_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """Training takes minutes on real devices, and nothing else looks at the offers meanwhile."""
+    stage.prepare()
+    monkeypatch.setattr(trainers, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
+    trainer = stage.cluster.workers["reserved-0"]
+    trainer.silent.add("train")
+    release = stage.provider.release
+
+    def release_and_end_training(instance: str) -> None:
+        release(instance)
+        trainer.open_calls["train"].set_result("the report")
+
+    monkeypatch.setattr(stage.provider, "release", release_and_end_training)
+    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    stage.fleet.trainers._limit_s = 5.0  # without a look, training would end with this
+    assert stage.fleet.trainers.ask(Worker.train, []) == "the report"
+    assert stage.provider.released == ["b"] and stage.cluster.workers["spot-1"].dead
+
+
+def test_a_device_that_is_called_back_while_scorers_work_is_given_back_at_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    stage.prepare()
+    monkeypatch.setattr(fleet_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
+    score, release = Future[str](), stage.provider.release
+
+    def release_and_score(instance: str) -> None:
+        release(instance)
+        score.set_result("the score")
+
+    monkeypatch.setattr(stage.provider, "release", release_and_score)
+    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    too_late = Timer(3.0, lambda: score.set_result("too late"))
+    too_late.start()
+    stage.fleet.follow_capacity_until([score])
+    too_late.cancel()
+    assert score.result() == "the score" and stage.provider.released == ["b"]
+
+
+def test_an_instance_that_is_called_back_before_it_has_a_worker_is_given_back(provider: FakeCapacity):
+    stage = Stage(provider)
+    stage.prepare()
+    provider.offers = [Offer("a", called_back="serving needs it"), Offer("b")]
+    assert stage.prepare() == ["reserved-0", "spot-0"]
+    assert provider.released == ["a"]
+    provider.offers = [Offer("b", called_back="serving needs it")]
+    assert stage.prepare() == ["reserved-0"] and provider.released == ["a", "b"], "once each"
+
+
+def test_an_offer_s_price_is_on_the_bill(provider: FakeCapacity):
     provider.offers = [Offer("a", usd_per_hour=1.25), Offer("b")]
     stage = Stage(provider)
     stage.prepare()
-    price = {part.worker: part.usd_per_hour for part in stage.fleet.take_intervals()}
+    price = {part.worker: part.usd_per_hour for part in stage.fleet.accounts.take_intervals()}
     assert price == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
+
+
+def test_what_could_not_be_given_back_at_the_end_is_an_event(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    fleet = Stage(provider).fleet
+    fleet.take_capacity_notes()
+    monkeypatch.setattr(provider, "take_troubles", lambda: ["a may still be paid for"] * provider.closed)
+    noted: list[tuple[str, str, str]] = []
+    store: Any = type("Store", (), {"add_event": lambda self, *event: noted.append(event)})()
+    runtime: Any = fleet
+    close_runtime(runtime, store, "r")
+    assert noted == [("r", "capacity", "a may still be paid for")]
 
 
 def test_all_is_given_back_at_the_end(stage: Stage):
@@ -193,9 +245,9 @@ def test_all_is_given_back_at_the_end(stage: Stage):
     assert stage.provider.closed
 
 
-def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: PlayedCapacity):
+def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provider: FakeCapacity):
     now = [0.0]
-    config = tiny_config(runtime={"spot_workers": MOST, "capacity": "played"})
+    config = tiny_config(runtime={"spot_workers": MOST, "capacity": "fake"})
     rented = RentedCapacity(provider, config, clock=lambda: now[0])
     rented.decide(8, 3, 1)
     rented.on_rolled_out([4.0, 6.0, 5.0])
@@ -206,3 +258,46 @@ def test_what_an_iteration_takes_beside_its_rollout_leaves_evaluations_out(provi
     forecast = rented._measured.forecast(2, 2)
     assert forecast is not None
     assert (forecast.batch_s, forecast.rest_s, forecast.start_s) == (5.0, 10.0, 3.0)
+
+
+def test_an_iteration_without_a_rollout_is_not_measured(provider: FakeCapacity):
+    """All its samples were drafts: what it took is no rest of the iteration before."""
+    now = [0.0]
+    config = tiny_config(runtime={"spot_workers": MOST, "capacity": "fake"})
+    rented = RentedCapacity(provider, config, clock=lambda: now[0])
+    rented.on_rolled_out([5.0])
+    for at_s, requests in ((10.0, 0), (100.0, 8)):
+        now[0] = at_s
+        rented.decide(requests, 2, 1)
+    forecast = rented._measured.forecast(2, 2)
+    assert forecast is not None and forecast.rest_s == 10.0
+    assert len(rented._measured._rest_s) == 1
+
+
+def test_devices_of_an_autoscaler_are_drained_and_one_that_is_lost_costs_no_other():
+    """The number of devices that the cluster has says neither which one is gone nor which one may go."""
+    cluster = FakeCluster()
+    cluster.tells_markets_apart = True
+    cluster.has["spot"] = MOST
+    runtime = {"spot_workers": MOST, "capacity": "ray"}
+    fleet = Fleet(cluster, tiny_config(runtime=runtime))
+    fleet.await_ready()
+
+    def prepare() -> list[str]:
+        for _ in range(2):
+            fleet.prepare(FIRST)
+        return [device.name for device in fleet.workers(FIRST.version)]
+
+    assert prepare() == ["reserved-0", "spot-0", "spot-1", "spot-2"]
+    cluster.workers["spot-0"].dead = True
+    cluster.has["spot"] = 2
+    fleet.forget_weights()
+    assert prepare() == ["reserved-0", "spot-1", "spot-2"] and fleet.lost == ["spot-0"]
+    rented = fleet._rented
+    assert rented is not None
+    rented._measured.add_batch_time(1.0)
+    rented._measured.add_rest(1000.0)
+    fleet.decide_capacity(requests=4, left=4)
+    assert prepare() == ["reserved-0"] and fleet.lost == ["spot-0"]
+    left = [event.worker for event in fleet.accounts.take_events() if event.kind == "left"]
+    assert sorted(left) == ["spot-1", "spot-2"] and cluster.requested == [MOST, 0]

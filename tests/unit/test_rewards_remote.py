@@ -1,4 +1,4 @@
-"""The remote scorer against a local server that plays what servers do wrong."""
+"""The remote scorer against a local server that fails as servers do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
-from tests.judge_servers import OK_HEAD, Answer, Judge, drips, nasty, says
+from tests.judge_servers import OK_HEAD, Answer, Judge, drips, faulty_server, says
 
 IMAGES = [np.full((4, 6, 3), 10 * level, np.uint8) for level in range(6)]
 PROMPTS = [PromptRecord(place, f"prompt {place}", {"tag": str(place)}) for place in range(6)]
@@ -164,7 +164,7 @@ def test_garbage_that_lasts_is_cut_to_one_line(judge: Judge):
 
 
 @pytest.mark.parametrize(
-    "play",
+    "respond",
     [
         drips(OK_HEAD + b"content-length: 100000\r\n\r\n", b" "),
         drips(OK_HEAD + b"x-slow: ", b"a"),
@@ -172,9 +172,9 @@ def test_garbage_that_lasts_is_cut_to_one_line(judge: Judge):
     ],
     ids=["body", "headers", "status"],
 )
-def test_a_server_that_sends_a_byte_now_and_then_is_left_after_the_time_out(play: Any):
+def test_a_server_that_sends_a_byte_now_and_then_is_left_after_the_time_out(respond: Any):
     # No single read waits longer than the limit, so only a limit on the whole exchange ends this.
-    with nasty(play) as server:
+    with faulty_server(respond) as server:
         remote = RemoteScorer(RemoteOptions(url=server.url, timeout_s=0.3, attempts=2), wait=[].append)
         with pytest.raises(RewardError, match=r"failed 2 times, .* no whole answer within"):
             remote.score(IMAGES[0], PROMPTS[0])
@@ -190,7 +190,7 @@ def test_an_endless_answer_ends_at_the_limit():
         while not ended.is_set():
             sent += connection.send(b" " * 65536)
 
-    with nasty(endless) as server:
+    with faulty_server(endless) as server:
         remote = RemoteScorer(RemoteOptions(url=server.url, timeout_s=60, attempts=1))
         with pytest.raises(RewardError, match="an answer of more than 16 MiB"):
             remote.score(IMAGES[0], PROMPTS[0])
@@ -200,11 +200,11 @@ def test_an_endless_answer_ends_at_the_limit():
 def test_a_compressed_answer_is_not_unpacked():
     bomb = gzip.compress(b" " * 50 * 2**20)
 
-    def play(connection: socket.socket, ended: threading.Event) -> None:
+    def respond(connection: socket.socket, ended: threading.Event) -> None:
         head = b"content-encoding: gzip\r\ncontent-length: " + str(len(bomb)).encode()
         connection.sendall(OK_HEAD + head + b"\r\n\r\n" + bomb)
 
-    with nasty(play) as server:
+    with faulty_server(respond) as server:
         remote = RemoteScorer(RemoteOptions(url=server.url, attempts=1))
         tracemalloc.start()
         with pytest.raises(RewardError, match="content-encoding 'gzip', though `identity` was asked for"):
@@ -215,10 +215,10 @@ def test_a_compressed_answer_is_not_unpacked():
 
 
 def test_a_redirect_is_not_followed():
-    def play(connection: socket.socket, ended: threading.Event) -> None:
+    def respond(connection: socket.socket, ended: threading.Event) -> None:
         connection.sendall(b"HTTP/1.1 307 Again\r\nlocation: /score\r\ncontent-length: 0\r\n\r\n")
 
-    with nasty(play) as server:
+    with faulty_server(respond) as server:
         remote = RemoteScorer(RemoteOptions(url=server.url, attempts=3))
         with pytest.raises(RewardError, match="refuses the request with status 307"):
             remote.score(IMAGES[0], PROMPTS[0])
@@ -226,7 +226,7 @@ def test_a_redirect_is_not_followed():
 
 
 def test_an_endless_refusal_is_read_as_far_as_a_message_needs():
-    with nasty(drips(b"HTTP/1.1 404 No\r\n\r\n", b"no such page " * 1000)) as server:
+    with faulty_server(drips(b"HTTP/1.1 404 No\r\n\r\n", b"no such page " * 1000)) as server:
         remote = RemoteScorer(RemoteOptions(url=server.url, timeout_s=60, attempts=3))
         with pytest.raises(RewardError, match="status 404: 'no such page "):
             remote.score(IMAGES[0], PROMPTS[0])

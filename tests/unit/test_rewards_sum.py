@@ -285,7 +285,7 @@ def test_exact_selection_sees_what_the_sum_counts():
     assert max_variance_subset([ocr for ocr, _ in seeds], 2).indices == (0, 5)
 
 
-def test_a_planner_is_told_the_combined_value():
+def test_the_planner_sees_the_combined_value():
     config = RunConfig()
     explorer = SeedExplorer(config, [0, 1])
     score = gated(0.7, 1.0, jpeg=PartRule(gate={"ocr": 0.8}))

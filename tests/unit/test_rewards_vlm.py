@@ -1,4 +1,4 @@
-"""The scorer `vlm` against the sample server, and against servers that play what servers do wrong."""
+"""The scorer `vlm` against the sample server, and against servers that fail as servers do."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ import pytest
 from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.options import VLM_TEMPLATE, VlmOptions
-from gpu_runtime.rewards.registry import build_scorer, chosen_scorer
+from gpu_runtime.rewards.registry import build_scorer, chosen_judge, chosen_scorer
 from gpu_runtime.rewards.scorers.vlm import VlmScorer, refuse_silent_vlm
+from storage.config.loading import load_config
 from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
-from tests.judge_servers import OK_HEAD, Answer, Judge, drips, nasty, says
+from tests.judge_servers import OK_HEAD, Answer, Judge, drips, faulty_server, says
 from tests.tiny_run import TinyRun, request, tiny_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,7 +172,7 @@ def test_a_fault_costs_attempts_then_one_image_and_is_never_a_score_of_0(
 
 
 @pytest.mark.parametrize(
-    "play",
+    "respond",
     [
         lambda connection, ended: ended.wait(30),
         lambda connection, ended: None,
@@ -180,8 +181,8 @@ def test_a_fault_costs_attempts_then_one_image_and_is_never_a_score_of_0(
     ],
     ids=["hangs", "closes the connection", "sends a byte now and then", "closes it within the answer"],
 )
-def test_a_connection_that_comes_to_nothing_is_an_error_of_its_image(play: Any):
-    with nasty(play) as server:
+def test_a_connection_that_comes_to_nothing_is_an_error_of_its_image(respond: Any):
+    with faulty_server(respond) as server:
         asked = scorer(server, timeout_s=0.3, attempts=2)
         scores = score_each(asked, IMAGES[:2], PROMPTS[:2])
         assert ["failed 2 times" in str(score.error) for score in scores] == [True, True]
@@ -265,6 +266,36 @@ def test_a_server_that_is_not_there_is_refused_before_a_run():
     parts = {"jpeg": 1.0, "remote": {"weight": 1.0, "url": url}}
     with pytest.raises(ConfigurationError, match="no server answers at"):
         chosen_scorer(RewardConfig(scorer="sum", options={"parts": parts})).check_servers()
+
+
+def test_a_message_names_the_section_of_the_judge_or_the_part():
+    url = "evaluation.options.url=judge:8000"
+    judge = ["evaluation.judge=vlm", url, "evaluation.options.model=m"]
+    chosen = chosen_judge(load_config("glyphs", judge, {}))
+    assert chosen is not None
+    for refused in (chosen.build, chosen.check_servers):
+        with pytest.raises(
+            ConfigurationError, match=r"^evaluation\.options\.url = 'judge:8000' is no address"
+        ):
+            refused()
+    with pytest.raises(ConfigurationError, match=r"^evaluation\.options\.template asks for a number"):
+        chosen_judge(load_config("glyphs", [*judge, "evaluation.options.highest=5"], {}))
+    part = {"weight": 1.0, "url": "http://a/v1", "model": "m", "template": "{promt}"}
+    with pytest.raises(ConfigurationError, match=r"reward\.options\.parts\.vlm\.template has \{promt\}"):
+        chosen_scorer(RewardConfig(scorer="sum", options={"parts": {"vlm": part}}))
+
+
+def test_servers_that_one_call_waits_for_in_turn_must_end_together():
+    def parts(queue: int) -> RewardConfig:
+        """Two servers: 16 images of `vlm` need 16 / queue rounds of 4 * 60 + 3.5 s, those of `remote` one."""
+        url = {"weight": 1.0, "url": "http://a/v1"}
+        chosen = {"vlm": {**url, "model": "m", "queue": queue}, "remote": {**url, "timeout_s": 250.0}}
+        return RewardConfig(scorer="sum", options={"parts": chosen})
+
+    long = r"reward\.options\.parts\.vlm and reward\.options\.parts\.remote may together take 1978 s"
+    with pytest.raises(ConfigurationError, match=long):
+        chosen_scorer(parts(4))
+    assert len(chosen_scorer(parts(8)).judges) == 2
 
 
 @pytest.fixture(scope="module")

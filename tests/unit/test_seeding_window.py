@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.seeding_window import SeedingWindows, solved_window_s
+from gpu_runtime.fleet.seeding_window import SeedingWindows, most_useful_spot, solved_window_s
 from storage.errors import ConfigurationError
 
 
@@ -34,6 +34,15 @@ def test_a_number_of_spot_devices_that_returns_has_its_own_window(remembers: boo
     windows.add_waits(4, trainers_s=30.0, spot_s=0.0)
     assert windows.window_s(4) == pytest.approx(42.0)
     assert windows.window_s(3) == pytest.approx(window_s)
+
+
+def test_more_spot_devices_than_the_training_has_work_for_wait():
+    # A window of 14 s, then 10 s of training: three spot devices have 24 s each, two trainers 14: 100 in all.
+    assert most_useful_spot(24.0, 3, 14.0, 2, 10.0) == pytest.approx(10.0)
+    # With that many, no window is needed.
+    assert solved_window_s(100.0, 10.0, 2, 10) == 0.0
+    with pytest.raises(ConfigurationError, match="train_s"):
+        most_useful_spot(24.0, 3, 14.0, 2, 0.0)
 
 
 def test_impossible_windows_are_refused():

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -21,8 +23,9 @@ from flows.deployed.deployments import (
     post_train_by_form,
     pretrain_by_form,
     reproduce_by_form,
+    what_if_by_form,
 )
-from flows.deployed.forms import ReproductionForm, TrainingForm
+from flows.deployed.forms import ReproductionForm, TrainingForm, WhatIfForm
 from flows.deployed.schedule import Nightly
 from flows.deployed.serving import deployments
 from flows.process.run_processes import RunProcesses
@@ -30,7 +33,7 @@ from storage.errors import ConfigurationError
 from storage.home import Home
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ["post-train", "evaluate", "reproduce", "pretrain"]
+NAMES = ["post-train", "evaluate", "reproduce", "pretrain", "what-if"]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +110,29 @@ def test_a_cancelled_runs_process_is_waited_for_no_longer_than_it_takes(
 
 
 def test_every_deployment_says_what_it_does():
-    for flow in (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form):
+    flows = (post_train_by_form, evaluate_by_form, reproduce_by_form, pretrain_by_form, what_if_by_form)
+    for flow in flows:
         assert flow.description
         assert set(flow.parameters.properties) == {"form"}
+
+
+def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    shown: list[dict[str, str]] = []
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    monkeypatch.setattr("flows.deployed.deployments.shown_in_prefect", nullcontext)
+    monkeypatch.setattr(
+        "flows.artifacts.create_table_artifact",
+        lambda rows, key, description: shown.extend([{"said": description}, *rows]),
+    )
+    form = WhatIfForm(
+        preset="smoke", reserved=1, spot=2, trainers=1, iterations=3, windows=2,
+        settings=["price.spot_usd_per_hour=1.5"],
+    )  # fmt: skip
+    result = what_if_by_form.fn(form)
+    assert (result["iterations"], result["spot"], result["spot_usd_per_hour"]) == (3, 2, 1.5)
+    described, *rows = shown
+    assert described["said"].startswith("Simulated")
+    assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]
+    assert re.fullmatch(r"\S+ \[\S+, \S+\]", rows[0]["usd"])
+    with pytest.raises(ConfigurationError, match=r"runtime\.trainer_workers is 4, above"):
+        what_if_by_form.fn(form.model_copy(update={"trainers": 4}))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.run import Simulation
+from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent

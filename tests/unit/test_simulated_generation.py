@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.push_dispatch import PushDispatch
 from benchmarks.simulated_phase import GenerationPhase, SimulatedDevice
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import WorkItem
+from gpu_runtime.simulator.push_dispatch import PushDispatch
 from storage.errors import SchedulingError
 
 BATCH, STEPS, COMMIT_STEPS = 2, 4, 2

@@ -45,7 +45,7 @@ class Stage:
         self.fleet.await_ready()
         self.prepare()
         self.prepare()  # what came late is taken in
-        self.fleet.take_device_events()
+        self.fleet.accounts.take_events()
 
     def prepare(self) -> None:
         self.fleet.prepare(WEIGHTS)
@@ -67,7 +67,7 @@ class Stage:
         return [device.name for device in self.fleet.workers(WeightsVersion(1))]
 
     def events(self) -> list[tuple[str, str]]:
-        return [(event.worker, event.kind) for event in self.fleet.take_device_events()]
+        return [(event.worker, event.kind) for event in self.fleet.accounts.take_events()]
 
     def standbys(self) -> list[str]:
         return [name for name in self.cluster.workers if name.startswith("standby-")]
@@ -90,7 +90,7 @@ def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_starte
     assert stage.standby.name == "spot-0.1" and stage.standby.watches
     assert "spot-0.1" not in stage.cluster.workers, "no process was started for the place"
     assert stage.standbys() == [STANDBY, "standby-1"]
-    lost, joined = stage.fleet.take_device_events()
+    lost, joined = stage.fleet.accounts.take_events()
     assert (lost.worker, lost.kind, joined.worker, joined.kind) == (ONE, "lost", "spot-0.1", "joined")
     assert joined.detail.startswith("standby-0 took the place in 0.")
     stage.lose(TWO)
@@ -101,13 +101,13 @@ def test_a_lost_worker_s_place_is_taken_by_the_standby_and_another_one_is_starte
 def test_a_standby_is_no_device_until_it_takes_a_place_and_is_paid_for_from_then_on():
     stage = Stage()
     stage.fleet.enter(TRAINER, "train")
-    assert {part.worker for part in stage.fleet.take_intervals()} == {TRAINER, ONE, TWO}
-    assert {paid.worker for paid in stage.fleet.take_paid_time()} == {TRAINER, ONE, TWO}
+    assert {part.worker for part in stage.fleet.accounts.take_intervals()} == {TRAINER, ONE, TWO}
+    assert {paid.worker for paid in stage.fleet.accounts.take_paid_time()} == {TRAINER, ONE, TWO}
     assert stage.holders() == [TRAINER, ONE, TWO]
     stage.lose(ONE)
     settle(stage)
-    intervals = [part for part in stage.fleet.take_intervals() if part.worker == "spot-0.1"]
-    (paid,) = [paid for paid in stage.fleet.take_paid_time() if paid.worker == "spot-0.1"]
+    intervals = [part for part in stage.fleet.accounts.take_intervals() if part.worker == "spot-0.1"]
+    (paid,) = [paid for paid in stage.fleet.accounts.take_paid_time() if paid.worker == "spot-0.1"]
     booked_s = sum(part.ended_at - part.started_at for part in intervals)
     assert intervals[0].state == "load" and booked_s == pytest.approx(paid.paid_s, abs=1e-3)
     assert paid.paid_s < 30, "not since its process began, which was a minute before"

@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.command_line import app
+from gpu_runtime.simulator.comparison.what_if import compare_policies
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, StepTime, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
-from gpu_runtime.simulator.what_if import compare_policies
 from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
 from storage.database.run_store import RunStore
@@ -69,11 +69,66 @@ def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
     assert json.loads(asked(*options, "--seed", "1")) != answer
 
 
+def test_named_policies_alone_are_compared_and_their_milestones_printed():
+    table = asked(*SMALL, "--policies", "larger-batch,window,spot")
+    rows = [line for line in table.splitlines() if line.startswith((" spot ", " window ", " larger"))]
+    assert [row.split()[0] for row in rows] == ["spot", "window", "larger-batch", "spot", "window"]
+    assert "\n spotlight" not in table and "\n reserved" not in table
+    assert "To a share of the baseline's progress, by the curves ocr-grpo" in table
+    assert "\ncurves ocr-grpo: share of exact answers of the embedded model `glyphs`, 3 run seeds" in table
+
+
+def test_the_answer_says_where_spot_devices_and_exploration_pay():
+    answer = json.loads(asked(*SMALL, "--windows", "1", "--price", "8,2", "--json"))
+    rows = {row["policy"]: row for row in answer["policies"]}
+    spot_usd, demand_usd = (rows[name]["iteration_usd"]["median"] for name in ("spot", "on-demand"))
+    discount = answer["break_even_discount"]["median"]
+    # At that discount, an iteration with spot devices costs what one on demand does.
+    told = json.loads(
+        asked(*SMALL, "--windows", "1", "--price", f"8,{8 * (1 - discount)}", "--policies", "spot", "--json")
+    )
+    assert spot_usd < demand_usd
+    assert told["policies"][0]["iteration_usd"]["median"] == pytest.approx(demand_usd)
+    assert told["break_even_discount"] is None and told["exploration"] is None
+    assert f"from a discount of {discount:.0%} on" in answer["conclusions"][0]
+    assert "the discount is 75%." in answer["conclusions"][0]
+    assert "Exploration" in answer["conclusions"][1] or "exploration" in answer["conclusions"][1]
+    milestones = rows["spotlight"]["milestones"]
+    assert [each["share"] for each in milestones] == [0.25, 0.5, 0.75, 1.0]
+    for each in milestones:
+        for figure in (each["time_s"], each["usd"]):
+            for what in ("learning", "system"):
+                assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
+    assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
+
+
 def test_a_trace_is_read_and_thinned(tmp_path: Path):
     trace = tmp_path / "zone.csv"
     trace.write_text("0,add,a\n0,add,b\n0,add,c\n20000,remove,a\n60000,remove,b\n90000,add,d\n")
     answer = json.loads(asked(*SMALL, "--spot", "2", "--trace", str(trace), "--json"))
     assert answer["market"].startswith("windows of zone.csv: 0.0 h, 2 losses, ")
+
+
+def test_the_time_line_is_that_of_the_table_s_first_future(tmp_path: Path):
+    file = tmp_path / "line.json"
+    options = (*SMALL, "--windows", "1", "--loss-rate", "20", "--timeline", str(file), "--json")
+    answer = json.loads(asked(*options, "--policy", "spot"))
+    drawn = json.loads(file.read_text())
+    assert drawn["otherData"] | {"evidence": "simulated", "policy": "spot"} == drawn["otherData"]
+    figures = next(row for row in answer["policies"] if row["policy"] == "spot")
+    spans = [event for event in drawn["traceEvents"] if event["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in spans) / 1e6 == pytest.approx(figures["wall_s"]["median"])
+    paid = sum(event["args"].get("usd", 0) for event in spans)
+    assert paid == pytest.approx(figures["usd"]["median"])
+    asked(*options)
+    best = next(row["policy"] for row in answer["policies"] if row["best"])
+    assert json.loads(file.read_text())["otherData"]["policy"] == best
+
+
+def test_a_program_is_told_of_each_run():
+    result = CliRunner().invoke(app, ["what-if", *SMALL, "--progress"], catch_exceptions=False)
+    told = result.stderr.splitlines()
+    assert told[0] == f"simulated 1 of {len(told)}" and told[-1] == f"simulated {len(told)} of {len(told)}"
 
 
 def test_policies_differ_as_they_should():
@@ -115,6 +170,18 @@ def test_what_is_not_known_widens_the_answer():
         (("--profile", "nothing"), "--profile 'nothing' is no profile (glyphs-cpu, "),
         (("--preset", "flux-ocr-512", "--reserved", "1"), "no profile of flux 512x512; name one"),
         (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),
+        (
+            ("--timeline", "t.json", "--policy", "luck"),
+            "--policy 'luck' is no policy that is compared; name one of reserved, ",
+        ),
+        (("--timeline", "missing/t.json"), "--timeline 'missing/t.json': the folder"),
+        (("--timeline", "t.json", "--iterations", "20000"), "has 80,000 parts, above 50,000; ask for fewer"),
+        (
+            ("--policy", "spot"),
+            "--policy 'spot' says whose time line is written; give its file by --timeline",
+        ),
+        (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
+        (("--curve", "nothing"), "--curve 'nothing' is no learning curve (ocr-grpo, ocr-nft, "),
     ],
 )
 def test_what_cannot_be_is_refused(arguments: tuple[str, ...], message: str):

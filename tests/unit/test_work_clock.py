@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ui.pages.spot.charts import WorkClock
+from ui.charts.devices import WorkClock
 
 
 def times(*values: float) -> np.ndarray:

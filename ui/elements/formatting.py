@@ -43,6 +43,12 @@ MODELLED = "(modelled)"
 MODELLED_BADGE = ":gray-badge[modelled]"
 """The same in Streamlit's markdown."""
 
+SIMULATED = "(simulated)"
+"""Beside a figure of a run that nothing has done."""
+
+SIMULATED_BADGE = ":orange-badge[simulated]"
+"""The same in Streamlit's markdown."""
+
 
 def money(amount: float, modelled: bool) -> str:
     """Dollars as `usd` has them, and whether they are modelled: `$0.34 (modelled)`."""
@@ -70,8 +76,9 @@ def moment(unix_s: float) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text of ours for Streamlit's markdown, where two `$` would begin a formula; `MODELLED` is a badge."""
-    return text.replace("$", r"\$").replace(MODELLED, MODELLED_BADGE)
+    """Text of ours for Streamlit's markdown, where two `$` would begin a formula; marks become badges."""
+    text = text.replace("$", r"\$").replace(SIMULATED, SIMULATED_BADGE)
+    return text.replace(MODELLED, MODELLED_BADGE)
 
 
 def plain_markdown(text: str) -> str:

@@ -16,12 +16,13 @@ from storage.database.run_notes import read_links
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from ui.charts.cost import cost_chart, state_chart
+from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import Axis
 from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
-from ui.elements.formatting import duration, moment, money, percent
+from ui.elements.formatting import MODELLED, duration, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
@@ -34,7 +35,6 @@ from ui.pages.health.findings import Evidence, by_level
 from ui.pages.health.learning_rules import LEARNING_RULES
 from ui.pages.seeds.charts import draft_map, pair_chart, rank_chart, spread_chart, success_chart
 from ui.pages.seeds.data import read_seeds
-from ui.pages.spot.charts import gantt_chart, utilisation_chart
 from ui.pages.spot.data import SpotView, read_course, read_spot
 from ui.report.html_page import Report
 
@@ -179,7 +179,8 @@ def _devices(report: Report, view: RunView, spot: SpotView, connection: duckdb.D
     latest = spot.iterations[-_DRAWN_ITERATIONS:]
     course = read_course(connection, view.row.run_id, latest[0], latest[-1])
     if not course.intervals.empty:
-        report.charts([gantt_chart(course, view)], wide=True)
+        drawn = gantt_chart(course, view.metrics, MODELLED if view.is_modelled else "")
+        report.charts([drawn], wide=True)
         report.sentence(f"The latest {len(latest)} of {len(spot.iterations):,} recorded iterations.", "note")
     used = set(spot.utilisation["market"].tolist())
     markets = [market for market in ("spot", "reserved") if market in used]

@@ -41,6 +41,7 @@ _PAGES = [
         "../pages/reproducibility/page.py", title="Reproducibility", icon=":material/replay:",
         url_path="reproducibility",
     ),
+    st.Page("../pages/what_if/page.py", title="What if", icon=":material/calculate:", url_path="what_if"),
 ]  # fmt: skip
 if login_needed():
     _PAGES.append(st.Page(st.logout, title="Log out", icon=":material/logout:"))

@@ -72,14 +72,14 @@ def bring(folder: Path, sizes: Callable[[], dict[str, int]], part: Callable[[str
 
 
 def _fetch(folder: Path, sizes: dict[str, int], part: Callable[[str, int], bytes]) -> None:
+    coming = folder.parent / f".{folder.name}.coming"
+    shutil.rmtree(coming, ignore_errors=True)  # of a process that was killed
     total, free = sum(sizes.values()), shutil.disk_usage(folder.parent).free
     if total > free:
         raise ModelError(
             f"{folder} is not on {socket.gethostname()}, which has {free / 1024**3:.1f} GiB free for the "
             f"{total / 1024**3:.1f} GiB of it; free some, or leave the host out"
         )
-    coming = folder.parent / f".{folder.name}.coming"
-    shutil.rmtree(coming, ignore_errors=True)  # of a process that was killed
     for name, size in sizes.items():
         path = coming / name
         path.parent.mkdir(parents=True, exist_ok=True)

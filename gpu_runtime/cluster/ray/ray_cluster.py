@@ -48,8 +48,8 @@ _MOST_GPUS = 16
 
 _MOST_WORKERS_A_CPU = 8
 
-_HOSTS_AT_ONCE = 4
-"""That may fetch the base weights."""
+_PARTS_AT_ONCE = 4
+"""Of the base weights, that are read for hosts."""
 
 _SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
@@ -156,7 +156,7 @@ class RayCluster:
                     "runtime.cluster=ray for one of this machine"
                 ) from error
             return
-        # Workers that play devices share the cores of this machine; Ray's count is only a limit.
+        # Workers that stand for devices share the cores of this machine; Ray's count is only a limit.
         settings = self._config.runtime
         devices = settings.least_workers + (_MOST_GPUS if settings.counts_devices else 0)
         processes = devices + settings.standby_workers + settings.scorer_workers
@@ -224,18 +224,17 @@ class RayCluster:
     def _may_lack_weights(self, worker: type[Any]) -> bool:
         """Whether a worker loads a folder that is on the driver's host, and perhaps on no other.
 
-        The driver of a `ray://` address is on no host of the cluster, and cannot give files out.
+        A driver that is on no host of the cluster cannot give files out.
         """
-        address = self._config.runtime.ray_address
-        apart = bool(address) and not address.startswith("ray://")
-        return apart and getattr(worker, "LOADS_MODEL", False) and os.path.isdir(self._config.model.path)
+        gives_out = self._config.runtime.driver_is_on_cluster and os.path.isdir(self._config.model.path)
+        return gives_out and getattr(worker, "LOADS_MODEL", False)
 
     def _source_of_weights(self) -> Any:
         """An actor on the driver's host that gives the base weights out; it takes no processor."""
         if self._source is None:
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
             source = ray.remote(FolderSource).options(
-                num_cpus=0, scheduling_strategy=here, max_concurrency=_HOSTS_AT_ONCE
+                num_cpus=0, scheduling_strategy=here, max_concurrency=_PARTS_AT_ONCE
             )
             self._source = source.remote(self._config.model.path)
         return self._source

@@ -1,13 +1,15 @@
 """An autoscaler of the cluster as a provider: devices are asked of it, and it brings instances or takes them.
 
-Which instance a worker is on is the cluster's business. An offer is therefore a device that the cluster has,
-by its number; a worker that ends leaves its instance without work, and the autoscaler takes idle instances
-back.
+Ray places workers, so an offer is no instance but one device of those that the cluster has. It stays until
+the run releases it: the cluster itself reports the worker of a lost instance, and the number of devices does
+not say which one is gone. A worker that ends leaves its instance without work, and the autoscaler takes idle
+instances back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Protocol
 
 from gpu_runtime.fleet.capacity.protocol import Offer
@@ -42,6 +44,8 @@ class AutoscalerCapacity:
         self._cluster = cluster
         self._wanted = 0
         self._asked: int | None = None
+        self._held: list[Offer] = []
+        self._numbers = count()
         self._troubles: list[str] = []
 
     def wanted(self, devices: int, deadline_s: float | None) -> None:
@@ -59,10 +63,13 @@ class AutoscalerCapacity:
     def offered(self) -> Sequence[Offer]:
         """See `CapacityProvider`."""
         there = min(self._wanted, self._cluster.devices()["spot"])
-        return [Offer(f"device-{number}") for number in range(there)]
+        while len(self._held) < there:
+            self._held.append(Offer(f"device-{next(self._numbers)}"))
+        return list(self._held)
 
     def release(self, instance: str) -> None:
-        """See `CapacityProvider`: the end of the worker has left its instance without work."""
+        """See `CapacityProvider`; the end of the worker has left its instance without work."""
+        self._held = [offer for offer in self._held if offer.instance != instance]
 
     def take_troubles(self) -> list[str]:
         """See `CapacityProvider`. An autoscaler goes on trying what it cannot do; `ray status` says why."""

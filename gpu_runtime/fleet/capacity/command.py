@@ -66,7 +66,7 @@ class CommandOptions(Section):
                 ) from error
             program = re.match(r"\s*([\w./~+-]+)(?=\s|$)", command)
             if program is None or program[1] in _OF_THE_SHELL:
-                continue  # begins with a variable or a bracket: only running it tells
+                continue  # begins with a variable or a bracket: known only once it runs
             if shutil.which(os.path.expanduser(program[1])) is None:
                 raise ConfigurationError(
                     f"{setting}: there is no program {program[1]} to run; give its path, or install it"
@@ -74,7 +74,7 @@ class CommandOptions(Section):
 
 
 class AcquiredInstance(Section):
-    """An instance as `acquire` tells of it."""
+    """An instance in the answer of `acquire`."""
 
     instance: str = Field(min_length=1, max_length=200)
     devices: int = Field(default=1, ge=1, le=_MOST_DEVICES)
@@ -158,7 +158,8 @@ class CommandCapacity:
         except (ValidationError, ValueError) as error:
             self._note(
                 f"runtime.options.acquire did not write JSON of the form "
-                f'{{"instances": [{{"instance": "NAME"}}]}}: {one_line(str(error))}'
+                f'{{"instances": [{{"instance": "NAME"}}]}}, and what it acquired may still be paid for: '
+                f"{one_line(str(error))}"
             )
             return
         with self._lock:
@@ -177,10 +178,13 @@ class CommandCapacity:
         Raises:
             CapacityError: it failed, or took too long.
         """
-        process = subprocess.Popen(
-            [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                [_SHELL, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise CapacityError(f"runtime.options.{name} could not be started: {error}") from error
         with self._lock:
             self._running = process
         limit_s = self._options.timeout_s

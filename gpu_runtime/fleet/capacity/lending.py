@@ -46,12 +46,12 @@ class LendingOptions(Section):
         try:
             with httpx.Client(base_url=self.url, timeout=self.timeout_s) as client:
                 lent_by(client)
-        except CapacityError as error:
+        except (CapacityError, httpx.InvalidURL) as error:
             raise ConfigurationError(f"runtime.options.url = {self.url!r}: {error}") from error
 
 
 class LentInstance(Section):
-    """An instance as a lender tells of it."""
+    """An instance in a lender's answer."""
 
     instance: str = Field(min_length=1, max_length=200)
     devices: int = Field(default=1, ge=1, le=1024)
@@ -118,8 +118,6 @@ class LendingCapacity:
 
     def release(self, instance: str) -> None:
         """See `CapacityProvider`."""
-        with self._lock:
-            self._released.add(instance)
         self._say("/release", {"instance": instance})
 
     def take_troubles(self) -> list[str]:
@@ -141,6 +139,8 @@ class LendingCapacity:
     def _say(self, path: str, body: dict[str, Any]) -> None:
         with self._lock:
             self._to_say.append((path, body))
+            if path == "/release":
+                self._released.add(body["instance"])
         self._wake.set()
 
     def _follow(self) -> None:
@@ -163,7 +163,7 @@ class LendingCapacity:
             self._wake.clear()
 
     def _say_all(self) -> None:
-        """Say what is to be said, in order; what a lender that is silent has not heard is said again."""
+        """Send the messages in order; one that got no answer is sent again, one that was refused is not."""
         import httpx
 
         while True:
@@ -172,11 +172,15 @@ class LendingCapacity:
                     return
                 path, body = self._to_say[0]
             try:
-                self._client.post(path, json=body).raise_for_status()
+                answer = self._client.post(path, json=body)
+                if not answer.is_client_error:
+                    answer.raise_for_status()
             except httpx.HTTPError as error:
                 raise CapacityError(f"the lender does not take {path}: {one_line(str(error))}") from error
             with self._lock:
                 self._to_say.pop(0)
+                if answer.is_client_error:
+                    self._troubles.append(f"the lender refused {path} {body} with {answer.status_code}")
 
     def _on_silence(self, trouble: str) -> None:
         """Note the first failure of a series."""

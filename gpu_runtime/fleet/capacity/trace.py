@@ -29,7 +29,7 @@ class TraceOptions(Section):
     """Seconds of the trace at which the run begins."""
 
     notice_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
-    """Seconds before its removal at which an instance is called back; 0 for a loss without a word."""
+    """Seconds before its removal at which an instance is called back; 0 for a loss without notice."""
 
     def read(self) -> Trace:
         """The trace as it is replayed.

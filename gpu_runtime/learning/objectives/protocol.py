@@ -24,7 +24,7 @@ class TrainingSample:
         request: its identity.
         trajectory: its stochastic denoising steps (`grpo` learns from them, `nft` checks weights by them).
         latents_SC: its final latents, float32 (read by `nft`).
-        advantage: how much better it is than what its group is measured from.
+        advantage: how much better it is than its group's mean, normalised and clamped.
         stale: older weights drew it than those that training begins with, as the strategy wants it: its
             ratio need not be 1 at the first update.
     """
@@ -61,7 +61,10 @@ class BatchTerms(NamedTuple):
 
 
 class Objective(Protocol):
-    """A loss over samples."""
+    """A loss over samples.
+
+    It keeps nothing from one iteration to the next: where a setting changes in a run, another one is built.
+    """
 
     def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
         """Look at an iteration's samples, by update, before any weight changes."""

@@ -24,7 +24,7 @@ from storage.text import one_line
 Answer = TypeVar("Answer")
 
 _ANSWER_LIMIT_S = 10.0
-"""Of the look at a server before a run: any answer will do."""
+"""Of the request before a run that shows whether a server answers."""
 
 _MOST_BYTES = 16 * 2**20
 """Of an answer. 256 scores take 5 KB; the rest is for details."""
@@ -48,7 +48,7 @@ class JudgeServer:
     Args:
         settings: how long the server is waited for, and how often.
         url: where requests go.
-        key: sent as a bearer token, and blotted out of every answer; empty for none.
+        key: sent as a bearer token, and redacted in every answer; empty for none.
         wait: sleeps, in seconds.
     """
 

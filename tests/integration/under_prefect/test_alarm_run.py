@@ -52,6 +52,16 @@ def kinds(home: Home, run_id: str) -> list[str]:
         return [kind for (kind,) in rows.fetchall()]
 
 
+def judge_figures(home: Home, run_id: str) -> list[tuple[int, int, float, float]]:
+    """The second judge's figures of each evaluation: iteration, how many images, the least, the largest."""
+    with RunStore(home).database.reading() as connection:
+        return connection.execute(
+            "SELECT iteration, count(*), min(value), max(value) FROM evaluation_image_figures "
+            "WHERE run_id = ? AND name = 'judge' GROUP BY iteration ORDER BY iteration",
+            [run_id],
+        ).fetchall()
+
+
 @pytest.mark.parametrize(("on_alarm", "kind"), [("rollback", "returned"), ("kl", "kl_raised")])
 def test_a_killed_run_answers_as_the_undisturbed_one(
     home: Home, on_alarm: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -59,6 +69,9 @@ def test_a_killed_run_answers_as_the_undisturbed_one(
     config, whole, killed = config_of(on_alarm), f"{on_alarm}-whole", f"{on_alarm}-killed"
     post_train(config, whole)
     assert kinds(home, whole) == ["hacking", kind]
+    judged = judge_figures(home, whole)
+    assert [(iteration, count) for iteration, count, *_ in judged] == [(number, 8) for number in range(5)]
+    assert all(0 <= low <= high <= 1 for *_, low, high in judged)
     for dies_at in (ALARM_AT, ALARM_AT + 1):  # before the answer; and after an iteration that follows it
 
         def die(session: Any, iteration: int, dies_at: int = dies_at) -> Answer:
@@ -83,13 +96,3 @@ def test_stop_ends_the_run_with_its_last_sound_checkpoint(home: Home):
     row = RunStore(home).run("stopped")
     assert row.status == "failed" and row.error is not None and "on_alarm is stop" in row.error
     assert last_state(home, "stopped")[0] == ALARM_AT - 1
-
-
-def test_the_judge_s_figure_is_recorded_for_every_held_out_image(home: Home):
-    with RunStore(home).database.reading() as connection:
-        rows = connection.execute(
-            "SELECT iteration, count(*), min(value), max(value) FROM evaluation_image_figures "
-            "WHERE run_id = 'kl-whole' AND name = 'judge' GROUP BY iteration ORDER BY iteration"
-        ).fetchall()
-    assert [(iteration, count) for iteration, count, *_ in rows] == [(number, 8) for number in range(5)]
-    assert all(0 <= low <= high <= 1 for *_, low, high in rows)

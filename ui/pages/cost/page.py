@@ -92,7 +92,7 @@ def _show_tiles(view: RunView, ledger: Ledger, compared: OnDemandCost | None) ->
     lost = ledger.lost
     show_tile(row, "Discarded work", usd(lost.usd), short_duration(lost.device_s), modelled=view.is_modelled)
     if ledger.judge_usd:
-        show_tile(row, "Judge (beside the bill)", usd(ledger.judge_usd), "reward.options.usd_per_image")
+        show_tile(row, "Judge (beside the bill)", usd(ledger.judge_usd), "by usd_per_image")
     if compared is None:
         show_tile(row, "On demand only", "-", None)
         return

@@ -136,7 +136,7 @@ def hacking(evidence: Evidence) -> Finding:
         "problem", title, f"{text} The images get worse while the score rises.",
         "The policy exploits the reward (reward hacking): compare the images on the page Images, raise "
         f"`algorithm.kl_weight`{_now(evidence, 'algorithm', 'kl_weight')}, or end the run; "
-        "`evaluation.on_alarm` does so by itself.",
+        "`evaluation.on_alarm` does this automatically.",
     )  # fmt: skip
 
 

@@ -14,10 +14,8 @@ from storage.database.queries import devices as device_queries
 from storage.database.queries import runs as run_queries
 from storage.home import Home
 from storage.ledger.ledger import Ledger, read_ledger
+from ui.data.devices import MOST_INTERVALS, DeviceCourse
 from ui.data.run import Newest, RunView
-
-MOST_INTERVALS = 3000
-"""Intervals that the time line draws at most; more would make the browser slow."""
 
 _MOST_EVENTS = 300
 _MOST_GROUPS = 1000
@@ -38,16 +36,6 @@ class SpotView:
     utilisation: pd.DataFrame
     iterations: list[int]
     decisions: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class DeviceCourse:
-    """What the devices did in some iterations; see storage/database/queries/devices.py for the columns."""
-
-    intervals: pd.DataFrame
-    events: pd.DataFrame
-    groups: pd.DataFrame
-    degrees: pd.DataFrame
 
 
 def load_spot(home: Path, view: RunView) -> SpotView:

@@ -9,13 +9,13 @@ import streamlit as st
 
 from storage.ledger.ledger import Ledger
 from ui.charts.cost import cost_chart, state_chart
+from ui.charts.devices import gantt_chart, groups_chart, utilisation_chart
 from ui.charts.layout import PLOT_SETTINGS
 from ui.data.ledger import bill_entries
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import MODELLED_BADGE, markdown_text, moment, percent
+from ui.elements.formatting import MODELLED, MODELLED_BADGE, markdown_text, moment, percent
 from ui.elements.run_page import show_page
-from ui.pages.spot.charts import gantt_chart, groups_chart, utilisation_chart
 from ui.pages.spot.data import SpotView, load_course, load_spot
 from ui.pages.spot.verdict import show_imbalance, show_spot_figures, show_spot_verdict
 
@@ -55,7 +55,8 @@ def _show_course(home: Path, view: RunView, spot: SpotView) -> None:
     if course.intervals.empty:
         st.caption("Nothing is recorded of these iterations.")
         return
-    st.plotly_chart(gantt_chart(course, view), key="gantt", config=PLOT_SETTINGS)
+    drawn = gantt_chart(course, view.metrics, MODELLED if view.is_modelled else "")
+    st.plotly_chart(drawn, key="gantt", config=PLOT_SETTINGS)
     if bool((course.groups["degree"] > 1).any()):
         st.plotly_chart(groups_chart(course), key="groups", config=PLOT_SETTINGS)
         st.caption(

@@ -4,7 +4,7 @@ RLBoost (arXiv 2510.19225) calls it seeding: reserved devices begin the rollout,
 delivered, while the spot devices roll out the rest. Too short a window, and the trainers wait for samples;
 too long a one, and the spot devices wait for the trainers. RLBoost feeds the difference of both waits back
 and remembers the window of each number of spot devices. Where a sample takes a known time, the window can be
-solved instead.
+solved instead. No live run has a window; `spotlight what-if` and the tables of papers simulate it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,27 @@ def solved_window_s(work_s: float, train_s: float, reserved: int, spot: int) -> 
     if reserved + spot == 0:
         raise ConfigurationError("a seeding window for no device; give at least one reserved or spot device")
     return max(0.0, (work_s - spot * train_s) / (reserved + spot))
+
+
+def most_useful_spot(remote_s: float, spot: int, window_s: float, reserved: int, train_s: float) -> float:
+    """Spot devices beyond which each one waits for the trainer: `N_prem` of RLBoost.
+
+    They roll out what is left while the trainer trains; the whole rollout is `remote_s * spot + window_s *
+    reserved`, and with so many of them it takes `train_s` without any window.
+
+    Args:
+        remote_s: that each spot device rolls out, in seconds.
+        spot: devices that do.
+        window_s: that each reserved device rolls out, in seconds.
+        reserved: devices that train after it.
+        train_s: seconds of training, above 0.
+
+    Raises:
+        ConfigurationError: `train_s` is not above 0.
+    """
+    if not train_s > 0:
+        raise ConfigurationError(f"train_s of a seeding window is {train_s}; give seconds above 0")
+    return (remote_s * spot + window_s * reserved) / train_s
 
 
 class SeedingWindows:

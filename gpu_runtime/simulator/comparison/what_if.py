@@ -8,17 +8,20 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.simulator.comparison.break_even import cost_line
+from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.policies import POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.profile import Profile, WorkloadTimes
-from gpu_runtime.simulator.run import SimulatedPlan, SimulatedRun, Simulation
+from gpu_runtime.simulator.run import Simulation
+from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.replay import Replay
+from gpu_runtime.spot.traces.trace import Trace
 from storage.config.run_config import RunConfig
 
 _MARGIN = 1.5
@@ -52,13 +55,15 @@ class PolicyAnswer:
 
     Attributes:
         policy: which.
-        figures: by name; the names are those of `answer_of`.
+        figures: by name; the names are those of `figures_of`.
         best: whether it is the one to take.
+        runs: one in each future.
     """
 
     policy: Policy
     figures: dict[str, Spread]
     best: bool = False
+    runs: Sequence[SimulatedRun] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -74,8 +79,9 @@ def compare_policies(
     futures: int,
     seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
+    policies: Sequence[Policy] = DEFAULT_POLICIES,
 ) -> list[PolicyAnswer]:
-    """Simulate every policy in every future.
+    """Simulate policies in every future.
 
     Args:
         config: the workload, and how many iterations.
@@ -85,11 +91,20 @@ def compare_policies(
         futures: how many, at least 1.
         seed: of the futures; the same figures for the same seed.
         on_run: told of every simulated run.
+        policies: those to compare, at least one.
     """
-    runs = policy_runs(config, offer, profile, market, futures, seed, on_run)
-    answers = [PolicyAnswer(policy, figures_of(runs[policy.name])) for policy in POLICIES]
+    runs = policy_runs(config, offer, profile, market, futures, seed, on_run, policies)
+    answers = [PolicyAnswer(each, figures_of(runs[each.name]), runs=runs[each.name]) for each in policies]
     best = best_of(answers)
-    return [PolicyAnswer(a.policy, a.figures, a.policy.name == best) for a in answers]
+    return [replace(answer, best=answer.policy.name == best) for answer in answers]
+
+
+def simulated_policies(policies: Sequence[Policy]) -> tuple[Policy, ...]:
+    """The policies that are simulated to compare some: Spotlight too, where one needs its drafts."""
+    names = {policy.name for policy in policies}
+    if any(policy.needs_drafts for policy in policies):
+        names.add(SPOTLIGHT)
+    return tuple(policy for policy in POLICIES if policy.name in names)
 
 
 def policy_runs(
@@ -100,8 +115,10 @@ def policy_runs(
     futures: int,
     seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
+    policies: Sequence[Policy] = DEFAULT_POLICIES,
+    keeps: str = "",
 ) -> dict[str, list[SimulatedRun]]:
-    """The runs of every policy, one in each future.
+    """The runs of policies, one in each future.
 
     Args:
         config: of the run that is asked about.
@@ -111,13 +128,17 @@ def policy_runs(
         futures: how many are drawn.
         seed: of the futures.
         on_run: called after each run.
+        policies: those that are asked about.
+        keeps: the policy whose runs keep what every device did; empty for none.
     """
-    runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in POLICIES}
+    simulated = simulated_policies(policies)
+    runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
     for future in range(futures):
-        drafts = 0.0
-        for policy in POLICIES:
+        drafts, traces = 0.0, dict[tuple[int, float], Trace]()
+        for policy in simulated:
             plan = policy.plan(offer, drafts)
-            run = _simulate(config, plan, profile, market, (seed, future))
+            keeps_it = policy.name == keeps
+            run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
             if policy.name == SPOTLIGHT:
                 drafts = run.drafts / config.iterations
             runs[policy.name].append(run)
@@ -136,6 +157,7 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
         "wall_s": [run.wall_s for run in runs],
         "usd": [run.usd for run in runs],
         "iteration_s": [statistics.fmean(run.iterations) / TICKS_PER_S for run in runs],
+        "iteration_usd": [cost_line(run).usd(run.usd_per_hour["spot"]) for run in runs],
         "losses": [float(run.losses) for run in runs],
         "drafts_per_iteration": [run.drafts / len(run.iterations) for run in runs],
         **shares,
@@ -148,15 +170,24 @@ def best_of(answers: Sequence[PolicyAnswer]) -> str:
 
     What drafts are worth is a matter of learning: none of these figures has it.
     """
-    least = min(answer.figures["usd"].median for answer in answers)
-    cheap = [a for a in answers if a.figures["usd"].median <= (1 + _ALIKE) * least]
+    # Two runs that share devices are something else to buy than one.
+    single = [answer for answer in answers if all(run.runs == 1 for run in answer.runs)] or answers
+    least = min(answer.figures["usd"].median for answer in single)
+    cheap = [a for a in single if a.figures["usd"].median <= (1 + _ALIKE) * least]
     ranked = sorted(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
     return ranked[0].policy.name
 
 
 def _simulate(
-    config: RunConfig, plan: SimulatedPlan, profile: Profile, market: SpotMarket, future: tuple[int, int]
+    config: RunConfig,
+    plan: SimulatedPlan,
+    profile: Profile,
+    market: SpotMarket,
+    future: tuple[int, int],
+    traces: dict[tuple[int, float], Trace],
+    keeps_intervals: bool = False,
 ) -> SimulatedRun:
+    """A run in a future, whose traces are drawn once."""
     fleet = plan.fleet
     times = profile.times(
         config.sampling.batch_size,
@@ -167,10 +198,14 @@ def _simulate(
     replay = None
     if fleet.spot:
         # Its own chance: the window is the same whatever the profile draws.
-        length_s = trace_length_s(config, times, fleet.reserved)
-        trace = market.window(fleet.spot, length_s, random.Random(f"trace {future}"))
-        replay = Replay(trace, market.notice_s)
-    return Simulation(config, plan, times, replay).run()
+        algorithm = config.algorithm
+        samples = algorithm.prompts_per_iteration * algorithm.group_size
+        work = plan.runs * (1 + plan.more_samples / samples)
+        key = fleet.spot, work * trace_length_s(config, times, fleet.reserved)
+        if key not in traces:
+            traces[key] = market.window(*key, random.Random(f"trace {future}"))
+        replay = Replay(traces[key], market.notice_s)
+    return Simulation(config, plan, times, replay, keeps_intervals=keeps_intervals).run()
 
 
 def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> float:

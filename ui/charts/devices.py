@@ -1,4 +1,4 @@
-"""Charts of the page Spot: the time line of the devices, their groups, and what their time went into."""
+"""Charts of devices, recorded or simulated: their time line, their groups, what their time went into."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts.layout import laid_out
-from ui.data.run import RunView
-from ui.elements.formatting import chart_text, money, time_unit
+from ui.data.devices import DeviceCourse
+from ui.elements.formatting import chart_text, time_unit, usd
 from ui.elements.palette import (
     DEGREE_COLOURS,
     EVENT_COLOUR,
@@ -18,7 +18,6 @@ from ui.elements.palette import (
     STATE_COLOURS,
     UNKNOWN_COLOUR,
 )
-from ui.pages.spot.data import DeviceCourse
 
 _EVENT_MARKS = {  # kind of event -> symbol, colour
     "joined": ("triangle-right", EVENT_COLOUR),
@@ -67,7 +66,7 @@ class WorkClock:
         return np.cumsum(self._ends - self._begins)[:-1]
 
 
-def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
+def gantt_chart(course: DeviceCourse, ends: pd.DataFrame, mark: str = "") -> go.Figure:
     """Every device's states over time, the ends of iterations, and what happened to the devices.
 
     A replacement is in the row of the device that it stands in for. Breaks between a kill and a resume
@@ -75,7 +74,8 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
 
     Args:
         course: the iterations to draw, with at least one interval.
-        view: the run, whose iterations' ends are the borders.
+        ends: when iterations ended: columns iteration, ended_at.
+        mark: what stands beside dollars, such as `(modelled)`; empty for nothing.
     """
     intervals = course.intervals
     clock = WorkClock(
@@ -96,7 +96,7 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
             customdata=[
                 (
                     row["worker"], f"{row['ended_at'] - row['started_at']:.2f} s",
-                    money(row["usd"], view.is_modelled), _when(row),
+                    f"{usd(row['usd'])} {mark}".rstrip(), _when(row),
                 )
                 for row in part.to_dict("records")
             ],
@@ -107,7 +107,7 @@ def gantt_chart(course: DeviceCourse, view: RunView) -> go.Figure:
     events = course.events.loc[course.events["worker"].map(_device_row).isin(rows)]
     _add_events(figure, events, clock, unit_s)
     figure = laid_out(figure, "What every device did", f"Time at work ({unit})", "")
-    _add_borders(figure, intervals, view, clock, unit_s)
+    _add_borders(figure, intervals, ends, clock, unit_s)
     figure.update_layout(
         barmode="overlay", bargap=0.25, hovermode="closest", height=_AROUND_PX + _ROW_PX * max(4, len(rows)),
         margin={"t": 64},
@@ -199,11 +199,11 @@ def _add_events(figure: go.Figure, events: pd.DataFrame, clock: WorkClock, unit_
 
 
 def _add_borders(
-    figure: go.Figure, intervals: pd.DataFrame, view: RunView, clock: WorkClock, unit_s: float
+    figure: go.Figure, intervals: pd.DataFrame, ends: pd.DataFrame, clock: WorkClock, unit_s: float
 ) -> None:
     """A line with its number at the end of each iteration, a dashed one at each break."""
     begin, end = intervals["started_at"].min(), intervals["ended_at"].max()
-    ends = view.metrics.loc[view.metrics["ended_at"].between(begin, end, inclusive="right")]
+    ends = ends.loc[ends["ended_at"].between(begin, end, inclusive="right")]
     ends = ends.iloc[:: max(1, -(-len(ends) // _MOST_BORDERS))]
     positions = clock.elapsed_s(ends["ended_at"].to_numpy(dtype=float)) / unit_s
     lines = [(position, "solid") for position in positions]

@@ -14,7 +14,7 @@ from gpu_runtime.scheduling.progress import Progress
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.waiting_requests import WaitingRequests
-from gpu_runtime.scheduling.work_items import RequestT, WorkItem
+from gpu_runtime.scheduling.work_items import Lease, RequestT, WorkItem
 
 
 class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
@@ -65,8 +65,8 @@ class _Shares(WaitingRequests[RequestT], Generic[RequestT]):
 class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
     """Deals requests of one policy version round-robin, in batches, to the workers that are there at first.
 
-    A lost worker's share is dealt again over those left, from its commits. A worker that comes later has
-    nothing until then, unless it is alone. Notices are not provided for.
+    A worker's share is dealt again over those left when it is lost or under notice, from its commits. A
+    worker that comes later has nothing until then, unless it is alone.
 
     Args:
         batch_size, lease_s, max_held: as of the pull scheduler.
@@ -107,8 +107,18 @@ class PushDispatch(PullScheduler[RequestT], Generic[RequestT]):
     def on_worker_lost(
         self, worker: str, reached: Mapping[RequestT, int] | None = None
     ) -> tuple[RequestT, ...]:
-        """See `PullScheduler.lose`; what the worker had not done is dealt over those left."""
+        """See `PullScheduler.on_worker_lost`; what the worker had not done is dealt over those left."""
         back = super().on_worker_lost(worker, reached)
+        self.on_notice(worker)
+        return back
+
+    def on_notice(self, worker: str) -> None:
+        """A worker begins nothing any more: its share is dealt over those left."""
         self._shares.drop(worker, self._version)
+        self._shares.deal(self._version, self._batch_size)
+
+    def hand_back(self, whose: str | Lease[RequestT]) -> tuple[RequestT, ...]:
+        """See `PullScheduler.hand_back`; what belonged to a worker under notice is dealt over those left."""
+        back = super().hand_back(whose)
         self._shares.deal(self._version, self._batch_size)
         return back

@@ -1,0 +1,127 @@
+"""An evaluation: held-out images, their scores, and what they look like."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
+from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.dispatch.phase import Judge
+from gpu_runtime.dispatch.sample_phase import Delivered
+from gpu_runtime.quality.meter import QualityMeter
+from gpu_runtime.rewards.protocol import Score, judged, part_figures
+from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
+from storage.config.run_config import RunConfig
+from storage.ledger.judge_costs import JUDGE_USD
+from storage.prompts.files import PromptRecord
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Held-out samples with their scores, ordered by prompt and seed.
+
+    Attributes:
+        figures: what each image looks like (`quality.meter`), the parts of its score as `part_NAME`, what
+            judging it has cost, where its judge has a price, and what the second judge says as `judge`.
+    """
+
+    samples: list[GeneratedSample]
+    scores: list[Score]
+    policy_version: int
+    figures: list[dict[str, float]]
+
+    @property
+    def score(self) -> float:
+        """Mean score of the judged images, in [0, 1]."""
+        scores = judged(self.scores)
+        return sum(score.value for score in scores) / len(scores)
+
+    @property
+    def exact(self) -> float:
+        """Share of the judged images that do all that their prompt asks."""
+        scores = judged(self.scores)
+        return sum(score.exact for score in scores) / len(scores)
+
+    @property
+    def judge_errors(self) -> list[str]:
+        """Why the second judge has no opinion of some images."""
+        judges = (score.judge for score in self.scores)
+        return [judge.error for judge in judges if judge is not None and judge.error is not None]
+
+
+class EvaluatingFleet(Protocol):
+    """What an evaluation needs of the fleet."""
+
+    def generate(
+        self, requests: Sequence[SampleRequest], weights: Weights, judge: Judge | None = None
+    ) -> list[Delivered]:
+        """All requests with these weights, in order."""
+        ...
+
+    def follow_capacity_until(self, calls: Collection[Future[Any]]) -> None:
+        """Give back devices that are called back, until scorers have answered."""
+        ...
+
+
+class EvaluatingScorers(Protocol):
+    """What an evaluation needs of the scorers."""
+
+    def judge(
+        self, images: Sequence[GeneratedImage], prompts: Mapping[int, PromptRecord]
+    ) -> list[Future[Score]]:
+        """Let scorers judge images; one score an image, in order."""
+        ...
+
+    def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
+        """The scores, once all are there."""
+        ...
+
+
+def evaluate(
+    config: RunConfig,
+    prompts: Sequence[PromptRecord],
+    weights: Weights,
+    fleet: EvaluatingFleet,
+    scoring: EvaluatingScorers,
+) -> Evaluation:
+    """Generate held-out images by the ODE, and judge and measure them as they are delivered.
+
+    Args:
+        config: the run's configuration.
+        prompts: held-out ones.
+        weights: that the images are generated with.
+        fleet: the devices.
+        scoring: the scorers.
+
+    Raises:
+        RewardError: if the scorer failed on every image.
+        RuntimeFailure: if the trainer died or hangs, or scorers die again and again.
+    """
+    by_id = {prompt.prompt_id: prompt for prompt in prompts}
+    requests = [
+        evaluation_request(config.seed, prompt.prompt_id, seed, prompt.text, weights.version)
+        for prompt in prompts
+        for seed in range(config.evaluation.images_per_prompt)
+    ]
+    with QualityMeter(by_id) as meter:
+
+        def judge(images: Sequence[GeneratedImage]) -> list[Future[Score]]:
+            for image in images:
+                meter.add(image.request.prompt_id, image.request.seed_index, image.image_HWC)
+            return scoring.judge(images, by_id)
+
+        delivered = fleet.generate(requests, weights, judge)
+        samples = [one.sample for one in delivered]
+        latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
+        judging = [one.score for one in delivered if one.score is not None]
+        fleet.follow_capacity_until(judging)
+        scores = scoring.wait_for(judging)
+        looks = meter.figures(latents)
+    figures = [
+        look | part_figures(score) | ({JUDGE_USD: score.usd} if score.usd else {})
+        for look, score in zip(looks, scores, strict=True)
+    ]
+    return Evaluation(samples, scores, weights.version.policy_version, figures)

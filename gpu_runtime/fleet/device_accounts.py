@@ -1,0 +1,130 @@
+"""What each device of a fleet does and is paid for, and what has happened to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from gpu_runtime.dispatch.devices import Device
+from gpu_runtime.fleet.rented_capacity import RentedCapacity
+from gpu_runtime.scheduling.paid_time import PaidMeter
+from gpu_runtime.scheduling.timeline import Timeline
+from gpu_runtime.spot.notices.notice import Notice
+from gpu_runtime.worker.history_log import HistoryLog
+from gpu_runtime.worker.protocol import WorkerReady
+from storage.clock import now, process_clock
+from storage.config.price import PriceConfig
+from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, PaidTime, StateInterval
+
+
+class DeviceAccounts:
+    """The time line, the meters and the events of a fleet's devices. Threads may share it.
+
+    Args:
+        price: of a device, by its market.
+        history: of the driver.
+        rented: the spot instances with prices of their own; None where all cost what `price` says.
+    """
+
+    def __init__(self, price: PriceConfig, history: HistoryLog, rented: RentedCapacity | None) -> None:
+        self._price = price
+        self._history = history
+        self._rented = rented
+        self._lock = threading.Lock()
+        self._timeline = Timeline()
+        self._meter = PaidMeter()
+        self._paid: list[PaidTime] = []
+        self._events: list[DeviceEvent] = []
+
+    def enter(self, worker: str, state: DeviceState) -> None:
+        """Book what a device does from now on."""
+        with self._lock:
+            self._timeline.enter(worker, state, now())
+
+    def take_intervals(self) -> list[StateInterval]:
+        """What each device did since the last call; what it was paid for meanwhile: `take_paid_time`."""
+        with self._lock:
+            self._paid += self._meter.take(time.monotonic())
+            return self._timeline.take(now())
+
+    def take_paid_time(self) -> list[PaidTime]:
+        """What each device was paid for up to the last call of `take_intervals`, since the call before."""
+        with self._lock:
+            taken, self._paid = self._paid, []
+        return taken
+
+    def take_events(self) -> list[DeviceEvent]:
+        """Which devices joined, did not start, were under notice or were lost since the last call."""
+        with self._lock:
+            taken, self._events = self._events, []
+        return taken
+
+    def on_joined(self, device: Device, ready: WorkerReady) -> None:
+        """A worker has loaded, which is on the bill.
+
+        Ray may have had its process ready before it was asked for; that time is not the worker's.
+        """
+        loaded_at_s = device.loaded_at_s or time.monotonic()
+        began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
+        with self._lock:
+            self._start(device, began_at_s)
+            self._timeline.enter(device.name, "idle", now())
+            where = {"host": ready.host, "history": ready.history} if ready.history else {}
+            detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"
+            at = process_clock().at(began_at_s)
+            self._book(device, "joined", at, detail if device.standby else "", **where)
+
+    def on_notice(self, device: Device, notice: Notice | None) -> None:
+        """A device is under a preemption notice, or it was withdrawn."""
+        with self._lock:
+            # Now, not when the worker read it: its clock may be another one.
+            self._book(device, "notice" if notice else "withdrawn", now(), notice.in_words if notice else "")
+
+    def on_ended(self, device: Device, kind: DeviceEventKind, why: str) -> None:
+        """A device that had joined is paid for no more.
+
+        Args:
+            device: that is gone.
+            kind: what it counts as.
+            why: in words.
+        """
+        with self._lock:
+            self._end(device, kind, time.monotonic(), why)
+
+    def on_never_joined(self, device: Device, kind: DeviceEventKind, why: str) -> None:
+        """A worker ended while it loaded: what it cost is on the bill all the same.
+
+        Args:
+            device: that is gone.
+            kind: what it counts as.
+            why: in words.
+        """
+        ended_at_s = device.loaded_at_s or time.monotonic()
+        with self._lock:
+            self._start(device, device.asked_at_s)
+            self._end(device, kind, ended_at_s, why)
+
+    def _start(self, device: Device, at_s: float) -> None:
+        """A device is paid for since a moment in monotonic seconds; the caller holds the lock."""
+        self._meter.start(device.name, device.market, at_s)
+        usd_per_hour = self._usd_per_hour(device)
+        self._timeline.add(device.name, device.market, usd_per_hour, process_clock().at(at_s))
+
+    def _end(self, device: Device, kind: DeviceEventKind, at_s: float, why: str) -> None:
+        """A device is paid for no more since a moment in monotonic seconds; the caller holds the lock."""
+        at = process_clock().at(at_s)
+        self._meter.stop(device.name, at_s)
+        self._timeline.remove(device.name, at)
+        self._book(device, kind, at, why)
+
+    def _usd_per_hour(self, device: Device) -> float:
+        if self._rented is not None and device.market == "spot":
+            return self._rented.usd_per_hour(device.name)
+        market = device.market
+        return self._price.reserved_usd_per_hour if market == "reserved" else self._price.spot_usd_per_hour
+
+    def _book(self, device: Device, kind: DeviceEventKind, at: float, detail: str = "", **facts: str) -> None:
+        """Note what happened to a device; the caller holds the lock."""
+        self._events.append(DeviceEvent(device.name, device.market, kind, at, detail))
+        # The history is of processes: one that did not start, or was ended, is gone as one that is lost.
+        self._history.note("lost" if kind in ("failed", "left") else kind, worker=device.name, **facts)

@@ -1,0 +1,102 @@
+"""A simulated run as a Chrome trace, the JSON that https://ui.perfetto.dev and chrome://tracing open. Pure.
+
+The form is that of "Trace Event Format" (Google, 2016): complete events (`X`) for what lasts, instant ones
+(`i`) for moments, and metadata (`M`) that names the tracks.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any
+
+from gpu_runtime.simulator.run import SimulatedRun
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.database.records import Market
+
+_TICKS_PER_US = TICKS_PER_S // 1_000_000
+_RUN = 1
+_PROCESSES: dict[Market, int] = {"reserved": 2, "spot": 3}
+"""What the format calls a process is a market here, and a thread a device."""
+
+
+def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What every device did, what happened to it, and the run's iterations, in microseconds of the run.
+
+    Args:
+        run: one that kept its intervals.
+        about: what else is to be said of it, such as its policy.
+
+    Returns:
+        JSON values. Events of the category `device` have the name of a state, and in `args` the iteration,
+        the phase (`iteration` or `evaluation`) and dollars; those of `run` are iterations and evaluations;
+        those of `happened` are what happened to a device.
+    """
+    devices: dict[str, Market] = {one.worker: one.market for one in (*run.intervals, *run.device_events)}
+    numbers = {name: number for number, name in enumerate(sorted(devices, key=_by_number), 1)}
+    ends = [end for _, _, end in run.ends]
+    events = _names(devices, numbers)
+    began = 0
+    for iteration, phase, end in run.ends:
+        name = f"iteration {iteration}" if phase == "iteration" else f"evaluation after {iteration}"
+        events.append(_span(name, "run", _RUN, 1, began, end) | {"args": {"iteration": iteration}})
+        began = end
+    for one in run.intervals:
+        # Intervals are cut at the ends: each lies in one iteration, or in one evaluation.
+        iteration, phase, _ = run.ends[bisect_left(ends, one.ended_at)]
+        process, thread = _PROCESSES[one.market], numbers[one.worker]
+        span = _span(one.state, "device", process, thread, int(one.started_at), int(one.ended_at))
+        span["args"] = {"iteration": iteration, "phase": phase, "usd": one.usd / TICKS_PER_S}
+        events.append(span)
+    for happened in run.device_events:
+        track = {"pid": _PROCESSES[happened.market], "tid": numbers[happened.worker]}
+        moment = {"ph": "i", "s": "t", "name": happened.kind, "cat": "happened"}
+        events.append(moment | track | {"ts": happened.at / _TICKS_PER_US})
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {"evidence": "simulated", **about},
+        "traceEvents": events,
+    }
+
+
+def _span(name: str, category: str, process: int, thread: int, began: int, ended: int) -> dict[str, Any]:
+    """Something that lasts.
+
+    Args:
+        name: what it is.
+        category: which kind of event.
+        process, thread: its track.
+        began, ended: ticks.
+    """
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": process, "tid": thread,
+        "ts": began / _TICKS_PER_US, "dur": (ended - began) / _TICKS_PER_US,
+    }  # fmt: skip
+
+
+def _names(devices: Mapping[str, Market], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Metadata: what the tracks are called, and that the figures are simulated."""
+    tracks = [(_RUN, 1, "run")]
+    tracks += [(_PROCESSES[devices[name]], number, name) for name, number in numbers.items()]
+    processes = {_RUN: "simulated run"}
+    processes |= {
+        number: f"simulated {market} devices"
+        for market, number in _PROCESSES.items()
+        if market in devices.values()
+    }
+    return [
+        *(
+            {"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}}
+            for number, name in processes.items()
+        ),
+        *(
+            {"ph": "M", "name": "thread_name", "pid": process, "tid": thread, "args": {"name": name}}
+            for process, thread, name in tracks
+        ),
+    ]
+
+
+def _by_number(name: str) -> tuple[str, int]:
+    """`spot-2` before `spot-10`."""
+    return re.sub(r"\d+", "", name), int((re.findall(r"\d+", name) or ["0"])[-1])

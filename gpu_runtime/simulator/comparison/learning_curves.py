@@ -1,0 +1,170 @@
+"""How many iterations a run needs to a score: learning curves, measured with several run seeds. Pure.
+
+The simulator says what an iteration takes; a curve says how many there are. Both have an interval of their
+own: over run seeds here, over futures there.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from gpu_runtime.simulator.comparison.policies import Arm
+from storage.errors import ConfigurationError
+from storage.text import read_text_file
+
+SMOOTH = 3
+"""Evaluations in a running mean."""
+
+MILESTONES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of the baseline's progress."""
+
+
+def smooth_of(values: Sequence[float]) -> list[float]:
+    """Running means of three evaluations (of all, where there are fewer)."""
+    width = min(SMOOTH, len(values))
+    return [statistics.fmean(values[end - width : end]) for end in range(width, len(values) + 1)]
+
+
+def end_of(values: Sequence[float]) -> float:
+    """The last running mean, so that a curve that rises reaches its own end."""
+    return smooth_of(values)[-1]
+
+
+def reached_at(iterations: Sequence[int], values: Sequence[float], target: float) -> float | None:
+    """The iteration at which the running mean reaches the target, interpolated; None if it never does.
+
+    Args:
+        iterations: of the evaluations.
+        values: of the evaluations.
+        target: the value to reach.
+    """
+    smooth = smooth_of(values)
+    # A running mean stands for the middle of its evaluations.
+    places = smooth_of(iterations)
+    above = [index for index, value in enumerate(smooth) if value >= target]
+    if not above:
+        return None
+    first = above[0]
+    if first == 0:
+        return places[0]
+    share = (target - smooth[first - 1]) / (smooth[first] - smooth[first - 1])
+    return places[first - 1] + share * (places[first] - places[first - 1])
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class LearningCurve(_Part):
+    """Held-out evaluations of one run seed."""
+
+    iterations: tuple[int, ...] = Field(min_length=2)
+    """Rising, from 0."""
+
+    values: tuple[float, ...]
+    """What was evaluated at each."""
+
+    @model_validator(mode="after")
+    def _is_even(self) -> Self:
+        if len(self.iterations) != len(self.values):
+            raise ValueError(f"{len(self.iterations)} iterations have {len(self.values)} values")
+        if self.iterations[0] != 0 or list(self.iterations) != sorted(set(self.iterations)):
+            raise ValueError("iterations do not rise from 0")
+        return self
+
+
+class LearningCurves(_Part):
+    """Curves of one task by what was learned from; at least of `plain`, which is the baseline."""
+
+    name: str = Field(min_length=1, max_length=100)
+    """What it is asked for by."""
+
+    summary: str = ""
+    """Whose curves they are, in a sentence."""
+
+    source: str = ""
+    """The runs or the result that they were measured in."""
+
+    rewards: tuple[str, ...] = ()
+    """The scorers whose runs they stand for."""
+
+    objective: str = ""
+    """The objective whose runs they stand for."""
+
+    arms: dict[Arm, tuple[LearningCurve, ...]]
+    """Curves of several run seeds each."""
+
+    @model_validator(mode="after")
+    def _has_a_baseline(self) -> Self:
+        if not self.arms.get("plain") or not all(self.arms.values()):
+            raise ValueError("arms needs curves of plain, and no empty arm")
+        if self.target <= self.base:
+            raise ValueError(f"the curves of plain go from {self.base:g} to {self.target:g}; none rises")
+        return self
+
+    @property
+    def base(self) -> float:
+        """What the baseline begins with."""
+        return statistics.fmean(curve.values[0] for curve in self.arms["plain"])
+
+    @property
+    def target(self) -> float:
+        """What the baseline reaches at its end, the median of its run seeds."""
+        return statistics.median(end_of(curve.values) for curve in self.arms["plain"])
+
+    def score_at(self, share: float) -> float:
+        """The score at a share of the baseline's progress."""
+        return self.base + share * (self.target - self.base)
+
+    def iterations_to(self, arm: Arm, share: float) -> list[float]:
+        """Iterations of each run seed to a share of the baseline's progress; empty without curves of the arm.
+
+        A run seed that never gets there counts as if it did at its end (`unreached` says how many).
+
+        Args:
+            arm: what is learned from.
+            share: of the way from the baseline's first score to its last.
+        """
+        target = self.score_at(share)
+        curves = self.arms.get(arm, ())
+        reached = [reached_at(curve.iterations, curve.values, target) for curve in curves]
+        return [
+            float(curve.iterations[-1]) if at is None else at
+            for curve, at in zip(curves, reached, strict=True)
+        ]
+
+    def unreached(self, arm: Arm, share: float) -> int:
+        """Run seeds that do not get to a share of the baseline's progress.
+
+        Args:
+            arm: what is learned from.
+            share: of the way from the baseline's first score to its last.
+        """
+        target = self.score_at(share)
+        curves = self.arms.get(arm, ())
+        return sum(reached_at(curve.iterations, curve.values, target) is None for curve in curves)
+
+
+def read_curves(path: Path) -> LearningCurves:
+    """Learning curves from a JSON file.
+
+    Raises:
+        ConfigurationError: no such file, no JSON, or a curve is missing or does not rise.
+    """
+    text = read_text_file(path, f"curves {path}", ConfigurationError)
+    try:
+        return LearningCurves.model_validate(json.loads(text))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'curves'}: {problem['msg']}"
+            for problem in error.errors()[:5]
+        )
+        raise ConfigurationError(f"curves {path}: {problems}; see docs/what-if.md for their form") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"curves {path} is not JSON that can be read ({error})") from error

@@ -1,0 +1,127 @@
+"""Ways to spend the same devices and dollars on a run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.simulated_run import SimulatedPlan
+from storage.errors import ConfigurationError, quoted
+
+SPOTLIGHT = "spotlight"
+"""The policy whose drafts set how many the critical path makes, and how many samples a larger batch has."""
+
+SPOT, ON_DEMAND = "spot", "on-demand"
+"""The two policies that say from which discount on spot devices pay."""
+
+Arm = Literal["plain", "stale", "fresh", "larger_batch"]
+"""What is learned from: the settings' samples, with stale or fresh drafts, or more samples."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A way to do a run.
+
+    Attributes:
+        name: short.
+        summary: what it does, in some words.
+        plan: from what is offered, and the drafts that Spotlight makes an iteration, to how the run is done.
+        explores: whether it makes drafts.
+        needs_drafts: whether its plan depends on Spotlight's drafts.
+        arm: the learning curve that it follows.
+    """
+
+    name: str
+    summary: str
+    plan: Callable[[FleetPlan, float], SimulatedPlan]
+    explores: bool = False
+    needs_drafts: bool = False
+    arm: Arm = "plain"
+
+
+def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(replace(offer, spot=0), DraftTiming.NEVER)
+
+
+def _all_on_demand(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    devices = offer.reserved + offer.spot
+    # Where all that stay train, all do here: they all stay.
+    trainers = devices if offer.trainers == offer.reserved else offer.trainers
+    return SimulatedPlan(replace(offer, reserved=devices, trainers=trainers, spot=0), DraftTiming.NEVER)
+
+
+def _spot_rollout(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER)
+
+
+def _spotlight(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.TRAINING_WINDOW)
+
+
+def _critical_path(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    # As many drafts as hidden ones, so that the two differ in when they are made alone.
+    return SimulatedPlan(offer, DraftTiming.BEFORE_ROLLOUT if drafts else DraftTiming.NEVER, drafts)
+
+
+def _sized(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(replace(offer, decided=True), DraftTiming.NEVER)
+
+
+def _window(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER, seeds=True)
+
+
+def _pushed(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER, pushes=True)
+
+
+def _larger_batch(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER, more_samples=drafts)
+
+
+def _shared(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER, runs=2)
+
+
+POLICIES = (
+    Policy("reserved", "the reserved devices alone", _reserved_only),
+    Policy(ON_DEMAND, "as many devices, all on demand; all train if all reserved ones do", _all_on_demand),
+    Policy(SPOT, "spot devices roll out, and idle during training", _spot_rollout),
+    Policy(SPOTLIGHT, "spot devices roll out, and explore during training", _spotlight, True, arm="stale"),
+    Policy(
+        "critical-path", "as many drafts, made before the rollout", _critical_path, True, True, arm="fresh"
+    ),
+    Policy("sized", "as spot, with as many spot devices as times and prices say before each rollout", _sized),
+    Policy("window", "trainers roll out for a while, then train on what spot devices go on with", _window),
+    Policy("pushed", "as spot, but each phase's batches are dealt to devices when it begins", _pushed),
+    Policy(
+        "larger-batch", "as many samples as Spotlight makes with its drafts, all trained on", _larger_batch,
+        needs_drafts=True, arm="larger_batch",
+    ),
+    Policy("shared", "two such runs share the devices: one trains, the other rolls out; time of both,"
+           " dollars of one", _shared),
+)  # fmt: skip
+"""In the order in which they are shown. `spotlight` stands before what needs its drafts."""
+
+DEFAULT_POLICIES = POLICIES[:7]
+"""Those that are compared unless others are named."""
+
+
+def policies_of(names: Iterable[str]) -> tuple[Policy, ...]:
+    """The policies of some names, in the order in which they are shown.
+
+    Raises:
+        ConfigurationError: there is none of that name, or no name.
+    """
+    wanted = set(names)
+    known = {policy.name for policy in POLICIES}
+    for name in sorted(wanted - known):
+        raise ConfigurationError(
+            f"policy {quoted(name)} is not known; name some of {', '.join(p.name for p in POLICIES)}"
+        )
+    if not wanted:
+        raise ConfigurationError(f"name at least one policy: {', '.join(p.name for p in POLICIES)}")
+    return tuple(policy for policy in POLICIES if policy.name in wanted)

@@ -1,0 +1,203 @@
+"""What policies take to a score, and where exploration pays: simulated iterations by learning curves. Pure.
+
+What is not known of learning and of the system stays apart: every figure has the interval of each while the
+other one is at its median.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_runtime.simulator.comparison.break_even import (
+    CostLine,
+    break_even_discount,
+    cost_line,
+    pays_until,
+    stops_paying,
+)
+from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, LearningCurves
+from gpu_runtime.simulator.comparison.policies import ON_DEMAND, SPOT, SPOTLIGHT, Arm
+from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, Spread
+
+_LEVELS = tuple(percent / 100 for percent in range(5, 101, 5))
+"""Shares of the baseline's progress at which exploration may stop paying."""
+
+
+@dataclass(frozen=True)
+class Milestone:
+    """What a policy takes to a score.
+
+    Attributes:
+        share: of the baseline's progress.
+        score: that is.
+        iterations: over run seeds.
+        run_seeds: how many were measured.
+        unreached: how many of them did not get there; they count as if they did at their end.
+        iteration_s, iteration_usd: of an iteration, over futures.
+    """
+
+    share: float
+    score: float
+    iterations: Spread
+    run_seeds: int
+    unreached: int
+    iteration_s: Spread
+    iteration_usd: Spread
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; time and dollars without the start and evaluations."""
+        return {
+            "share": self.share,
+            "score": self.score,
+            "run_seeds": self.run_seeds,
+            "unreached": self.unreached,
+            "iterations": self.iterations.to_json(),
+            "time_s": self._total(self.iteration_s),
+            "usd": self._total(self.iteration_usd),
+        }
+
+    def _total(self, system: Spread) -> dict[str, Any]:
+        learning = self.iterations
+        return {
+            "median": learning.median * system.median,
+            "learning": {"low": learning.low * system.median, "high": learning.high * system.median},
+            "system": {"low": learning.median * system.low, "high": learning.median * system.high},
+        }
+
+
+def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Milestone]:
+    """A policy's milestones; none where no curve says how it learns.
+
+    Args:
+        answer: of the policy.
+        curves: of the task.
+    """
+    arm, figures = answer.policy.arm, answer.figures
+    found = []
+    for share in MILESTONES:
+        iterations = curves.iterations_to(arm, share)
+        if not iterations:
+            return []
+        found.append(
+            Milestone(
+                share, curves.score_at(share), Spread.of(iterations), len(iterations),
+                curves.unreached(arm, share), figures["iteration_s"], figures["iteration_usd"],
+            )
+        )  # fmt: skip
+    return found
+
+
+def break_even_of(answers: Sequence[PolicyAnswer], reserved_usd_per_hour: float) -> Spread | None:
+    """The discount at which spot devices cost as much as the same devices on demand, over the futures.
+
+    Args:
+        answers: of all policies; None without `spot` and `on-demand`.
+        reserved_usd_per_hour: price of a reserved device.
+    """
+    by_name = {answer.policy.name: answer for answer in answers}
+    if SPOT not in by_name or ON_DEMAND not in by_name:
+        return None
+    pairs = zip(by_name[SPOT].runs, by_name[ON_DEMAND].runs, strict=True)
+    found = [
+        break_even_discount(cost_line(spot), cost_line(demand), reserved_usd_per_hour)
+        for spot, demand in pairs
+    ]
+    known = [discount for discount in found if discount is not None]
+    return Spread.of(known) if len(known) == len(found) else None
+
+
+@dataclass(frozen=True)
+class ExplorationWorth:
+    """Where exploration beside training pays, against the cheapest way without it.
+
+    Attributes:
+        cheapest: name of that way, for the same iterations at the prices asked for.
+        saving_needed: share of the iterations that exploration has to save, over futures; 0 or less where it
+            costs nothing.
+        pays_until_usd: price of a spot device up to which it pays at the baseline's last score, over futures;
+            0 where it pays at no price, at most the reserved price; None without a curve.
+        stops_at: share of the baseline's progress from which on it is dearer; None without a curve, or
+            where it pays at the last score.
+        stops_at_score: that score.
+    """
+
+    cheapest: str
+    saving_needed: Spread
+    pays_until_usd: Spread | None = None
+    stops_at: float | None = None
+    stops_at_score: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "cheapest": self.cheapest,
+            "saving_needed": self.saving_needed.to_json(),
+            "pays_until_usd_per_hour": self.pays_until_usd and self.pays_until_usd.to_json(),
+            "stops_at": self.stops_at,
+            "stops_at_score": self.stops_at_score,
+        }
+
+
+def exploration_worth(
+    answers: Sequence[PolicyAnswer], curves: LearningCurves | None, reserved_usd_per_hour: float
+) -> ExplorationWorth | None:
+    """Where exploration pays; None without Spotlight, or a single run without exploration to compare it with.
+
+    Args:
+        answers: of all policies.
+        curves: of the task; None where they are not known.
+        reserved_usd_per_hour: price of a reserved device, the highest that is asked for.
+    """
+    ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
+    # Runs that share devices are something else to buy.
+    others = [a for a in answers if a.policy.arm == "plain" and all(run.runs == 1 for run in a.runs)]
+    if ours is None or not others:
+        return None
+    cheapest = min(others, key=lambda answer: answer.figures["iteration_usd"].median)
+    saved = [
+        1 - min(_usd(other, future) for other in others) / usd
+        for future in range(len(ours.runs))
+        if (usd := _usd(ours, future))
+    ]
+    needed = Spread.of(saved or [0.0])
+    if curves is None or "stale" not in curves.arms:
+        return ExplorationWorth(cheapest.policy.name, needed)
+    arms: tuple[Arm, Arm] = ("plain", "stale")
+    plain, stale = (
+        {share: statistics.median(curves.iterations_to(arm, share)) for share in _LEVELS} for arm in arms
+    )
+    our_usd = ours.figures["iteration_usd"].median
+    least_usd = cheapest.figures["iteration_usd"].median
+    stops = stops_paying(
+        _LEVELS,
+        {at: iterations * our_usd for at, iterations in stale.items()},
+        {at: iterations * least_usd for at, iterations in plain.items()},
+    )
+    # How many devices `sized` rents depends on the price: it has no line.
+    lined = [other for other in others if not any(run.wanted for run in other.runs)]
+    until = [
+        pays_until(
+            _line(ours, future).times(stale[1.0]),
+            [_line(other, future).times(plain[1.0]) for other in lined],
+            reserved_usd_per_hour,
+        )
+        for future in range(len(ours.runs))
+    ]
+    return ExplorationWorth(
+        cheapest.policy.name,
+        needed,
+        Spread.of([price or 0.0 for price in until]) if lined else None,
+        stops,
+        None if stops is None else curves.score_at(stops),
+    )
+
+
+def _line(answer: PolicyAnswer, future: int) -> CostLine:
+    return cost_line(answer.runs[future])
+
+
+def _usd(answer: PolicyAnswer, future: int) -> float:
+    return _line(answer, future).usd(answer.runs[future].usd_per_hour["spot"])

@@ -1,0 +1,92 @@
+"""What a phase of generating has to do, what it came to, and what its course depends on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.simulator.fleet import SimulatedDevice
+
+
+@dataclass(frozen=True)
+class PhaseWork:
+    """What is to be generated.
+
+    Attributes:
+        kind: of all batches.
+        version: of the weights of all.
+        batches: how many.
+        steps: denoising steps of each.
+        size: images of a batch.
+        images: of all batches; the last one may not be full.
+        commit_steps: `runtime.commit_steps`.
+        beside_training: whether the trainers are busy otherwise.
+        trainers_join: when they are free and roll out too, in ticks; None for not in this phase.
+        trainers_leave: when they stop rolling out and train, in ticks, if other devices go on; None for not
+            before the end.
+        deadline: when the phase is over in any case, in ticks; None for when all is delivered.
+    """
+
+    kind: RequestKind
+    version: WeightsVersion
+    batches: int
+    steps: int
+    size: int
+    images: int
+    commit_steps: int = 0
+    beside_training: bool = False
+    trainers_join: int | None = None
+    trainers_leave: int | None = None
+    deadline: int | None = None
+
+
+@dataclass
+class PhaseOutcome:
+    """What a phase came to.
+
+    Attributes:
+        delivered: batches.
+        lease: ticks that devices had the delivered batches.
+        share: what was done of them under these leases, in batches.
+        judged: images of drafts that were judged within the phase.
+        judging: ticks that scorers need for the last images once all are delivered.
+        redone: denoising steps of batches that losses took with them.
+        returned: batches that went back to wait.
+        trainers_left: ticks from the beginning until all trainers had stopped rolling out; None if they did
+            not.
+        trainers_back: ticks from the beginning until they had to roll out again; None if they had not.
+        judged_at: ticks from the beginning until each batch was judged, where trainers wait for it.
+    """
+
+    delivered: int = 0
+    lease: int = 0
+    share: float = 0.0
+    judged: int = 0
+    judging: int = 0
+    redone: int = 0
+    returned: int = 0
+    trainers_left: int | None = None
+    trainers_back: int | None = None
+    judged_at: dict[int, int] = field(default_factory=dict)
+
+
+def devices_alike(
+    devices: Sequence[SimulatedDevice], work: PhaseWork, now: int
+) -> tuple[tuple[int, bool, bool, bool], ...]:
+    """All that a phase depends on of its devices: when each is free, and whether it has the weights.
+
+    Args:
+        devices: of the fleet.
+        work: of the phase.
+        now: ticks.
+    """
+    return tuple(
+        (
+            max(0, device.free_at - now),
+            device.holds == work.version,
+            device.noticed or not device.joined or device.known_gone is not None,
+            device.trains,
+        )
+        for device in devices
+    )

@@ -1,0 +1,132 @@
+"""How a simulated run is done, and what it came to. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.database.records import DeviceEvent, DeviceState, Market, StateInterval
+
+SimulatedPhase = Literal["draft", "rollout", "reward", "train", "driver", "evaluate"]
+LedgerPhase = Literal["iteration", "evaluation"]
+
+
+@dataclass(frozen=True)
+class SimulatedPlan:
+    """How a run is done, whatever it computes.
+
+    Attributes:
+        fleet: what is rented.
+        timing: when drafts are made.
+        drafts: most drafts an iteration; 0 for as many as a window holds, or for every candidate where
+            there is no window.
+        more_samples: trained on in an iteration beyond the settings' number; whole groups of them.
+        pushes: batches are dealt to the devices when a phase begins, instead of pulled.
+        seeds: trainers roll out for RLBoost's window, then train while the others roll out the rest.
+        runs: 2 where two equal runs share the devices, and one trains while the other rolls out.
+    """
+
+    fleet: FleetPlan
+    timing: DraftTiming
+    drafts: float = 0.0
+    more_samples: float = 0.0
+    pushes: bool = False
+    seeds: bool = False
+    runs: int = 1
+
+
+@dataclass
+class SimulatedRun:
+    """What a simulated run came to.
+
+    Attributes:
+        wall: ticks from its beginning to its end.
+        phases: ticks of all iterations by phase; evaluations are one of them.
+        iterations: ticks of each iteration, evaluations not included.
+        spent: ticks by market and state, over all devices.
+        paid: ticks by market, metered apart from the states.
+        usd_per_hour: price of a device by market.
+        step: ticks of a batch's denoising step.
+        drafts: made and judged in time.
+        batches: rolled out.
+        redone: denoising steps of batches that losses took with them.
+        returned: batches that went back to wait.
+        joined, notices, losses: spot devices.
+        events: of the clock.
+        intervals: what every device did, in ticks; only where they are to be kept, as the next two.
+        device_events: what happened to spot devices, in ticks.
+        ends: of each iteration and each evaluation after one, its number, which of both, and its last tick.
+        wanted: spot devices that were wanted in each iteration, where that was decided.
+        runs: equal runs that shared the devices; all but the bill is of all of them together.
+    """
+
+    usd_per_hour: dict[Market, float]
+    step: int
+    wall: int = 0
+    phases: Counter[SimulatedPhase] = field(default_factory=Counter)
+    iterations: list[int] = field(default_factory=list)
+    spent: Counter[tuple[Market, DeviceState]] = field(default_factory=Counter)
+    paid: Counter[Market] = field(default_factory=Counter)
+    drafts: int = 0
+    batches: int = 0
+    redone: int = 0
+    returned: int = 0
+    joined: int = 0
+    notices: int = 0
+    losses: int = 0
+    events: int = 0
+    intervals: list[StateInterval] = field(default_factory=list)
+    device_events: list[DeviceEvent] = field(default_factory=list)
+    ends: list[tuple[int, LedgerPhase, int]] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    runs: int = 1
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds from its beginning to its end."""
+        return self.wall / TICKS_PER_S
+
+    @property
+    def usd(self) -> float:
+        """The bill of one run."""
+        prices = self.usd_per_hour
+        return sum(prices[market] * hours for market, hours in self.paid_hours.items())
+
+    @property
+    def paid_hours(self) -> dict[Market, float]:
+        """Device-hours that one run pays for, by market."""
+        return {market: paid / 3600 / TICKS_PER_S / self.runs for market, paid in self.paid.items()}
+
+    def share(self, state: DeviceState, market: Market | None = None) -> float:
+        """Share of the paid time that devices of a market, or all, were in a state; 0 without any."""
+        of = {key: value for key, value in self.spent.items() if market in (None, key[0])}
+        whole = sum(of.values())
+        return sum(value for key, value in of.items() if key[1] == state) / whole if whole else 0.0
+
+    @property
+    def redone_share(self) -> float:
+        """Share of the paid time that went into steps which losses took with them; at most.
+
+        No state of its own: as in the ledger of a live run, it is in that which the device was in.
+        """
+        paid = sum(self.paid.values())
+        return self.redone * self.step / paid if paid else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; whole numbers are ticks."""
+        return {
+            "wall": self.wall,
+            "phases": {phase: self.phases[phase] for phase in sorted(self.phases)},
+            "iterations": self.iterations,
+            "spent": {f"{market}/{state}": self.spent[market, state] for market, state in sorted(self.spent)},
+            "paid": dict(sorted(self.paid.items())),
+            "usd": self.usd,
+            **{
+                name: getattr(self, name)
+                for name in ("drafts", "batches", "redone", "returned", "joined", "notices", "losses")
+            },
+        }

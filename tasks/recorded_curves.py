@@ -1,0 +1,110 @@
+"""Learning curves to reckon with: those that the project carries, a file's, or recorded runs'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.exploration.registry import strategy_of
+from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
+from gpu_runtime.simulator.comparison.policies import Arm
+from storage.config.loading import PRESETS
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError, RunNotFoundError, quoted
+from storage.home import Home
+
+CURVES = PRESETS / "curves"
+"""Folder of the learning curves that the project carries."""
+
+_ARMS: dict[DraftTiming, Arm] = {
+    DraftTiming.NEVER: "plain",
+    DraftTiming.TRAINING_WINDOW: "stale",
+    DraftTiming.BEFORE_ROLLOUT: "fresh",
+}
+
+
+def find_curves(home: Home, config: RunConfig, name: str | None) -> LearningCurves | None:
+    """The curves to take.
+
+    Args:
+        home: where recorded runs are.
+        config: the workload.
+        name: of curves that the project carries, a .json file, or recorded runs with commas between; None for
+            the carried ones of this reward and objective, if there are any.
+
+    Raises:
+        ConfigurationError: there are none of that name, or they cannot be read or compared.
+    """
+    carried = [read_curves(path) for path in sorted(CURVES.glob("*.json"))]
+    if name is None:
+        wanted = config.reward.scorer, config.algorithm.objective
+        return next((c for c in carried if wanted[0] in c.rewards and c.objective == wanted[1]), None)
+    if name.endswith(".json"):
+        return read_curves(Path(name))
+    for curves in carried:
+        if curves.name == name:
+            return curves
+    try:
+        return recorded_curves(home, *(run_id.strip() for run_id in name.split(",")))
+    except RunNotFoundError as error:
+        names = ", ".join(curves.name for curves in carried)
+        raise ConfigurationError(
+            f"--curve {quoted(name)} is no learning curve ({names}), no .json file and no run ({error})"
+        ) from error
+
+
+def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
+    """Curves of recorded runs' held-out evaluations, by whether and when the runs explored.
+
+    Args:
+        home: where the runs are.
+        run_ids: of one task; at least one of them without exploration.
+
+    Raises:
+        RunNotFoundError: there is no such run.
+        ConfigurationError: they learned from different things, or one has no two evaluations, or none is
+            without exploration.
+    """
+    from storage.database.queries.runs import score_curve  # pandas
+
+    store = RunStore(home)
+    configs = [store.run(run_id).config for run_id in run_ids]
+    signals = {config.reward.signal for config in configs}
+    if len(signals) > 1:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} learned from {' and '.join(sorted(signals))} scores; take "
+            "runs of one reward.signal"
+        )
+    measure = "score" if signals == {"graded"} else "exact"
+    arms: dict[Arm, tuple[LearningCurve, ...]] = {}
+    for run_id, config in zip(run_ids, configs, strict=True):
+        with store.database.reading() as connection:
+            frame = score_curve(connection, run_id)
+        if len(frame) < 2 or frame["iteration"].iloc[0] != 0:
+            raise ConfigurationError(
+                f"run {run_id} has {len(frame)} evaluations; a learning curve needs one before the first "
+                "iteration and one later"
+            )
+        curve = LearningCurve(
+            iterations=tuple(int(at) for at in frame["iteration"]),
+            values=tuple(float(value) for value in frame[measure]),
+        )
+        arm = _ARMS[strategy_of(config).timing]
+        arms[arm] = (*arms.get(arm, ()), curve)
+    if "plain" not in arms:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} all explored; name one without exploration too: it is the baseline"
+        )
+    try:
+        return LearningCurves(
+            name=",".join(run_ids)[:100],
+            summary=f"held-out {measure} of recorded runs",
+            source=f"runs {', '.join(run_ids)}",
+            arms=arms,
+        )
+    except ValueError as error:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} make no learning curves: the held-out {measure} of those without "
+            "exploration does not rise; take longer runs"
+        ) from error

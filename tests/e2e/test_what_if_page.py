@@ -1,0 +1,246 @@
+"""The page What if as a person meets it: the form, the table, the time line, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from streamlit.testing.v1 import AppTest
+from typer.testing import CliRunner
+
+from flows.cli.command_line import app
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError, RuntimeFailure
+from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
+from tests.sample_run import write_sample_run
+from ui.pages.what_if import question as asking
+from ui.pages.what_if.data import FIGURES, Asked, in_words, policy_figures, read_time_line, verdict
+from ui.pages.what_if.question import Question, Reply, ask, trace_names
+
+PAGE = page_file("what_if")
+SMALL = Question("smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0, futures=2)
+
+
+def answered(arguments: list[str], home: Path, on_step: Callable[[int, int], None]) -> Reply:
+    """The command in this process: starting another one takes seconds."""
+    drawn = home / "time-line.json"
+    options = ["what-if", *arguments, "--json", f"--timeline={drawn}"]
+    result = CliRunner().invoke(app, options, catch_exceptions=False)
+    on_step(1, 1)
+    return Reply(json.loads(result.stdout), drawn.read_text())
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "_run", answered)
+
+
+def asked_page(**fields: float) -> AppTest:
+    """The page after the button; the fields by their labels, and the small preset."""
+    page = opened_page(PAGE, {})
+    page.selectbox[0].select("smoke")
+    for label, value in {"Reserved devices": 1, "Spot devices": 3, "Trainers": 1, "Iterations": 4}.items():
+        number(page, label).set_value(value)
+    for label, value in fields.items():
+        number(page, label).set_value(value)
+    page.button[0].click()
+    return ran(page)
+
+
+def number(page: AppTest, label: str):
+    return next(one for one in page.number_input if one.label == label)
+
+
+def charts(page: AppTest) -> list[str]:
+    return [json.loads(chart.proto.spec)["layout"]["title"]["text"] for chart in page.get("plotly_chart")]
+
+
+def test_at_first_there_is_a_form_and_no_figure(store: RunStore):
+    page = opened_page(PAGE, {})
+    assert "Press Simulate" in sentences(page)
+    assert not page.metric and not page.dataframe
+    assert "glyphs" in page.selectbox[0].options and page.selectbox[0].value == "qwen-image-geneval-512"
+    assert "qwen-image-512-h100" in page.selectbox[1].options
+    assert {"bamboo-g4dn", "bamboo-p3"} <= set(page.selectbox[2].options)
+    assert not store.home.database.exists(), "looking must not make anything"
+
+
+@pytest.mark.takes(20)
+def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store: RunStore, in_process: None):
+    page = asked_page(**{"Losses of a device an hour": 20.0})
+    table = page.dataframe[0].value
+    policies = [name.removesuffix(" ★") for name in table["policy"]]
+    assert {"reserved", "on-demand", "spot", "spotlight", "critical-path"} <= set(policies)
+    assert sum(name.endswith("★") for name in table["policy"]) == 1
+    assert {"time", "dollars", "idle", "losses"} <= set(table.columns)
+    (best,) = page.success
+    assert "is the one to take" in best.value and ":orange-badge[simulated]" in best.value
+    assert all(tile.label.endswith(":orange-badge[simulated]") for tile in page.metric)
+    assert figures(page)["Time"] and figures(page)["Dollars"].startswith("$")
+    assert all("simulated" in heading.value for heading in [*page.header, *page.subheader])
+    titles = charts(page)
+    assert len(titles) >= 4 and all(title.endswith("(simulated)") for title in titles)
+    again = ran(page)
+    assert again.dataframe[0].value.equals(table), "the answer stays"
+
+
+@pytest.mark.takes(20)
+def test_another_policy_s_time_line_can_be_chosen(store: RunStore, in_process: None):
+    page = asked_page()
+    before = json.loads(page.get("plotly_chart")[1].proto.spec)
+    chosen = next(box for box in page.selectbox if box.label == "Policy")
+    other = "on-demand" if chosen.value == "reserved" else "reserved"
+    chosen.select(other).run()
+    assert not page.exception
+    assert page.session_state["what_if"].line.policy == other
+    after = json.loads(page.get("plotly_chart")[1].proto.spec)
+    rows = {row for bars in after["data"] for row in bars["y"]}
+    assert after != before and all(row.startswith("reserved-") for row in rows)
+    assert f"The run of {other}" in "".join(caption.value for caption in page.caption)
+    next(slider for slider in page.slider if slider.label == "Iterations").set_range(0, 4).run()
+    assert not page.exception
+
+
+@pytest.mark.takes(20)
+def test_what_cannot_be_is_refused_in_the_command_s_words(store: RunStore, in_process: None):
+    page = asked_page()
+    number(page, "Trainers").set_value(9)
+    page.button[0].click()
+    ran(page)
+    assert "runtime.trainer\\_workers is 9, above runtime.reserved\\_workers=1" in sentences(page)
+    assert not page.dataframe, "an answer to another question is not shown"
+
+
+def test_recorded_runs_are_offered_as_profiles(store: RunStore):
+    write_sample_run(store, "recorded", iterations=2)
+    assert "recorded" in opened_page(PAGE, {}).selectbox[1].options
+
+
+def test_a_question_is_the_command_s_options():
+    assert Question("glyphs").arguments() == ["--preset=glyphs", "--windows=5", "--seed=0"]
+    whole = Question(
+        "glyphs", reserved=-1, spot=2, trainers=1, iterations=9, reserved_usd=8.0, trace="bamboo-p3",
+        notice_s=30.5, profile="--help", seed=3,
+    )  # fmt: skip
+    arguments = whole.arguments(futures=1)
+    trace = next(one for one in arguments if one.startswith("--trace="))
+    assert Path(trace.removeprefix("--trace=")).is_file() and "bamboo-p3" in trace_names()
+    assert [one for one in arguments if one != trace] == [
+        "--preset=glyphs", "--reserved=-1", "--spot=2", "--trainers=1", "--iterations=9", "--price=8,",
+        "--notice=30.5", "--profile=--help", "--windows=1", "--seed=3",
+    ]  # fmt: skip
+
+
+@pytest.mark.takes(40)
+def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
+    steps: list[tuple[int, int]] = []
+    reply = ask(SMALL, store.home.path, lambda done, runs: steps.append((done, runs)))
+    count = len(reply.answer["policies"])
+    assert steps == [(done, 3 * count) for done in range(1, 3 * count + 1)], "two futures, and the time line"
+    best = next(row for row in reply.answer["policies"] if row["best"])
+    line = read_time_line(best["policy"], reply.trace)
+    assert len(line.ends) == reply.answer["iterations"]
+    with pytest.raises(ConfigurationError, match=r"^--price is '8,'; give the dollars an hour"):
+        ask(replace(SMALL, reserved_usd=8.0), store.home.path, lambda done, runs: None)
+
+
+def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(asking, "_LIMIT_S", 0.05)
+    with pytest.raises(RuntimeFailure, match=r"took longer than 0\.05 s and was ended"):
+        ask(SMALL, store.home.path, lambda done, runs: None)
+
+
+def row(policy: str, usd: float, wall_s: float, best: bool = False, **more: float) -> dict:
+    spread = {"usd": usd, "wall_s": wall_s, **more}
+    figures = {name: {"low": value / 2, "median": value, "high": value} for name, value in spread.items()}
+    return {"policy": policy, "summary": f"does {policy}", "best": best, **figures}
+
+
+def small_trace() -> str:
+    """Two iterations of 10 s: a reserved device, and a spot one that is lost at 15 s."""
+
+    def device(name: str, process: int, iteration: int, began_s: float, ended_s: float) -> dict:
+        args = {"iteration": iteration, "phase": "iteration", "usd": 0.5 * (ended_s - began_s)}
+        return {
+            "ph": "X", "cat": "device", "name": name, "pid": process, "tid": process, "ts": 1e6 * began_s,
+            "dur": 1e6 * (ended_s - began_s), "args": args,
+        }  # fmt: skip
+
+    names = {1: "simulated run", 2: "simulated reserved devices", 3: "simulated spot devices"}
+    threads = {1: "run", 2: "reserved-0", 3: "spot-0"}
+    events: list[dict] = [
+        {"ph": "M", "name": kind, "pid": process, "tid": process, "args": {"name": name}}
+        for kind, named in (("process_name", names), ("thread_name", threads))
+        for process, name in named.items()
+    ]
+    events += [
+        {
+            "ph": "X", "cat": "run", "name": f"iteration {number}", "pid": 1, "tid": 1,
+            "ts": 1e7 * (number - 1), "dur": 1e7, "args": {"iteration": number},
+        }
+        for number in (1, 2)
+    ]  # fmt: skip
+    events += [
+        device("rollout", 2, 1, 0, 6), device("train", 2, 1, 6, 10), device("rollout", 2, 2, 10, 20),
+        device("rollout", 3, 1, 0, 6), device("explore", 3, 1, 6, 10), device("rollout", 3, 2, 10, 15),
+        {"ph": "i", "s": "t", "cat": "happened", "name": "lost", "pid": 3, "tid": 3, "ts": 1.5e7},
+    ]  # fmt: skip
+    return json.dumps({"traceEvents": events})
+
+
+def test_a_chrome_trace_is_read_back_as_what_devices_did():
+    line = read_time_line("spot", small_trace())
+    assert line.ends.to_dict("list") == {"iteration": [1, 2], "ended_at": [10.0, 20.0]}
+    second = line.course(2, 2)
+    assert second.intervals[["worker", "state", "started_at", "ended_at"]].values.tolist() == [
+        ["reserved-0", "rollout", 10.0, 20.0], ["spot-0", "rollout", 10.0, 15.0],
+    ]  # fmt: skip
+    assert set(second.intervals["of"]) == {2}
+    assert second.events[["worker", "kind", "happened_at"]].values.tolist() == [["spot-0", "lost", 15.0]]
+    assert line.course(1, 1).events.empty
+
+
+def rows(frame: pd.DataFrame) -> list[dict]:
+    return frame.to_dict("records")
+
+
+def test_the_ledger_of_a_time_line_sums_to_its_bill():
+    line = read_time_line("spot", small_trace())
+    spent = {(one["market"], one["state"]): (one["device_s"], one["usd"]) for one in rows(line.by_state())}
+    assert spent == {
+        ("reserved", "rollout"): (16, 8), ("reserved", "train"): (4, 2),
+        ("spot", "rollout"): (11, 5.5), ("spot", "explore"): (4, 2),
+    }  # fmt: skip
+    shares = {(one["market"], one["first"], one["state"]): one["share"] for one in rows(line.utilisation())}
+    assert shares == {
+        ("reserved", 1, "rollout"): 0.6, ("reserved", 1, "train"): 0.4, ("reserved", 2, "rollout"): 1,
+        ("spot", 1, "rollout"): 0.6, ("spot", 1, "explore"): 0.4, ("spot", 2, "rollout"): 1,
+    }  # fmt: skip
+
+
+def test_the_best_policy_in_words_and_any_number_of_them():
+    rows = [
+        row("slow", 300.0, 7200.0),
+        row("lean", 100.0, 3600.0, best=True, losses=4),
+        row("dear", 150.0, 900.0),
+    ]
+    line = read_time_line("lean", small_trace())
+    asked = Asked(Question("glyphs"), {"policies": rows}, line)
+    text = verdict(asked)
+    assert text.startswith(
+        "**lean is the one to take: $100.00 ($50.00 to $100.00) in 60.0 min (30.0 min to 60.0"
+    )
+    assert text.endswith(
+        "dear 1.50 × the dollars and 0.25 × the time; slow 3.00 × the dollars and 2.00 × the time."
+    )
+    assert "of 3 policies" in text
+    assert in_words(rows[1], "losses") == "4 (2 to 4)" and "losses" in FIGURES
+    figures = policy_figures(asked)
+    assert set(figures["evidence"]) == {"simulated"}
+    assert figures.loc[figures["best"], "usd_low"].tolist() == [50.0]
+    alone = Asked(Question("glyphs"), {"policies": [rows[1]]}, line)
+    assert verdict(alone).endswith("**.")

@@ -1,0 +1,45 @@
+"""A provider of spot instances that offers what the test puts there."""
+
+from __future__ import annotations
+
+from gpu_runtime.fleet.capacity.protocol import Offer
+
+
+class FakeCapacity:
+    """A provider without instances.
+
+    Attributes:
+        offers: what it offers.
+        asked: the numbers of devices that were wanted, in order.
+        released: instances that were given back, in order.
+        closed: whether the run has ended.
+    """
+
+    def __init__(self) -> None:
+        self.offers: list[Offer] = []
+        self.asked: list[int] = []
+        self.released: list[str] = []
+        self.closed = False
+
+    def wanted(self, devices: int, deadline_s: float | None) -> None:
+        """As of a provider."""
+        self.asked.append(devices)
+
+    def offered(self) -> list[Offer]:
+        """As of a provider."""
+        return list(self.offers)
+
+    def release(self, instance: str) -> None:
+        """As of a provider."""
+        self.released.append(instance)
+        self.offers = [offer for offer in self.offers if offer.instance != instance]
+
+    def take_troubles(self) -> list[str]:
+        """As of a provider."""
+        return []
+
+    def close(self) -> None:
+        """As of a provider."""
+        for offer in list(self.offers):
+            self.release(offer.instance)
+        self.closed = True

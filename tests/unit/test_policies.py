@@ -1,0 +1,169 @@
+"""Each policy's plan, and runs of the plans whose times are worked by hand.
+
+Four prompts of four samples in batches of four: four batches of five steps, a second each, and one to
+decode. Judging takes a second a batch, beside the devices; training one a sample, weights two, a start ten.
+An evaluation is one batch of seven steps: 11 s with the weights and its judging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, policies_of
+from gpu_runtime.simulator.comparison.what_if import simulated_policies
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
+from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
+from gpu_runtime.simulator.streamed_training import training_spans
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.errors import ConfigurationError
+from tests.simulated import simulated, small_config, times_of
+
+ONE = small_config(iterations=1)
+OFFER = FleetPlan(2, 6, 2, 10.0, 2.5)
+BEGINS_S = 10 + 11
+"""When the first rollout begins: a start and an evaluation."""
+
+
+def trace(*events: tuple[float, str, str]) -> Trace:
+    return Trace(tuple(TraceEvent(at_s, kind, name) for at_s, kind, name in events), 1000.0)  # type: ignore[arg-type]
+
+
+STAYS = trace((0.0, "add", "s"))
+
+
+def run(of: Trace | None, notice_s: float = 0.0, spot: int = 1, **ways: Any) -> SimulatedRun:
+    """One iteration on a reserved device that trains, and spot ones."""
+    found = simulated(ONE, 1, 0 if of is None else spot, of, notice_s=notice_s, ways=ways)
+    assert sum(found.spent.values()) == sum(found.paid.values()), "each second is in one state"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("reserved", SimulatedPlan(replace(OFFER, spot=0), DraftTiming.NEVER)),
+        ("on-demand", SimulatedPlan(FleetPlan(8, 0, 8, 10.0, 2.5), DraftTiming.NEVER)),
+        ("spot", SimulatedPlan(OFFER, DraftTiming.NEVER)),
+        ("spotlight", SimulatedPlan(OFFER, DraftTiming.TRAINING_WINDOW)),
+        ("critical-path", SimulatedPlan(OFFER, DraftTiming.BEFORE_ROLLOUT, 24.0)),
+        ("sized", SimulatedPlan(replace(OFFER, decided=True), DraftTiming.NEVER)),
+        ("window", SimulatedPlan(OFFER, DraftTiming.NEVER, seeds=True)),
+        ("pushed", SimulatedPlan(OFFER, DraftTiming.NEVER, pushes=True)),
+        ("larger-batch", SimulatedPlan(OFFER, DraftTiming.NEVER, more_samples=24.0)),
+        ("shared", SimulatedPlan(OFFER, DraftTiming.NEVER, runs=2)),
+    ],
+)
+def test_the_plan_of_each_policy(name: str, plan: SimulatedPlan):
+    (policy,) = policies_of([name])
+    assert policy.plan(OFFER, 24.0) == plan
+
+
+def test_policies_are_named_and_spotlight_is_simulated_for_those_that_need_its_drafts():
+    assert policies_of(policy.name for policy in POLICIES) == POLICIES
+    assert [policy.name for policy in policies_of(["window", "spot"])] == ["spot", "window"]
+    assert [p.name for p in simulated_policies(policies_of(["larger-batch"]))] == [
+        "spotlight",
+        "larger-batch",
+    ]
+    assert simulated_policies(DEFAULT_POLICIES) == DEFAULT_POLICIES
+    with pytest.raises(ConfigurationError, match="policy 'bid' is not known; name some of reserved, "):
+        policies_of(["spot", "bid"])
+    with pytest.raises(ConfigurationError, match="at least one policy"):
+        policies_of([])
+
+
+def test_trainers_roll_out_for_the_window_and_train_while_the_spot_device_goes_on():
+    # 24 s of rollout, 16 of training, one device each: a window of (24 - 16) / 2 = 4 s, after 2 for weights.
+    # Both end a batch at 27; the spot device ends the two others at 33 and 39. Judged at 28, 29, 34 and 40,
+    # each trained on for 4 s: from 28 to 44.
+    found = run(STAYS, seeds=True)
+    assert found.iterations == [(44 - BEGINS_S) * TICKS_PER_S]
+    assert found.spent["reserved", "train"] == 16 * TICKS_PER_S
+    assert found.spent["spot", "rollout"] == 3 * 6 * TICKS_PER_S
+    assert found.wall_s == 44 + 11
+    assert run(STAYS).wall_s == 51 + 11
+
+
+def test_with_the_last_spot_device_lost_the_trainers_roll_out_the_rest():
+    # At 30.5 the spot device has committed two of its second batch's five steps. The trainers end that
+    # batch at 34.5 and the last one at 40.5. A group that would not be trained on by then waits until then.
+    lost = trace((0.0, "add", "s"), (30.5, "remove", "s"))
+    assert run(lost, seeds=True).iterations == [(40.5 + 16 - BEGINS_S) * TICKS_PER_S]
+    # A notice at 29.5: the third step, which ends at 30, is handed over; trainers begin the last batch at
+    # 29.5, and go on with the other one at 35.5 for two steps and decoding.
+    assert run(lost, 1.0, seeds=True).iterations == [(38.5 + 16 - BEGINS_S) * TICKS_PER_S]
+
+
+def test_no_more_spot_devices_are_rented_than_the_training_has_work_for():
+    two = trace((0.0, "add", "s"), (0.0, "add", "t"))
+    # 24 s of rollout beside 16 of training is work for one.
+    assert run(two, spot=2, seeds=True).iterations == run(STAYS, seeds=True).iterations
+
+
+def spans(outcome: PhaseOutcome, rolled: int) -> list[tuple[int, int]]:
+    work = PhaseWork(RequestKind.ROLLOUT, WeightsVersion(0), 3, 5, 4, 12)
+    return training_spans(outcome, work, 6, 1, rolled)
+
+
+def test_a_group_is_trained_on_when_its_last_batch_is_judged():
+    # Groups of six in batches of four: the first group needs the first two batches, the second the last two.
+    judged = {0: 10, 1: 30, 2: 20}
+    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5), 20) == [(30, 42)]
+    judged = {0: 10, 1: 12, 2: 30}
+    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5), 20) == [(12, 18), (30, 36)]
+    # They rolled out to the end.
+    assert spans(PhaseOutcome(judged_at=judged), 20) == [(20, 26), (30, 36)]
+    # Called back at 17: the first group is not done by then.
+    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5, trainers_back=17), 28) == [(28, 40)]
+    assert spans(PhaseOutcome(judged_at=judged, trainers_left=5, trainers_back=18), 28)[0] == (12, 18)
+
+
+def test_a_device_that_comes_late_has_no_share_of_what_was_dealt():
+    late = trace((13.0, "add", "s"))
+    # Pulling, it takes two of the four batches; dealt, all four are the reserved device's.
+    assert run(late).iterations == [(37 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
+    assert run(late, pushes=True).iterations == [(45 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
+    assert run(STAYS, pushes=True).wall == run(STAYS).wall
+
+
+@pytest.mark.parametrize(("notice_s", "redone"), [(0.0, 2), (2.2, 0)])
+def test_a_lost_share_is_dealt_to_those_left(notice_s: float, redone: int):
+    # Its first batch goes on from the second step, its other one begins anew; as where devices pull.
+    lost = trace((0.0, "add", "s"), (24.5, "remove", "s"))
+    found = run(lost, notice_s, pushes=True)
+    assert found.iterations == [(43 + 1 + 16 - BEGINS_S) * TICKS_PER_S]
+    assert (found.returned, found.redone) == (1, redone)
+
+
+def test_a_larger_batch_is_rolled_out_and_trained_on_in_whole_groups():
+    # Five more samples are one more group of four: five batches of 6 s, 20 s of training.
+    assert run(None, more_samples=5.0).wall_s == 10 + 11 + 30 + 1 + 20 + 11
+
+
+def test_two_runs_share_the_devices_and_the_bill():
+    found = run(STAYS, runs=2)
+    # Two evaluations end at 32. The first run rolls out on both devices: 2 + 12 + 2 for judging, at 48. The
+    # second one on the spot device from 50 on; the trainers join at 64 and do the last batch from 66 to 72,
+    # judged at 73. Its training ends at 89, two evaluations at 111.
+    assert found.iterations == [(89 - 32) * TICKS_PER_S] and found.wall_s == 111
+    assert found.spent["reserved", "train"] == 2 * 16 * TICKS_PER_S
+    assert found.usd == pytest.approx(111 * (10.0 + 2.5) / 3600 / 2)
+    assert found.batches == 8
+
+
+def test_a_run_that_shares_goes_on_without_its_spot_device():
+    # At 50.5 no step is committed: the trainers do all four batches from 66 on.
+    lost = trace((0.0, "add", "s"), (50.5, "remove", "s"))
+    assert run(lost, runs=2).wall_s == 66 + 24 + 1 + 16 + 2 * 11
+
+
+def test_the_driver_s_own_time_comes_after_each_rollout_of_runs_that_share():
+    found = simulated(ONE, 1, 1, STAYS, times=times_of(driver=3), ways={"runs": 2})
+    assert found.iterations == [(89 - 32 + 2 * 3) * TICKS_PER_S]

@@ -1,0 +1,234 @@
+"""Learning curves, milestones and break-even by values worked by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import RESULTS
+from gpu_runtime.simulator.comparison.break_even import (
+    CostLine,
+    break_even_discount,
+    cost_line,
+    pays_until,
+    stops_paying,
+)
+from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves, read_curves
+from gpu_runtime.simulator.comparison.policies import policies_of
+from gpu_runtime.simulator.comparison.to_score import break_even_of, exploration_worth, milestones_of
+from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, figures_of
+from gpu_runtime.simulator.simulated_run import SimulatedRun
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.config.loading import load_config
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
+from storage.home import Home
+from tasks.recorded_curves import CURVES, find_curves, recorded_curves
+from tests.sample_run import evaluation_record
+
+HOUR = 3600 * TICKS_PER_S
+PLACES = tuple(range(0, 28, 4))
+
+
+def curve(*values: float) -> LearningCurve:
+    return LearningCurve(iterations=PLACES[: len(values)], values=values)
+
+
+CURVES_BY_HAND = LearningCurves(
+    name="by-hand",
+    arms={
+        # Running means at 4, 8, 12, 16, 20: 0.1, 0.2, 0.3, 0.4, 0.5. Its first score is 0.1.
+        "plain": (curve(0.1, 0.1, 0.1, 0.4, 0.4, 0.4, 0.7),),
+        # Running means 0.3 at 4 and 0.6 at 8; the other one 0.2 and 0.4.
+        "stale": (curve(0.1, 0.3, 0.5, 1.0), curve(0.1, 0.2, 0.3, 0.7)),
+    },
+)
+
+
+def made(reserved_h: float, spot_h: float, iterations: int = 10, **more: object) -> SimulatedRun:
+    """A run whose iterations take all of its time: ten hours; 10 and 2 dollars an hour."""
+    length = 10 * HOUR // iterations
+    paid = {"reserved": round(reserved_h * HOUR), "spot": round(spot_h * HOUR)}
+    run = SimulatedRun({"reserved": 10.0, "spot": 2.0}, 1, 10 * HOUR, **more)  # type: ignore[arg-type]
+    run.iterations = [length] * iterations
+    run.paid.update(paid)  # type: ignore[arg-type]
+    return run
+
+
+def answer(name: str, *runs: SimulatedRun) -> PolicyAnswer:
+    (policy,) = policies_of([name])
+    return PolicyAnswer(policy, figures_of(runs), runs=runs)
+
+
+def test_iterations_to_a_share_of_the_baseline_s_progress():
+    curves = CURVES_BY_HAND
+    # The base is 0.1, the last running mean 0.5.
+    assert [curves.score_at(share) for share in (0.25, 0.5, 1.0)] == pytest.approx([0.2, 0.3, 0.5])
+    assert curves.iterations_to("plain", 0.5) == pytest.approx([12.0])
+    assert curves.iterations_to("stale", 0.5) == pytest.approx([4.0, 6.0])
+    # 0.5 lies at 4 + 4 x 2/3; the other run seed ends below it, and counts with its end.
+    assert curves.iterations_to("stale", 1.0) == pytest.approx([20 / 3, 12.0])
+    assert (curves.unreached("stale", 0.5), curves.unreached("stale", 1.0)) == (0, 1)
+    assert curves.iterations_to("fresh", 0.5) == []
+
+
+def test_a_milestone_keeps_what_is_not_known_of_learning_and_of_the_system_apart():
+    # An iteration takes an hour; it costs 40 hours of 10 dollars and 80 of 2, or 60 of 2, over ten.
+    runs = made(40, 80), made(40, 60)
+    half = milestones_of(answer("spotlight", *runs), CURVES_BY_HAND)[1]
+    found = half.to_json()
+    assert (half.share, half.run_seeds, half.unreached) == (0.5, 2, 0)
+    assert found["iterations"] == pytest.approx({"low": 4.0, "median": 5.0, "high": 6.0})
+    assert found["time_s"]["median"] == pytest.approx(5 * 3600)
+    assert found["time_s"]["learning"] == pytest.approx({"low": 4 * 3600, "high": 6 * 3600})
+    assert found["time_s"]["system"] == pytest.approx({"low": 5 * 3600, "high": 5 * 3600})
+    assert found["usd"]["median"] == pytest.approx(5 * 54)
+    assert found["usd"]["learning"] == pytest.approx({"low": 4 * 54, "high": 6 * 54})
+    assert found["usd"]["system"] == pytest.approx({"low": 5 * 52, "high": 5 * 56})
+    assert milestones_of(answer("critical-path", *runs), CURVES_BY_HAND) == []
+
+
+def test_the_cost_line_of_an_iteration_leaves_the_start_and_evaluations_out():
+    run = made(40, 80, iterations=4)
+    run.iterations = [HOUR] * 4  # of ten hours
+    assert astuple(cost_line(run)) == pytest.approx((40 * 10 / 10, 80 / 10))
+    assert astuple(cost_line(made(40, 80, runs=2))) == pytest.approx((20.0, 4.0))
+
+
+def test_at_the_break_even_discount_spot_and_on_demand_cost_the_same():
+    # 40 reserved hours and 80 of spot against 70 hours, each of 10 dollars: 300 dollars for 80 hours are
+    # 3.75 an hour.
+    assert break_even_discount(CostLine(400, 80), CostLine(700, 0), 10.0) == pytest.approx(0.625)
+    assert CostLine(400, 80).usd(10 * (1 - 0.625)) == pytest.approx(700)
+    assert break_even_discount(CostLine(400, 20), CostLine(700, 0), 10.0) == pytest.approx(-0.5)
+    assert break_even_discount(CostLine(800, 20), CostLine(700, 0), 10.0) == pytest.approx(1.5)
+    assert break_even_discount(CostLine(400, 0), CostLine(700, 0), 10.0) is None
+
+
+def test_the_break_even_discount_has_an_interval_over_the_futures():
+    spot, demand = answer("spot", made(40, 80), made(40, 60)), answer("on-demand", made(70, 0), made(70, 0))
+    even = break_even_of([spot, demand], 10.0)
+    assert even is not None
+    assert (even.low, even.high) == pytest.approx((0.5, 0.625))
+    assert break_even_of([spot], 10.0) is None
+
+
+def test_the_price_up_to_which_one_way_is_the_cheapest():
+    ours = CostLine(100, 20)
+    # Against 160 dollars without spot devices: up to 3. Against 110 and 15 hours: up to 2.
+    assert pays_until(ours, [CostLine(160, 0)], 10.0) == pytest.approx(3.0)
+    assert pays_until(ours, [CostLine(160, 0), CostLine(110, 15)], 10.0) == pytest.approx(2.0)
+    assert pays_until(ours, [CostLine(1000, 0)], 10.0) == 10.0
+    assert pays_until(ours, [CostLine(90, 0)], 10.0) is None
+    # Cheaper than one from 4 on, and than the other up to 3.
+    assert pays_until(ours, [CostLine(60, 30), CostLine(160, 0)], 10.0) is None
+    assert pays_until(ours, [CostLine(100, 20)], 10.0) == 10.0
+    assert pays_until(ours, [CostLine(99, 20)], 10.0) is None
+
+
+def test_the_score_from_which_on_one_way_is_dearer():
+    shares = (0.25, 0.5, 0.75, 1.0)
+    others = dict.fromkeys(shares, 10.0)
+
+    def stops(*ours: float) -> float | None:
+        return stops_paying(shares, dict(zip(shares, ours, strict=True)), others)
+
+    assert stops(5, 8, 9, 10) is None
+    assert stops(5, 8, 11, 12) == 0.75
+    assert stops(12, 8, 9, 11) == 1.0
+    assert stops(11, 12, 13, 14) == 0.25
+
+
+def test_where_exploration_pays_by_hand():
+    # Dollars of an iteration: Spotlight 40 + 8 x 2 = 56, spot 50, reserved 48.
+    answers = [
+        answer("reserved", made(48, 0)), answer("spot", made(34, 80)), answer("spotlight", made(40, 80)),
+        answer("sized", made(1, 0, wanted=[1])),
+    ]  # fmt: skip
+    worth = exploration_worth(answers[:3], CURVES_BY_HAND, 10.0)
+    assert worth is not None and worth.cheapest == "reserved"
+    assert worth.saving_needed.median == pytest.approx(1 - 48 / 56)
+    # To the last score 9.33 iterations instead of 20: 522.7 dollars instead of 960, at any level fewer.
+    assert worth.stops_at is None
+    # 9.33 x (40 + 8 p) <= 20 x 48 up to 7.857; <= 20 x (34 + 8 p) at any price.
+    assert worth.pays_until_usd is not None
+    assert worth.pays_until_usd.median == pytest.approx((20 * 48 / (28 / 3) - 40) / 8)
+    # `sized` is cheaper at the price asked for, and has no line.
+    cheap = exploration_worth(answers, CURVES_BY_HAND, 10.0)
+    assert cheap is not None and cheap.cheapest == "sized" and cheap.stops_at == pytest.approx(0.05)
+    assert cheap.stops_at_score == pytest.approx(0.1 + 0.05 * 0.4)
+    assert cheap.pays_until_usd == worth.pays_until_usd
+    unknown = exploration_worth(answers[:3], None, 10.0)
+    assert unknown is not None and unknown.pays_until_usd is None
+    assert exploration_worth(answers[:2], None, 10.0) is None
+
+
+@pytest.mark.parametrize("task", ["ocr", "shapes"])
+def test_the_carried_curves_are_those_of_the_kept_results(task: str):
+    kept = json.loads((RESULTS / f"exploration-{task}.json").read_text(encoding="utf-8"))["figures"]["arms"]
+    arms = {
+        "grpo": {"plain": "plain", "stale": "stale_grpo"},
+        "nft": {"plain": "plain_nft", "stale": "stale", "fresh": "fresh", "larger_batch": "larger_batch"},
+    }
+    for objective, names in arms.items():
+        curves = read_curves(CURVES / f"{task}-{objective}.json")
+        assert (curves.name, curves.objective) == (f"{task}-{objective}", objective)
+        assert set(curves.arms) == set(names)
+        for arm, name in names.items():
+            found = [(list(each.iterations), list(each.values)) for each in curves.arms[arm]]  # type: ignore[index]
+            assert found == [(each["iterations"], each["exact"]) for each in kept[name]["curves"]]
+
+
+def test_the_curves_of_a_preset_are_those_of_its_reward_and_objective(tmp_path: Path):
+    for preset, name in (("qwen-image-geneval-512", "shapes-grpo"), ("glyphs-stale", "ocr-nft")):
+        curves = find_curves(Home(tmp_path), load_config(preset, [], {}), None)
+        assert curves is not None and curves.name == name
+    config = load_config("glyphs", ["reward.scorer=aesthetic"], {})
+    assert find_curves(Home(tmp_path), config, None) is None
+
+
+def test_the_curves_of_recorded_runs(tmp_path: Path):
+    home = Home(tmp_path).ensure()
+    store = RunStore(home)
+    for run_id, strategy, evaluated in (
+        ("base", "plain", (0, 10, 20)), ("explored", "stale", (0, 10)), ("short", "plain", (0,)),
+    ):  # fmt: skip
+        store.create_run(run_id, load_config("glyphs", [f"exploration.strategy={strategy}"], {}), {}, 1)
+        for iteration in evaluated:
+            record = evaluation_record(run_id, iteration, 100.0 * iteration, images=4, gallery=0)
+            store.commit_evaluation(replace(record, score=0.1 + iteration / 100, exact=iteration / 50))
+    curves = find_curves(home, load_config("glyphs", [], {}), "base, explored")
+    assert curves is not None and curves.source == "runs base, explored"
+    assert {arm: [each.iterations for each in found] for arm, found in curves.arms.items()} == {
+        "plain": [(0, 10, 20)], "stale": [(0, 10)],
+    }  # fmt: skip
+    assert curves.arms["plain"][0].values == pytest.approx((0.1, 0.2, 0.3))
+    with pytest.raises(ConfigurationError, match="all explored; name one without exploration too"):
+        recorded_curves(home, "explored")
+    with pytest.raises(ConfigurationError, match="run short has 1 evaluations"):
+        recorded_curves(home, "short")
+
+
+def with_arms(arms: object) -> str:
+    return json.dumps({"name": "x", "arms": arms})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1", "is not JSON"),
+        ("{}", "arms: Field required"),
+        (with_arms({"stale": []}), "needs curves of plain"),
+        (with_arms({"plain": [{"iterations": [0, 4], "values": [1]}]}), "2 iterations have 1 values"),
+        (with_arms({"plain": [{"iterations": [4, 0], "values": [1, 2]}]}), "do not rise from 0"),
+        (with_arms({"plain": [{"iterations": [0, 4], "values": [1, 1]}]}), "none rises"),
+    ],
+)  # fmt: skip
+def test_damaged_curves_are_refused(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "mine.json"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_curves(path)

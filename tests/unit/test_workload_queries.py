@@ -1,0 +1,92 @@
+"""What is asked of a recorded run for a profile, from a ledger made by hand."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from storage.config.run_config import RunConfig
+from storage.database.queries.workload import (
+    changes_of_state,
+    evaluation_work,
+    losses_at_work,
+    opening_s,
+    start_times,
+)
+from storage.database.records import DeviceEvent, DeviceState, StateInterval
+from storage.database.run_store import RunStore
+from storage.home import Home
+from tasks.inputs import plugin_facts
+from tests.sample_run import evaluation_record, iteration_record
+
+RUN = "by-hand"
+
+
+def states(worker: str, began: float, *ends: tuple[DeviceState, float]) -> list[StateInterval]:
+    """What a device did one after another, each to a moment."""
+    found: list[StateInterval] = []
+    for state, ended in ends:
+        market = "reserved" if worker.startswith("reserved") else "spot"
+        found.append(StateInterval(worker, market, state, began, ended, 1.0))
+        began = ended
+    return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Two devices begin; in the second iteration one of them is lost at work, and one that came is, idle."""
+    store, config = RunStore(Home(tmp_path).ensure()), RunConfig()
+    store.create_run(RUN, config, plugin_facts(config), os.getpid())
+    began = [
+        *states("reserved-0", 100, ("load", 110), ("idle", 113), ("rollout", 121)),
+        *states("spot-0", 101, ("load", 109), ("idle", 113), ("rollout", 119), ("idle", 121)),
+    ]
+    first = [
+        *states("reserved-0", 121, ("load", 122), ("rollout", 130), ("train", 140)),
+        *states("spot-0", 121, ("load", 122), ("rollout", 130), ("idle", 140)),
+    ]
+    second = [
+        *states("reserved-0", 140, ("load", 142), ("rollout", 170)),
+        *states("spot-0", 140, ("load", 143), ("rollout", 160)),
+        *states("spot-1", 140, ("load", 151), ("load", 155), ("rollout", 158), ("idle", 165)),
+    ]
+    events = [DeviceEvent("spot-0", "spot", "lost", 160), DeviceEvent("spot-1", "spot", "lost", 165)]
+    evaluation = evaluation_record(RUN, 0, 100, images=8, gallery=0)
+    store.commit_evaluation(replace(evaluation, intervals=began, paid_time=[]))
+    for iteration, intervals, happened in ((1, first, []), (2, second, events)):
+        record = iteration_record(RUN, iteration, 100 + 20 * iteration, samples=16)
+        store.commit_iteration(replace(record, intervals=intervals, device_events=happened, paid_time=[]))
+    with store.database.reading() as connection:
+        yield connection
+
+
+def test_a_start_is_the_first_load_of_a_device(ledger: duckdb.DuckDBPyConnection):
+    assert start_times(ledger, RUN) == [10.0, 8.0, 11.0]
+    assert start_times(ledger, "another") == []
+
+
+def test_the_opening_is_from_the_first_loaded_device_to_the_first_phase(ledger: duckdb.DuckDBPyConnection):
+    assert opening_s(ledger, RUN) == 4.0
+    assert opening_s(ledger, "another") is None
+
+
+def test_loads_of_weights_are_those_after_the_start_and_the_first_iteration(
+    ledger: duckdb.DuckDBPyConnection,
+):
+    found = changes_of_state(ledger, RUN)
+    assert list(found["state"]) == ["load"] * 3
+    assert list(found["lasted_s"]) == [2.0, 3.0, 4.0]
+
+
+def test_only_losses_of_devices_at_work_are_discovered_by_a_call(ledger: duckdb.DuckDBPyConnection):
+    assert losses_at_work(ledger, RUN) == [160.0]
+
+
+def test_an_evaluation_has_its_images_and_device_time(ledger: duckdb.DuckDBPyConnection):
+    (row,) = evaluation_work(ledger, RUN).to_dict("records")
+    assert (row["iteration"], row["images"], row["rollout_device_s"]) == (0, 8, 14.0)

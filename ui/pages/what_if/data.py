@@ -1,0 +1,201 @@
+"""What the page What if shows: the answer as a table, and a Chrome trace as frames of devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from ui.data.devices import MOST_INTERVALS, DeviceCourse
+from ui.elements.formatting import percent, short_duration, usd
+from ui.pages.what_if.question import Question
+
+_US_PER_S = 1e6
+_MOST_BARS = 100  # of a market's use
+_INTERVALS = ["worker", "market", "state", "phase", "iteration", "started_at", "ended_at", "usd", "of"]
+_EVENTS = ["worker", "market", "kind", "happened_at", "detail"]
+
+FIGURES = {
+    "wall_s": ("time", short_duration),
+    "usd": ("dollars", usd),
+    "idle_share": ("idle", percent),
+    "spot_idle_share": ("spot idle", percent),
+    "losses": ("losses", "{:.0f}".format),
+    "drafts_per_iteration": ("drafts an iteration", "{:.0f}".format),
+}
+"""Figures of the table: their name in the answer -> the heading, and how one is written."""
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """A policy's simulated run.
+
+    Attributes:
+        policy: its name.
+        text: the Chrome trace.
+        intervals, events: of all iterations, as `DeviceCourse` has them; times are seconds of the run.
+        ends: of iterations; columns iteration, ended_at.
+    """
+
+    policy: str
+    text: str
+    intervals: pd.DataFrame
+    events: pd.DataFrame
+    ends: pd.DataFrame
+
+    def course(self, first: int, last: int) -> DeviceCourse:
+        """What the devices did in iterations `first` to `last`, evaluations after them included."""
+        chosen = self.intervals.loc[self.intervals["iteration"].between(first, last)]
+        chosen = chosen.assign(of=len(chosen)).tail(MOST_INTERVALS)
+        begin, end = chosen["started_at"].min(), chosen["ended_at"].max()
+        events = self.events.loc[self.events["happened_at"].between(begin, end)]
+        return DeviceCourse(chosen, events, pd.DataFrame(), pd.DataFrame())
+
+    def by_state(self) -> pd.DataFrame:
+        """Paid device time and dollars; columns market, state, device_s, usd."""
+        spent = self.intervals.assign(device_s=self.intervals["ended_at"] - self.intervals["started_at"])
+        return spent.pivot_table(
+            index=["market", "state"], values=["device_s", "usd"], aggfunc="sum"
+        ).reset_index()
+
+    def utilisation(self) -> pd.DataFrame:
+        """Shares of each market's paid time by state, as the query of recorded runs gives them.
+
+        Evaluations are left out; neighbouring iterations are added up where there are many.
+        """
+        done = self.intervals.loc[self.intervals["phase"] == "iteration"]
+        together = max(1, -(-len(self.ends) // _MOST_BARS))
+        first = (done["iteration"] - 1) // together * together + 1
+        spent = done.assign(first=first, device_s=done["ended_at"] - done["started_at"])
+        sums = spent.groupby(["market", "first", "state"], as_index=False)["device_s"].sum()
+        whole = sums.groupby(["market", "first"])["device_s"].transform("sum")
+        last = (sums["first"] + together - 1).clip(upper=len(self.ends))
+        return sums.assign(last=last, share=sums["device_s"] / whole)
+
+
+@dataclass
+class Asked:
+    """A question with its answer; kept in the visitor's session.
+
+    Attributes:
+        answer: the JSON object of `spotlight what-if --json`.
+        line: the time line that was looked at last.
+    """
+
+    question: Question
+    answer: dict[str, Any]
+    line: TimeLine = field(repr=False)
+
+    @property
+    def policies(self) -> list[dict[str, Any]]:
+        """The rows of the answer, one a policy; however many there are."""
+        return self.answer["policies"]
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The policy to take."""
+        return next(row for row in self.policies if row["best"])
+
+
+def read_time_line(policy: str, text: str) -> TimeLine:
+    """A Chrome trace that `spotlight what-if --timeline` wrote, as frames.
+
+    Args:
+        policy: whose it is.
+        text: the file.
+    """
+    events = json.loads(text)["traceEvents"]
+    tracks, markets = {}, {}
+    for event in events:
+        if event["name"] == "thread_name":
+            tracks[event["pid"], event["tid"]] = event["args"]["name"]
+        elif event["name"] == "process_name":
+            markets[event["pid"]] = event["args"]["name"].split()[1]
+    intervals, happened, ends = [], [], []
+    for event in events:
+        track = event["pid"], event["tid"]
+        if event.get("cat") == "device":
+            began, ended = event["ts"] / _US_PER_S, (event["ts"] + event["dur"]) / _US_PER_S
+            args = event["args"]
+            intervals.append(
+                (
+                    tracks[track], markets[event["pid"]], event["name"], args["phase"], args["iteration"],
+                    began, ended, args["usd"], 0,
+                )
+            )  # fmt: skip
+        elif event.get("cat") == "happened":
+            at_s = event["ts"] / _US_PER_S
+            happened.append((tracks[track], markets[event["pid"]], event["name"], at_s, ""))
+        elif event.get("cat") == "run" and event["name"].startswith("iteration"):
+            ends.append((event["args"]["iteration"], (event["ts"] + event["dur"]) / _US_PER_S))
+    return TimeLine(
+        policy,
+        text,
+        pd.DataFrame(intervals, columns=_INTERVALS).sort_values(["started_at", "worker"], ignore_index=True),
+        pd.DataFrame(happened, columns=_EVENTS),
+        pd.DataFrame(ends, columns=["iteration", "ended_at"]),
+    )
+
+
+def policy_table(asked: Asked) -> pd.DataFrame:
+    """The answer as a person reads it: a row a policy, each figure with its interval."""
+    return pd.DataFrame(
+        [
+            {
+                "policy": f"{row['policy']} ★" if row["best"] else row["policy"],
+                **{heading: in_words(row, name) for name, (heading, _) in FIGURES.items() if name in row},
+                "what it does": row["summary"],
+            }
+            for row in asked.policies
+        ]
+    )
+
+
+def policy_figures(asked: Asked) -> pd.DataFrame:
+    """The answer as numbers: each figure of a policy as median, lowest and highest; all are simulated."""
+    return pd.DataFrame(
+        [
+            {"policy": row["policy"], "evidence": "simulated", "best": row["best"]}
+            | {
+                f"{name}_{part}": value[part]
+                for name, value in row.items()
+                if isinstance(value, dict) and value.keys() >= {"low", "median", "high"}
+                for part in ("low", "median", "high")
+            }
+            for row in asked.policies
+        ]
+    )
+
+
+def in_words(row: dict[str, Any], name: str) -> str:
+    """A figure of a policy: its median, and its interval in parentheses where it has one.
+
+    Args:
+        row: of a policy.
+        name: of the figure, one of `FIGURES`.
+    """
+    _, written = FIGURES[name]
+    low, median, high = (written(row[name][part]) for part in ("low", "median", "high"))
+    return median if low == high else f"{median} ({low} to {high})"
+
+
+def verdict(asked: Asked) -> str:
+    """The best policy in words, and what the others would cost beside it."""
+    best = asked.best
+    text = f"**{best['policy']} is the one to take: {in_words(best, 'usd')} in {in_words(best, 'wall_s')}**"
+    others = sorted((row for row in asked.policies if not row["best"]), key=lambda row: row["usd"]["median"])
+    if not others:
+        return f"{text}."
+    compared = (
+        f"{row['policy']} {_times(row, best, 'usd')} the dollars and {_times(row, best, 'wall_s')} the time"
+        for row in others
+    )
+    return f"{text}, of {len(asked.policies)} policies. Beside it: {'; '.join(compared)}."
+
+
+def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:
+    """How many times as much as the best one's."""
+    least = best[name]["median"]
+    return f"{row[name]['median'] / least:.2f} ×" if least else "no multiple of"

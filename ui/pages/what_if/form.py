@@ -1,0 +1,87 @@
+"""The form of the page What if."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from storage.config.loading import list_presets
+from ui.pages.what_if.question import Question, trace_names
+
+_PRESET = "qwen-image-geneval-512"
+_DRAWN = "drawn, by rate and share"
+_OWN = "that of the preset's model and size"
+
+
+def show_form(profiles: Sequence[str]) -> Question | None:
+    """Ask; the question where the button was pressed, else None.
+
+    Args:
+        profiles: names of profiles and of recorded runs.
+    """
+    presets = [preset.name for preset in list_presets()]
+    with st.form("what_if_form"):
+        workload, profile, trace = st.columns(3)
+        preset = workload.selectbox(
+            "Preset", presets, index=presets.index(_PRESET) if _PRESET in presets else 0,
+            help="The workload: samples, batches, denoising steps, evaluations, exploration.",
+        )  # fmt: skip
+        chosen_profile = profile.selectbox(
+            "Profile",
+            [_OWN, *profiles],
+            help="What each part of the workload takes, or a recorded run's times.",
+        )
+        chosen_trace = trace.selectbox(
+            "Trace of spot instances", [_DRAWN, *trace_names()],
+            help="A recorded one says itself which instances go: leave rate and share empty then.",
+        )  # fmt: skip
+        numbers = _numbers()
+        asked = st.form_submit_button("Simulate", type="primary", icon=":material/calculate:")
+    if not asked:
+        return None
+    return Question(
+        preset=preset or _PRESET,
+        profile="" if chosen_profile == _OWN else chosen_profile or "",
+        trace="" if chosen_trace == _DRAWN else chosen_trace or "",
+        **numbers,
+    )
+
+
+def _numbers() -> dict[str, Any]:
+    """The numbers of a question by their names; None where one is left to the command."""
+    row = st.columns(4)
+    devices = {
+        "reserved": row[0].number_input("Reserved devices", value=4),
+        "spot": row[1].number_input("Spot devices", value=8),
+        "trainers": row[2].number_input("Trainers", value=4, help="Reserved devices that train."),
+        "iterations": row[3].number_input("Iterations", value=200),
+    }
+    row = st.columns(4)
+    prices = {
+        "reserved_usd": row[0].number_input(
+            "Reserved, $ an hour", value=None, placeholder="the settings'", help="Of a device."
+        ),
+        "spot_usd": row[1].number_input(
+            "Spot, $ an hour", value=None, placeholder="the settings'", help="Of a device."
+        ),
+        "loss_rate": row[2].number_input(
+            "Losses of a device an hour", value=None, placeholder="0.67", help="Of drawn traces."
+        ),
+        "joint": row[3].number_input(
+            "Share of joint losses", value=None, placeholder="0.77",
+            help="Of drawn traces: losses that take several devices at once, from 0 to 1.",
+        ),
+    }  # fmt: skip
+    row = st.columns(4)
+    return {
+        **devices,
+        **prices,
+        "notice_s": row[0].number_input("Notice before a loss (s)", value=0.0, format="%g"),
+        "futures": row[1].number_input(
+            "Futures", value=5, min_value=1, max_value=200,
+            help="Windows of the trace, each with a draw of the profile within its uncertainty.",
+        ),
+        "seed": row[2].number_input("Random seed", value=0, min_value=0, help="Of the futures."),
+    }  # fmt: skip

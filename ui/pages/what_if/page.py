@@ -1,0 +1,187 @@
+"""The page What if: a form, a table of policies, and the time line of any of their simulated runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import streamlit as st
+
+from storage.config.loading import PRESETS
+from storage.errors import SpotlightError, StorageError
+from storage.home import Home
+from ui.charts.cost import market_bars
+from ui.charts.devices import gantt_chart, utilisation_chart
+from ui.charts.layout import PLOT_SETTINGS
+from ui.data.run import load_overview
+from ui.elements.downloads import offer_downloads
+from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown, usd
+from ui.elements.tiles import show_tile
+from ui.pages.what_if.charts import marked, policy_chart
+from ui.pages.what_if.data import (
+    FIGURES,
+    Asked,
+    TimeLine,
+    policy_figures,
+    policy_table,
+    read_time_line,
+    verdict,
+)
+from ui.pages.what_if.form import show_form
+from ui.pages.what_if.question import OnStep, ask, ask_time_line
+
+_KEPT = "what_if"  # in the session: the answer is there again after a look at another page
+_SHOWN_ITERATIONS = 3
+
+
+def _show() -> None:
+    st.header(f"What if {SIMULATED_BADGE}", anchor=False)
+    st.caption(
+        "What a run would take and cost on a fleet, by policy, before anything is rented. Every figure on "
+        "this page is simulated; `spotlight what-if` gives the same."
+    )
+    home = Home.from_environment().path
+    question = show_form(_profiles(home))
+    if question is not None:
+        st.session_state.pop(_KEPT, None)
+        try:
+            with _bar() as on_step:
+                reply = ask(question, home, on_step)
+        except SpotlightError as error:
+            st.error(plain_markdown(str(error)), icon=":material/block:")
+            return
+        best = next(row["policy"] for row in reply.answer["policies"] if row["best"])
+        st.session_state[_KEPT] = Asked(question, reply.answer, read_time_line(best, reply.trace))
+    asked: Asked | None = st.session_state.get(_KEPT)
+    if asked is None:
+        st.info("Press Simulate; an answer takes some seconds.", icon=":material/calculate:")
+        return
+    _show_answer(asked)
+    _show_time_line(asked, home)
+
+
+@contextmanager
+def _bar() -> Iterator[OnStep]:
+    """A bar that grows with each simulated run, and is gone afterwards."""
+    bar = st.progress(0.0, "Starting the simulator …")
+
+    def on_step(done: int, runs: int) -> None:
+        bar.progress(done / runs, f"Simulating: run {done} of {runs}")
+
+    try:
+        yield on_step
+    finally:
+        bar.empty()
+
+
+def _profiles(home: Path) -> list[str]:
+    """Profiles that the project carries, then recorded runs, the newest first."""
+    carried = sorted(path.stem for path in (PRESETS / "profiles").glob("*.json"))
+    try:
+        overview = load_overview(home)
+    except StorageError:
+        return carried
+    return [*carried, *overview["run_id"].tolist()] if not overview.empty else carried
+
+
+def _show_answer(asked: Asked) -> None:
+    st.success(markdown_text(f"{verdict(asked)} {SIMULATED}"), icon=":material/star:")
+    row = st.container(horizontal=True)
+    for name, (heading, written) in FIGURES.items():
+        if name not in asked.best:
+            continue
+        figure = asked.best[name]
+        show_tile(
+            row, f"{heading.capitalize()} {SIMULATED_BADGE}", written(figure["median"]),
+            f"{written(figure['low'])} to {written(figure['high'])}",
+            f"Of {asked.best['policy']}: the median, and below it the lowest and highest of the futures.",
+        )  # fmt: skip
+    st.subheader(f"Policies {SIMULATED_BADGE}")
+    st.dataframe(policy_table(asked), hide_index=True)
+    st.caption(
+        markdown_text(
+            f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
+            "all policies share. ★ least dollars; of policies within 1 % of them, the one with the most "
+            "drafts. All policies do the same iterations: what exploration is worth to learning is not in "
+            "the table."
+        )
+    )
+    for sentence in asked.answer.get("conclusions", ()):
+        st.markdown(f"{SIMULATED_BADGE} {markdown_text(sentence)}")
+    st.plotly_chart(policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
+    _show_basis(asked)
+
+
+def _show_basis(asked: Asked) -> None:
+    """What the answer rests on: devices, prices, market, and the evidence of the profile."""
+    answer = asked.answer
+    profile = answer["profile"]
+    evidence: dict[str, list[str]] = {}
+    for name, figure in profile.items():
+        if isinstance(figure, dict) and "evidence" in figure:
+            evidence.setdefault(figure["evidence"], []).append(name)
+    lines = [
+        f"preset {asked.question.preset}: {answer['iterations']:,} iterations on {answer['reserved']} "
+        f"reserved devices, {answer['trainers']} of which train, and {answer['spot']} spot devices",
+        f"prices: {usd(answer['reserved_usd_per_hour'])} an hour reserved, "
+        f"{usd(answer['spot_usd_per_hour'])} spot",
+        f"spot: {answer['market']}",
+        f"profile {profile['name']}: {profile['summary']}",
+        *(f"{kind}: {', '.join(names)}" for kind, names in evidence.items()),
+    ]
+    with st.expander("What it rests on", expanded=True):
+        st.markdown("\n".join(f"- {plain_markdown(line)}" for line in lines))
+
+
+def _show_time_line(asked: Asked, home: Path) -> None:
+    st.subheader(f"Time line {SIMULATED_BADGE}")
+    names = [row["policy"] for row in asked.policies]
+    chosen = st.selectbox("Policy", names, index=names.index(asked.line.policy)) or asked.line.policy
+    if chosen != asked.line.policy:
+        try:
+            with _bar() as on_step:
+                text = ask_time_line(asked.question, chosen, home, on_step)
+        except SpotlightError as error:
+            st.error(plain_markdown(str(error)), icon=":material/block:")
+            return
+        asked.line = read_time_line(chosen, text)
+    line = asked.line
+    last = len(line.ends)
+    first, last = st.slider("Iterations", 0, last, (1, min(_SHOWN_ITERATIONS, last)))
+    course = line.course(first, last)
+    drawn = marked(gantt_chart(course, line.ends, SIMULATED))
+    st.plotly_chart(drawn, key="what-if-gantt", config=PLOT_SETTINGS)
+    shown, of = len(course.intervals), max(course.intervals["of"].tolist(), default=0)
+    few = f" The latest {shown:,} of {of:,} intervals; choose fewer iterations." if shown < of else ""
+    st.caption(
+        f"The run of {line.policy} in the first of the futures. 0 is the evaluation before training.{few}"
+    )
+    st.download_button(
+        "Chrome trace (JSON)", data=lambda: line.text, file_name=f"what-if-{line.policy}.json",
+        mime="application/json", icon=":material/download:", on_click="ignore",
+        help="The whole run, for ui.perfetto.dev or chrome://tracing.",
+    )  # fmt: skip
+    _show_ledger(line)
+    offer_downloads("what-if", {"policies": policy_figures(asked), f"run of {line.policy}": line.by_state()})
+
+
+def _show_ledger(line: TimeLine) -> None:
+    """What the paid time of a policy's run went into."""
+    st.subheader(f"Ledger of the run {SIMULATED_BADGE}")
+    utilisation, spent = line.utilisation(), line.by_state()
+    used = set(utilisation["market"].tolist())
+    markets = [market for market in ("spot", "reserved") if market in used]
+    for column, market in zip(st.columns(2), markets, strict=False):
+        chart = marked(utilisation_chart(utilisation, market))
+        column.plotly_chart(chart, key=f"what-if-use-{market}", config=PLOT_SETTINGS)
+    dollars: Counter[str] = Counter()
+    for state, paid in zip(spent["state"].tolist(), spent["usd"].tolist(), strict=True):
+        dollars[state] += paid
+    states = {state: state for state, _ in dollars.most_common()}
+    chart = marked(market_bars(spent, "state", states, "What would be paid for"))
+    st.plotly_chart(chart, key="what-if-states", config=PLOT_SETTINGS)
+
+
+_show()

@@ -1,0 +1,187 @@
+"""A question to `spotlight what-if`, and the process that answers it: this room imports no simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage.errors import ConfigurationError, RuntimeFailure
+from storage.home import HOME_VARIABLE
+
+_ROOT = Path(__file__).resolve().parents[3]
+_TRACES = _ROOT / "benchmarks" / "traces"
+_LIMIT_S = 300.0
+_REFUSED = 2  # exit code of a command whose input was refused
+_STEP = re.compile(r"simulated (\d+) of (\d+)")
+
+OnStep = Callable[[int, int], None]
+"""Told of each simulated run: how many are done, of how many."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the form asks for; None, and an empty text, leave it to the command.
+
+    Attributes:
+        preset: the workload.
+        reserved, spot, trainers, iterations: devices and length.
+        reserved_usd, spot_usd: dollars an hour of a device.
+        trace: name of a recorded trace of `trace_names`; empty for drawn ones.
+        loss_rate: losses of a device an hour, for drawn traces.
+        joint: share of them that take several devices at once.
+        notice_s: seconds of notice before a loss.
+        profile: what the workload takes: a profile's name, or a recorded run.
+        futures: windows of the trace, each with a draw of the profile.
+        seed: of the futures.
+    """
+
+    preset: str
+    reserved: int | None = None
+    spot: int | None = None
+    trainers: int | None = None
+    iterations: int | None = None
+    reserved_usd: float | None = None
+    spot_usd: float | None = None
+    trace: str = ""
+    loss_rate: float | None = None
+    joint: float | None = None
+    notice_s: float | None = None
+    profile: str = ""
+    futures: int = 5
+    seed: int = 0
+
+    def arguments(self, futures: int | None = None) -> list[str]:
+        """It as options of the command.
+
+        Args:
+            futures: other than its own; None for its own.
+        """
+        prices = (self.reserved_usd, self.spot_usd)
+        named = {
+            "preset": self.preset, "reserved": self.reserved, "spot": self.spot, "trainers": self.trainers,
+            "iterations": self.iterations,
+            "price": None if prices == (None, None) else ",".join(_plain(price) for price in prices),
+            "trace": str(_TRACES / f"{self.trace}.csv") if self.trace else None,
+            "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
+            "profile": self.profile or None,
+            "windows": futures or self.futures, "seed": self.seed,
+        }  # fmt: skip
+        # One argument each: a value that begins with a dash stays a value.
+        return [f"--{name}={_plain(value)}" for name, value in named.items() if value is not None]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the command answered.
+
+    Attributes:
+        answer: its JSON object.
+        trace: a time line as the text of a Chrome trace.
+    """
+
+    answer: dict[str, Any]
+    trace: str
+
+
+def trace_names() -> list[str]:
+    """The recorded traces that the project carries."""
+    return sorted(path.stem for path in _TRACES.glob("*.csv"))
+
+
+def ask(question: Question, home: Path, on_step: OnStep) -> Reply:
+    """Let the command answer, with the time line of the best policy.
+
+    Args:
+        question: what is asked.
+        home: where recorded runs are.
+        on_step: told of each simulated run.
+
+    Raises:
+        ConfigurationError: the question was refused; the command's own words.
+        RuntimeFailure: the command failed, or took too long.
+    """
+    return _run(question.arguments(), home, on_step)
+
+
+def ask_time_line(question: Question, policy: str, home: Path, on_step: OnStep) -> str:
+    """The time line of a policy, in the first future of the question's, as the text of a Chrome trace.
+
+    Args:
+        question, home, on_step: as of `ask`.
+        policy: its name.
+
+    Raises:
+        ConfigurationError, RuntimeFailure: as of `ask`.
+    """
+    return _run([*question.arguments(futures=1), f"--policy={policy}"], home, on_step).trace
+
+
+def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:
+    with tempfile.TemporaryDirectory() as folder:
+        drawn, answered = Path(folder) / "time-line.json", Path(folder) / "answer.json"
+        command = [sys.executable, "-m", "flows.cli.command_line", "what-if", *arguments]
+        with answered.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, "--json", "--progress", f"--timeline={drawn}"],
+                cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home)},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE,
+                text=True, encoding="utf-8", errors="replace",
+            )  # fmt: skip
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        limit = threading.Timer(_LIMIT_S, end)
+        limit.start()
+        try:
+            assert process.stderr is not None, "it is a pipe"
+            said = _follow(process.stderr, on_step)
+            code = process.wait()
+        finally:  # also where the visitor went to another page
+            limit.cancel()
+            process.kill()
+            process.wait()
+        if code == 0:
+            return Reply(json.loads(answered.read_text("utf-8")), drawn.read_text("utf-8"))
+    if late.is_set():
+        raise RuntimeFailure(
+            f"the answer took longer than {_LIMIT_S:g} s and was ended; ask for fewer iterations or futures"
+        )
+    if code == _REFUSED:
+        raise ConfigurationError(said.removeprefix("error: "))
+    raise RuntimeFailure(f"`spotlight what-if` ended with code {code}; it said last: {said[-1000:]}")
+
+
+def _follow(lines: Iterable[str], on_step: OnStep) -> str:
+    """Tell of each simulated run; what else is said, to the end.
+
+    Args:
+        lines: of standard error.
+        on_step: told.
+    """
+    said = []
+    for line in lines:
+        step = _STEP.fullmatch(line.strip())
+        if step is None:
+            said.append(line.rstrip())
+        else:
+            on_step(int(step[1]), int(step[2]))
+    return "\n".join(said).strip()
+
+
+def _plain(value: object) -> str:
+    """A value as the command line takes it; nothing for None."""
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return "" if value is None else str(value)

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
@@ -137,8 +138,11 @@ def _replaced(module: ModuleType, name: str, value: object) -> Iterator[None]:
 
 
 def _cancelled_by(error: BaseException) -> State[Any] | None:
-    """The state of what this has ended; None where it is no signal."""
-    if isinstance(error, (KeyboardInterrupt, TerminationSignal)):
+    """The state of what this has ended; None where it is no signal.
+
+    A task whose thread has begun when its flow ends is given up by the task runner: a `CancelledError`.
+    """
+    if isinstance(error, (KeyboardInterrupt, TerminationSignal, CancelledError)):
         return Cancelled(message=_MESSAGE)
     return None
 

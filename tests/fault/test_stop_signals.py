@@ -57,7 +57,7 @@ def assert_cancelled_everywhere(home: Home, server: LocalServer, run_id: str, wh
         if known or time.monotonic() > deadline:
             break
         time.sleep(0.2)
-    assert "CANCELLED" in states.values()
+    assert "CANCELLED" in states.values(), states
     assert set(states.values()) <= {"COMPLETED", "CANCELLED"}, states
 
 
@@ -76,7 +76,9 @@ def assert_one_line(shown: str, run_id: str) -> int:
 def stop(home: Home, server: LocalServer, run_id: str, cluster: str, how: str) -> None:
     """Start a run, stop it in its second iteration or later, and look at what it left."""
     explores = "exploration.strategy=stale"  # a task beside the others
-    with started(home, server, run_id, cluster, explores) as terminal:
+    # The rollout takes seconds: the signal does not find the flow between two of its tasks.
+    long = "sampling.rollout_steps=200"
+    with started(home, server, run_id, cluster, explores, long) as terminal:
         terminal.wait_for("1/400")
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         for _ in range(2):

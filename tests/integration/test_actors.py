@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu_runtime.cluster.ray.ray_cluster import RayCluster, kept_signal_handlers, ray, ray_utils
+from gpu_runtime.cluster.ray.ray_cluster import RayCluster, ray
+from gpu_runtime.cluster.ray.signal_handlers import Node, kept_signal_handlers, ray_utils
 from storage.errors import ConfigurationError, RuntimeFailure, WorkerLostError
 from tests.tiny_run import tiny_config
 
@@ -77,6 +79,25 @@ def test_ray_does_not_take_sigterm_over():
     assert ray_utils.set_sigterm_handler is rays
 
 
+def test_a_signal_while_ray_ends_its_processes_is_this_process_s(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+):
+    """By then Ray's core has made SIGTERM fatal: a second one would end a run that is being cancelled."""
+    ends_processes, got = Node.kill_all_processes, []
+
+    def end_processes(node: Node, *arguments: Any, **options: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        ends_processes(node, *arguments, **options)
+
+    monkeypatch.setattr(Node, "kill_all_processes", end_processes)
+    ours = signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    try:
+        cluster.shutdown()  # the last test of this cluster
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+    assert got == [signal.SIGTERM]
+
+
 class Seer:
     """Says which GPU Ray gave it."""
 
@@ -87,7 +108,7 @@ class Seer:
 def test_scorers_get_a_gpu_of_their_own_beside_whole_ones_for_the_workers(
     cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    cluster.shutdown()  # the last test of this file: a process has one cluster at a time
+    cluster.shutdown()  # a process has one cluster at a time
     start = ray.init
     monkeypatch.setattr(ray, "init", lambda **options: start(num_gpus=3, **options))
     config = tiny_config(

@@ -66,7 +66,15 @@ def states_of(error: BaseException) -> set[str]:
     return {of_flow.type.value, of_task.type.value}
 
 
-@pytest.mark.parametrize("error", [Stopped(signal.SIGINT, "stopped by Ctrl-C"), TerminationSignal(signal=15)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        Stopped(signal.SIGINT, "stopped by Ctrl-C"),
+        TerminationSignal(signal=15),
+        asyncio.CancelledError("by the task runner"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_prefect_calls_what_a_signal_ends_cancelled(error: BaseException):
     assert states_of(error) == {"CRASHED"}
     with ends_are_cancellations():

@@ -20,7 +20,8 @@ from ray._private.node import Node
 from ray.cluster_utils import Cluster as RayNodes
 
 from gpu_runtime.cluster.ray.loopback import LOOPBACK
-from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL, kept_signal_handlers
+from gpu_runtime.cluster.ray.ray_cluster import MARKET_LABEL
+from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
 from storage.errors import RuntimeFailure
 
 _STORE_BYTES = 128 * 1024**2

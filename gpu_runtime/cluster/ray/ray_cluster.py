@@ -10,17 +10,13 @@ import logging
 import math
 import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
-from types import FrameType
+from contextlib import nullcontext
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import ray
-from ray._private import utils as ray_utils
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -33,6 +29,7 @@ from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
 from gpu_runtime.cluster.ray.ray_processes import ray_processes
+from gpu_runtime.cluster.ray.signal_handlers import kept_signal_handlers
 from gpu_runtime.fleet.slots import refuse_standbys_with_gpus, worker_counts
 from storage.config.run_config import RunConfig
 from storage.database.records import Market
@@ -50,8 +47,6 @@ _MOST_WORKERS_A_CPU = 8
 
 _PARTS_AT_ONCE = 4
 """Of the base weights, that are read for hosts."""
-
-_SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
 WorkerT = TypeVar("WorkerT")
 P = ParamSpec("P")
@@ -331,25 +326,3 @@ def _reason(error: RayError) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     failed_in_constructor = isinstance(error, RayActorError) and getattr(error, "actor_init_failed", False)
     return lines[-1] if failed_in_constructor else lines[0]
-
-
-@contextmanager
-def kept_signal_handlers() -> Iterator[None]:
-    """Keep this process's handlers while Ray starts or ends, which would take SIGTERM over.
-
-    A cancelled flow would then count as crashed; and one that is cancelled while Ray starts would first wait
-    half a minute for the cluster to empty.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    kept: dict[int, _SignalHandler] = {number: signal.getsignal(number) for number in numbers}
-    takes_over = ray_utils.set_sigterm_handler
-    ray_utils.set_sigterm_handler = lambda sigterm_handler: None
-    try:
-        yield
-    finally:
-        ray_utils.set_sigterm_handler = takes_over
-        for number, handler in kept.items():  # parts of Ray that are no Python take signals too
-            signal.signal(number, handler)

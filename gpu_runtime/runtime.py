@@ -89,7 +89,7 @@ class Runtime:
         with ExitStack() as started:
             self._fleet = Fleet(cluster, config, self._history)
             started.callback(self._fleet.close)
-            self._scoring = ScoringPool(cluster, config, self._history.place)
+            self._scoring = ScoringPool(cluster, config, self._history.place, self._fleet.look)
             started.callback(self._scoring.close)
             # Both load at the same time; each takes seconds of imports.
             self._fleet.await_ready()
@@ -226,9 +226,7 @@ class Runtime:
         """
         self.enter("reward", rollout.plan.iteration)
         try:
-            scores = [one.score for one in rollout.delivered if one.score is not None]
-            self._fleet.follow_capacity_until(scores)
-            return self._scoring.wait_for(scores)
+            return self._scoring.wait_for([one.score for one in rollout.delivered if one.score is not None])
         except BaseException:
             self._search.abandon()
             raise

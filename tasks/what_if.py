@@ -142,7 +142,7 @@ def answer(
         question: when spot instances come and go.
         futures: windows of the trace, each with a draw of the profile.
         seed: of the futures.
-        on_run: told of each of the `runs_of(futures, policies)` simulated runs.
+        on_run: called after each of the `runs_of(futures, policies)` simulated runs.
         policies: those to compare.
         curves: how many iterations a score takes; None where that is not known.
 
@@ -264,23 +264,30 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
             f"of the iterations ({low} to {high})"
         )
     until, curves = worth.pays_until_usd, result.curves
-    if curves is None or (until is None and worth.stops_at is None):
+    if curves is None or worth.known_to is None or (until is None and worth.stops_at is None):
         return f"{says}."
+    if worth.known_to == 1:
+        level = f"the baseline's last score, {curves.target:.3g}"
+    else:
+        level = (
+            f"{worth.known_to:.0%} of the baseline's progress, a score of {worth.known_to_score:.3g} (most "
+            "of their explored runs end there)"
+        )
     if worth.stops_at is None:
-        says += f"; by the curves {curves.name} it pays up to the baseline's last score, {curves.target:.3g}"
+        says += f"; by the curves {curves.name} it pays up to {level}"
     else:
         says += (
-            f"; by the curves {curves.name} it stops paying from {worth.stops_at:.0%} of the baseline's "
-            f"progress on, a score of {worth.stops_at_score:.3g}"
+            f"; by the curves {curves.name}, known up to {level}, it stops paying from "
+            f"{worth.stops_at:.0%} of the baseline's progress on, a score of {worth.stops_at_score:.3g}"
         )
     if until is None:
         return f"{says}."
     if until.median >= result.offer.reserved_usd_per_hour:
-        return f"{says}, at any price of a spot device up to that of a reserved one."
+        return f"{says}. So far it pays at any price of a spot device up to that of a reserved one."
     if until.median == 0:
-        return f"{says}, and to that last score it pays at no price of a spot device."
+        return f"{says}. So far it pays at no price of a spot device."
     return (
-        f"{says}, and to that last score it pays up to ${until.median:.2f} an hour of a spot device "
+        f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
         f"({until.low:.2f} to {until.high:.2f})."
     )
 

@@ -147,7 +147,7 @@ def _drawn_file(timeline: str | None, policy: str | None) -> Path | None:
 
 @contextmanager
 def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
-    """What each simulated run is told to: a bar on a terminal, or lines that a program can read.
+    """What is called after each simulated run: it moves a bar on a terminal, or writes a line for a program.
 
     Args:
         runs: how many there are to be.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.devices import Weights
@@ -61,10 +61,6 @@ class EvaluatingFleet(Protocol):
         """All requests with these weights, in order."""
         ...
 
-    def follow_capacity_until(self, calls: Collection[Future[Any]]) -> None:
-        """Give back devices that are called back, until scorers have answered."""
-        ...
-
 
 class EvaluatingScorers(Protocol):
     """What an evaluation needs of the scorers."""
@@ -116,9 +112,7 @@ def evaluate(
         delivered = fleet.generate(requests, weights, judge)
         samples = [one.sample for one in delivered]
         latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
-        judging = [one.score for one in delivered if one.score is not None]
-        fleet.follow_capacity_until(judging)
-        scores = scoring.wait_for(judging)
+        scores = scoring.wait_for([one.score for one in delivered if one.score is not None])
         looks = meter.figures(latents)
     figures = [
         look | part_figures(score) | ({JUDGE_USD: score.usd} if score.usd else {})

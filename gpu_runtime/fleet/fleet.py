@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, TimeoutError, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from gpu_runtime.fleet.provisioner import WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import rented_capacity
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
-from gpu_runtime.fleet.trainers import LOOK_EVERY_S, Trainers, trainer_gone
+from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scheduler_counters import Counters
@@ -82,10 +82,9 @@ class Fleet:
         first = self._provisioner.fill(())[:training]
         # Where devices draft in a training window, a second thread lets them, and follows the capacity.
         follows = self._rented is not None and strategy_of(config).timing is not DraftTiming.TRAINING_WINDOW
-        self._look_while_waiting = self._follow_capacity if follows else None
-        self.trainers = Trainers(
-            first, config.runtime.trainer_limit_s, cluster.share, self._look_while_waiting
-        )
+        self.look = self._follow_capacity if follows else None
+        """Gives back devices that are called back; for who waits while they do nothing."""
+        self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share, self.look)
         """The devices that train."""
 
     def await_ready(self) -> None:
@@ -120,15 +119,6 @@ class Fleet:
         if self._rented is not None:
             self._rented.decide(requests, left, sum(d.market == "reserved" for d in self._devices))
             self._follow_capacity()
-
-    def follow_capacity_until(self, calls: Collection[Future[Any]]) -> None:
-        """Give back devices that are called back, until scorers have answered; no device does anything.
-
-        Args:
-            calls: to scorers.
-        """
-        while self._look_while_waiting is not None and wait(calls, timeout=LOOK_EVERY_S).not_done:
-            self._look_while_waiting()
 
     def take_capacity_notes(self) -> list[str]:
         """Why how many spot devices are wanted, and what went wrong with them, since the last call."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import Future, TimeoutError
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, TimeoutError, wait
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage
+from gpu_runtime.fleet.trainers import LOOK_EVERY_S
 from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
@@ -67,12 +68,21 @@ class ScoringPool:
         cluster: where they run.
         config: the run's configuration.
         history: where their histories go; None keeps none.
+        look: is called again and again while the scores of a phase are waited for, in the same thread; None
+            for nothing.
     """
 
-    def __init__(self, cluster: Cluster, config: RunConfig, history: HistoryPlace | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        config: RunConfig,
+        history: HistoryPlace | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> None:
         self._cluster = cluster
         self._config = config
         self._history = history
+        self._look = look
         self._started = 0
         self._hung: set[str] = set()
         # A scorer that hangs is killed, so no lease expires.
@@ -138,6 +148,8 @@ class ScoringPool:
             RewardError: if the scorer failed on every image.
             RuntimeFailure: if scorers die again and again.
         """
+        while self._look is not None and wait(scores, timeout=LOOK_EVERY_S).not_done:
+            self._look()
         found = [score.result() for score in scores]
         refuse_total_failure(self._config.reward.scorer, found)
         return found

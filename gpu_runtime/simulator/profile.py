@@ -6,7 +6,6 @@ future draws one value of each within it, so that what is not known shows in the
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Mapping
@@ -14,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.virtual_time import ticks
 from storage.errors import ConfigurationError
-from storage.text import read_text_file
+from storage.json_file import read_json_model
 
 Evidence = Literal["measured", "published", "modelled"]
 """`measured` on the device that is named, `published` in the document that is named, or `modelled`."""
@@ -247,14 +246,4 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ConfigurationError: no such file, no JSON, or a figure is missing or out of range.
     """
-    text = read_text_file(path, f"profile {path}", ConfigurationError)
-    try:
-        return Profile.model_validate(json.loads(text))
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'profile'}: {problem['msg']}"
-            for problem in error.errors()[:5]
-        )
-        raise ConfigurationError(f"profile {path}: {problems}; see docs/what-if.md for its form") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"profile {path} is not JSON that can be read ({error})") from error
+    return read_json_model(path, "profile", Profile, "docs/what-if.md")

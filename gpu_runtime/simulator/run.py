@@ -93,7 +93,7 @@ class Simulation:
         """Do it all.
 
         Args:
-            on_iteration: told of each iteration that is done.
+            on_iteration: called after each iteration.
         """
         config, run, loop = self._config, self._run, self._loop
         loop.run_until(lambda: self._fleet.reserved_loaded)

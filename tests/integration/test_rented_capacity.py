@@ -67,6 +67,7 @@ def test_instances_come_are_called_back_and_vanish_and_no_bit_changes(
     monkeypatch.setattr(rented_capacity, "decide_capacity", all_of_them)
     config = rented("runtime.capacity=fake")
     with open_cluster(config) as cluster, Runtime(config, cluster, tmp_path) as runtime:
+        assert runtime._scoring._look == runtime._fleet.look, "also while scorers work"
         alone = runtime.rollout(PLAN)
         assert {one.worker for one in alone.delivered} == {"reserved-0"}
         assert provider.asked[0] == 2, "before anything is measured"

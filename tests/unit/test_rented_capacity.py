@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from gpu_runtime.dispatch.devices import Weights
-from gpu_runtime.fleet import fleet as fleet_module
-from gpu_runtime.fleet import rented_capacity, trainers
+from gpu_runtime.fleet import rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
+from gpu_runtime.fleet.scoring_pool import ScoringPool
+from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker
 from tasks.iteration.session import close_runtime
@@ -192,21 +193,22 @@ def test_a_device_that_is_called_back_while_scorers_work_is_given_back_at_once(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
     stage.prepare()
-    monkeypatch.setattr(fleet_module, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(scoring_pool, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
-    score, release = Future[str](), stage.provider.release
+    score, release = Future[Score](), stage.provider.release
 
     def release_and_score(instance: str) -> None:
         release(instance)
-        score.set_result("the score")
+        score.set_result(Score(0.5, False, "in time"))
 
     monkeypatch.setattr(stage.provider, "release", release_and_score)
     stage.provider.offers[1] = Offer("b", called_back="serving needs it")
-    too_late = Timer(3.0, lambda: score.set_result("too late"))
+    too_late = Timer(3.0, lambda: score.set_result(Score(0.0, False, "too late")))
     too_late.start()
-    stage.fleet.follow_capacity_until([score])
+    pool = ScoringPool(stage.cluster, tiny_config(), look=stage.fleet.look)
+    assert [found.detail for found in pool.wait_for([score])] == ["in time"]
     too_late.cancel()
-    assert score.result() == "the score" and stage.provider.released == ["b"]
+    assert stage.provider.released == ["b"]
 
 
 def test_an_instance_that_is_called_back_before_it_has_a_worker_is_given_back(provider: FakeCapacity):

@@ -151,16 +151,24 @@ def test_where_exploration_pays_by_hand():
     worth = exploration_worth(answers[:3], CURVES_BY_HAND, 10.0)
     assert worth is not None and worth.cheapest == "reserved"
     assert worth.saving_needed.median == pytest.approx(1 - 48 / 56)
-    # To the last score 9.33 iterations instead of 20: 522.7 dollars instead of 960, at any level fewer.
+    # One of two explored runs ends just below 0.4, 75 %, as a running mean: of later scores nothing is known.
+    assert worth.known_to == 0.7 and worth.known_to_score == pytest.approx(0.38)
+    # To 0.38 they take 4 + 4 x 0.08/0.3 and 4 + 4 x 0.9 iterations, so 19/3 instead of 15.2.
     assert worth.stops_at is None
-    # 9.33 x (40 + 8 p) <= 20 x 48 up to 7.857; <= 20 x (34 + 8 p) at any price.
+    # 19/3 x (40 + 8 p) <= 15.2 x 48 up to 9.4; <= 15.2 x (34 + 8 p) at any price.
     assert worth.pays_until_usd is not None
-    assert worth.pays_until_usd.median == pytest.approx((20 * 48 / (28 / 3) - 40) / 8)
+    assert worth.pays_until_usd.median == pytest.approx((15.2 * 48 / (19 / 3) - 40) / 8)
     # `sized` is cheaper at the price asked for, and has no line.
     cheap = exploration_worth(answers, CURVES_BY_HAND, 10.0)
     assert cheap is not None and cheap.cheapest == "sized" and cheap.stops_at == pytest.approx(0.05)
     assert cheap.stops_at_score == pytest.approx(0.1 + 0.05 * 0.4)
     assert cheap.pays_until_usd == worth.pays_until_usd
+    # Explored runs that end below the first level say nothing.
+    poor = CURVES_BY_HAND.model_copy(
+        update={"arms": CURVES_BY_HAND.arms | {"stale": (curve(0.1, 0.1, 0.1, 0.1),)}}
+    )
+    nothing = exploration_worth(answers[:3], poor, 10.0)
+    assert nothing is not None and nothing.known_to is None and nothing.pays_until_usd is None
     unknown = exploration_worth(answers[:3], None, 10.0)
     assert unknown is not None and unknown.pays_until_usd is None
     assert exploration_worth(answers[:2], None, 10.0) is None

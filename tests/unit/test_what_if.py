@@ -84,12 +84,12 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
     spot_usd, demand_usd = (rows[name]["iteration_usd"]["median"] for name in ("spot", "on-demand"))
     discount = answer["break_even_discount"]["median"]
     # At that discount, an iteration with spot devices costs what one on demand does.
-    told = json.loads(
+    without = json.loads(
         asked(*SMALL, "--windows", "1", "--price", f"8,{8 * (1 - discount)}", "--policies", "spot", "--json")
     )
     assert spot_usd < demand_usd
-    assert told["policies"][0]["iteration_usd"]["median"] == pytest.approx(demand_usd)
-    assert told["break_even_discount"] is None and told["exploration"] is None
+    assert without["policies"][0]["iteration_usd"]["median"] == pytest.approx(demand_usd)
+    assert without["break_even_discount"] is None and without["exploration"] is None
     assert f"from a discount of {discount:.0%} on" in answer["conclusions"][0]
     assert "the discount is 75%." in answer["conclusions"][0]
     assert "Exploration" in answer["conclusions"][1] or "exploration" in answer["conclusions"][1]
@@ -125,10 +125,12 @@ def test_the_time_line_is_that_of_the_table_s_first_future(tmp_path: Path):
     assert json.loads(file.read_text())["otherData"]["policy"] == best
 
 
-def test_a_program_is_told_of_each_run():
+def test_a_program_gets_a_line_for_each_run():
     result = CliRunner().invoke(app, ["what-if", *SMALL, "--progress"], catch_exceptions=False)
-    told = result.stderr.splitlines()
-    assert told[0] == f"simulated 1 of {len(told)}" and told[-1] == f"simulated {len(told)} of {len(told)}"
+    lines = result.stderr.splitlines()
+    assert (
+        lines[0] == f"simulated 1 of {len(lines)}" and lines[-1] == f"simulated {len(lines)} of {len(lines)}"
+    )
 
 
 def test_policies_differ_as_they_should():

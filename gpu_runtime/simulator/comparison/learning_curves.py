@@ -6,17 +6,15 @@ own: over run seeds here, over futures there.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gpu_runtime.simulator.comparison.policies import Arm
-from storage.errors import ConfigurationError
-from storage.text import read_text_file
+from storage.json_file import read_json_model
 
 SMOOTH = 3
 """Evaluations in a running mean."""
@@ -157,14 +155,4 @@ def read_curves(path: Path) -> LearningCurves:
     Raises:
         ConfigurationError: no such file, no JSON, or a curve is missing or does not rise.
     """
-    text = read_text_file(path, f"curves {path}", ConfigurationError)
-    try:
-        return LearningCurves.model_validate(json.loads(text))
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'curves'}: {problem['msg']}"
-            for problem in error.errors()[:5]
-        )
-        raise ConfigurationError(f"curves {path}: {problems}; see docs/what-if.md for their form") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"curves {path} is not JSON that can be read ({error})") from error
+    return read_json_model(path, "curves", LearningCurves, "docs/what-if.md")

@@ -117,15 +117,20 @@ class ExplorationWorth:
         cheapest: name of that way, for the same iterations at the prices asked for.
         saving_needed: share of the iterations that exploration has to save, over futures; 0 or less where it
             costs nothing.
-        pays_until_usd: price of a spot device up to which it pays at the baseline's last score, over futures;
-            0 where it pays at no price, at most the reserved price; None without a curve.
-        stops_at: share of the baseline's progress from which on it is dearer; None without a curve, or
-            where it pays at the last score.
+        known_to: share of the baseline's progress that most of the explored run seeds reached; nothing is
+            said of later ones. None without a curve, or where they reached none.
+        known_to_score: that score.
+        pays_until_usd: price of a spot device up to which it pays at that score, over futures; 0 where it
+            pays at no price, at most the reserved price; None where no score is known.
+        stops_at: share of the baseline's progress from which on it is dearer; None where it is not at
+            `known_to`.
         stops_at_score: that score.
     """
 
     cheapest: str
     saving_needed: Spread
+    known_to: float | None = None
+    known_to_score: float | None = None
     pays_until_usd: Spread | None = None
     stops_at: float | None = None
     stops_at_score: float | None = None
@@ -135,6 +140,8 @@ class ExplorationWorth:
         return {
             "cheapest": self.cheapest,
             "saving_needed": self.saving_needed.to_json(),
+            "known_to": self.known_to,
+            "known_to_score": self.known_to_score,
             "pays_until_usd_per_hour": self.pays_until_usd and self.pays_until_usd.to_json(),
             "stops_at": self.stops_at,
             "stops_at_score": self.stops_at_score,
@@ -163,16 +170,17 @@ def exploration_worth(
         if (usd := _usd(ours, future))
     ]
     needed = Spread.of(saved or [0.0])
-    if curves is None or "stale" not in curves.arms:
+    levels = [] if curves is None else _known_levels(curves)
+    if curves is None or not levels:
         return ExplorationWorth(cheapest.policy.name, needed)
     arms: tuple[Arm, Arm] = ("plain", "stale")
     plain, stale = (
-        {share: statistics.median(curves.iterations_to(arm, share)) for share in _LEVELS} for arm in arms
+        {share: statistics.median(curves.iterations_to(arm, share)) for share in levels} for arm in arms
     )
     our_usd = ours.figures["iteration_usd"].median
     least_usd = cheapest.figures["iteration_usd"].median
     stops = stops_paying(
-        _LEVELS,
+        levels,
         {at: iterations * our_usd for at, iterations in stale.items()},
         {at: iterations * least_usd for at, iterations in plain.items()},
     )
@@ -180,8 +188,8 @@ def exploration_worth(
     lined = [other for other in others if not any(run.wanted for run in other.runs)]
     until = [
         pays_until(
-            _line(ours, future).times(stale[1.0]),
-            [_line(other, future).times(plain[1.0]) for other in lined],
+            _line(ours, future).times(stale[levels[-1]]),
+            [_line(other, future).times(plain[levels[-1]]) for other in lined],
             reserved_usd_per_hour,
         )
         for future in range(len(ours.runs))
@@ -189,10 +197,21 @@ def exploration_worth(
     return ExplorationWorth(
         cheapest.policy.name,
         needed,
+        levels[-1],
+        curves.score_at(levels[-1]),
         Spread.of([price or 0.0 for price in until]) if lined else None,
         stops,
         None if stops is None else curves.score_at(stops),
     )
+
+
+def _known_levels(curves: LearningCurves) -> list[float]:
+    """The levels that more than half of the explored run seeds reached, so that their median was measured.
+
+    The baseline's median reaches all of them: its last score is what the shares are of.
+    """
+    explored = len(curves.arms.get("stale", ()))
+    return [share for share in _LEVELS if 2 * curves.unreached("stale", share) < explored]
 
 
 def _line(answer: PolicyAnswer, future: int) -> CostLine:

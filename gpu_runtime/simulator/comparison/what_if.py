@@ -90,7 +90,7 @@ def compare_policies(
         market: when spot instances come and go.
         futures: how many, at least 1.
         seed: of the futures; the same figures for the same seed.
-        on_run: told of every simulated run.
+        on_run: called after every simulated run.
         policies: those to compare, at least one.
     """
     runs = policy_runs(config, offer, profile, market, futures, seed, on_run, policies)

@@ -103,7 +103,7 @@ def ask(question: Question, home: Path, on_step: OnStep) -> Reply:
     Args:
         question: what is asked.
         home: where recorded runs are.
-        on_step: told of each simulated run.
+        on_step: called after each simulated run.
 
     Raises:
         ConfigurationError: the question was refused; the command's own words.
@@ -168,7 +168,7 @@ def _follow(lines: Iterable[str], on_step: OnStep) -> str:
 
     Args:
         lines: of standard error.
-        on_step: told.
+        on_step: called after each simulated run.
     """
     said = []
     for line in lines:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-TESTS_AT_ONCE ?= 2
+TESTS_AT_ONCE ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint lint-deploy ui docs clean
@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: install ## a whole run on this machine, without a GPU
 	$(BIN)/spotlight train --preset glyphs-stale --set iterations=16
 
-# Live tests mostly wait for processes to start: two groups at a time keep two cores busy.
+# Live tests often wait for processes to start: three groups at a time keep two cores busy.
 PYTEST := $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder
 
 test: install ## what must hold for a commit, on CPU

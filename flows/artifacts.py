@@ -132,15 +132,20 @@ def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
     """
     rows = [
         {
-            name: f"{value['median']:.4g} [{value['low']:.4g}, {value['high']:.4g}]"
+            name: f"{_short(value['median'])} [{_short(value['low'])}, {_short(value['high'])}]"
             if isinstance(value, Mapping)
             else str(value)
             for name, value in policy.items()
+            if name != "milestones"  # a table of its own, in the result
         }
         for policy in policies
     ]
     with _server_may_be_away():
         create_table_artifact(rows, key="what-if", description="Simulated: what each policy would come to")
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _shown(value: object) -> str:

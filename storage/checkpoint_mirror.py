@@ -77,7 +77,7 @@ class CheckpointMirror:
 def copy_to_mirror(address: str, home: Home, run_id: str) -> None:
     """Copy a run's newest checkpoint, the pinned one and its journal, unless they are there.
 
-    Older checkpoints are deleted there, and later ones: their weights were given up.
+    Older checkpoints are deleted there, torn copies, and later ones: their weights were given up.
 
     Args:
         address: of the mirror.
@@ -85,8 +85,9 @@ def copy_to_mirror(address: str, home: Home, run_id: str) -> None:
         run_id: the run.
 
     Raises:
-        CheckpointError: there is no package for the address.
+        CheckpointError: there is no package for the address, or the run went on in another home.
     """
+    refuse_if_continued(address, home, run_id)
     files, root = _opened(address, run_id)
     store = CheckpointStore(home.checkpoints(run_id))
     newest, pinned = max(store.iterations(), default=None), store.pinned
@@ -98,13 +99,41 @@ def copy_to_mirror(address: str, home: Home, run_id: str) -> None:
             files.pipe_file(posixpath.join(root, _PINNED), str(pinned).encode())
         there = _checkpoints(files, root)
         kept = {*[iteration for iteration in there if iteration <= newest][-KEPT:], pinned}
-        for iteration in there:
+        for iteration in _folders(files, root):
             if iteration not in kept:
                 files.rm(posixpath.join(root, _name(iteration)), recursive=True)
     journal = home.journal(run_id)
     if journal.is_file():
         files.makedirs(root, exist_ok=True)
         files.put_file(str(journal), posixpath.join(root, _JOURNAL))
+
+
+def refuse_if_continued(address: str, home: Home, run_id: str) -> None:
+    """Refuse a mirror to which another home has copied the run's later iterations.
+
+    Then its newest checkpoint is later than any here, and its journal is longer: where weights were given up
+    here, the journal here is the longer one.
+
+    Args:
+        address: of the mirror.
+        home: where the run is.
+        run_id: the run.
+
+    Raises:
+        CheckpointError: it has; or there is no package for the address.
+    """
+    files, root = _opened(address, run_id)
+    journal, there = posixpath.join(root, _JOURNAL), _checkpoints(files, root)
+    here = CheckpointStore(home.checkpoints(run_id)).iterations()
+    if not there or not here or there[-1] <= here[-1] or not files.exists(journal):
+        return
+    known = home.journal(run_id)
+    if files.size(journal) > (known.stat().st_size if known.is_file() else 0):
+        raise CheckpointError(
+            f"checkpoint.mirror = {address!r} has iteration {there[-1]} of run {run_id}, and this home ends "
+            f"at {here[-1]}: the run went on elsewhere; resume it there, or from the mirror in a new "
+            "SPOTLIGHT_HOME"
+        )
 
 
 def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
@@ -124,10 +153,10 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
         CheckpointError: the place does not answer, or every checkpoint there is damaged.
     """
     store = CheckpointStore(home.checkpoints(run_id))
-    if store.iterations():
+    fetched = CheckpointStore(store.folder / ".saving-fetched")
+    if store.iterations() and not fetched.folder.exists():
         return None
     files, root = _opened(address, run_id)
-    fetched = CheckpointStore(store.folder / ".saving-fetched")
     shutil.rmtree(fetched.folder, ignore_errors=True)
     try:
         found = _checkpoints(files, root)
@@ -138,10 +167,12 @@ def fetch_from_mirror(address: str, home: Home, run_id: str) -> int | None:
                 _fetch(files, root, fetched, pinned)
             if files.exists(posixpath.join(root, _JOURNAL)):
                 files.get_file(posixpath.join(root, _JOURNAL), str(home.journal(run_id)))
-            for iteration in reversed(fetched.iterations()):
-                (fetched.folder / _name(iteration)).rename(store.folder / _name(iteration))
+            for iteration in fetched.iterations():
+                if not (store.folder / _name(iteration)).exists():  # of the fetch that was cut off
+                    (fetched.folder / _name(iteration)).rename(store.folder / _name(iteration))
             if pinned in store.iterations():
                 store.pin(pinned)
+            shutil.rmtree(fetched.folder)
             return newest
     except Exception as error:  # of whatever package the address needs
         raise CheckpointError(
@@ -188,13 +219,18 @@ def _opened(address: str, run_id: str) -> tuple[Any, str]:
     return files, posixpath.join(root, run_id)
 
 
-def _checkpoints(files: Any, root: str) -> list[int]:
-    """Iterations of the checkpoints that are whole, as far as their manifests tell, oldest first."""
+def _folders(files: Any, root: str) -> list[int]:
+    """Iterations of the checkpoints, torn ones too, oldest first."""
     if not files.exists(root):
         return []
     names = [posixpath.basename(path.rstrip("/")) for path in files.ls(root, detail=False)]
     numbers = [name.removeprefix(_FOLDER) for name in names if name.startswith(_FOLDER)]
-    found = sorted(int(number) for number in numbers if number.isdigit())
+    return sorted(int(number) for number in numbers if number.isdigit())
+
+
+def _checkpoints(files: Any, root: str) -> list[int]:
+    """Iterations of the checkpoints that are whole, as far as their manifests tell, oldest first."""
+    found = _folders(files, root)
     return [each for each in found if files.exists(posixpath.join(root, _name(each), MANIFEST))]
 
 

@@ -69,7 +69,15 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     from storage.database.queries.runs import score_curve  # pandas
 
     store = RunStore(home)
+    if len(set(run_ids)) < len(run_ids):
+        raise ConfigurationError(f"runs {', '.join(run_ids)}: one is named twice; it would count as two")
     configs = [store.run(run_id).config for run_id in run_ids]
+    tasks = {(config.model.path, config.reward.scorer, config.evaluation.prompts) for config in configs}
+    if len(tasks) > 1:
+        raise ConfigurationError(
+            f"runs {', '.join(run_ids)} are of different tasks; take runs with one model.path, "
+            "reward.scorer and evaluation.prompts"
+        )
     signals = {config.reward.signal for config in configs}
     if len(signals) > 1:
         raise ConfigurationError(

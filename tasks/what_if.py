@@ -280,15 +280,17 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
             f"; by the curves {curves.name}, known up to {level}, it stops paying from "
             f"{worth.stops_at:.0%} of the baseline's progress on, a score of {worth.stops_at_score:.3g}"
         )
-    if until is None:
+    if until is None or worth.stops_at is not None:
         return f"{says}."
+    sized = any(any(run.wanted for run in answer.runs) for answer in result.answers)
+    but = " (against policies other than sized, whose devices depend on it)" if sized else ""
     if until.median >= result.offer.reserved_usd_per_hour:
-        return f"{says}. So far it pays at any price of a spot device up to that of a reserved one."
+        return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."
     if until.median == 0:
-        return f"{says}. So far it pays at no price of a spot device."
+        return f"{says}. So far it pays at no price of a spot device{but}."
     return (
         f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
-        f"({until.low:.2f} to {until.high:.2f})."
+        f"({until.low:.2f} to {until.high:.2f}){but}."
     )
 
 

@@ -98,7 +98,7 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     from tasks.prices import with_prices  # these import pandas
     from tasks.what_if import MarketQuestion, answer, find_curves, find_profile
 
-    with shown_in_prefect():
+    with gone_soon_when_cancelled(), shown_in_prefect():
         devices = {
             "runtime.reserved_workers": form.reserved, "runtime.spot_workers": form.spot,
             "runtime.trainer_workers": form.trainers,

@@ -59,8 +59,8 @@ class DeviceAccounts:
             taken, self._events = self._events, []
         return taken
 
-    def on_joined(self, device: Device, ready: WorkerReady) -> None:
-        """A worker has loaded, which is on the bill.
+    def on_joined(self, device: Device, ready: WorkerReady) -> float:
+        """A worker has loaded, which is on the bill; for how many seconds.
 
         Ray may have had its process ready before it was asked for; that time is not the worker's.
         """
@@ -73,6 +73,7 @@ class DeviceAccounts:
             detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"
             at = process_clock().at(began_at_s)
             self._book(device, "joined", at, detail if device.standby else "", **where)
+        return loaded_at_s - began_at_s
 
     def on_notice(self, device: Device, notice: Notice | None) -> None:
         """A device is under a preemption notice, or it was withdrawn."""

@@ -82,7 +82,8 @@ class Fleet:
         first = self._provisioner.fill(())[:training]
         # Where devices draft in a training window, a second thread lets them, and follows the capacity.
         follows = self._rented is not None and strategy_of(config).timing is not DraftTiming.TRAINING_WINDOW
-        self.look = self._follow_capacity if follows else None
+        self._thread = threading.get_ident()
+        self.look = self._look if follows else None
         """Gives back devices that are called back; for who waits while they do nothing."""
         self.trainers = Trainers(first, config.runtime.trainer_limit_s, cluster.share, self.look)
         """The devices that train."""
@@ -312,6 +313,11 @@ class Fleet:
         for device in self._devices:
             device.holds, device.coming = None, None
 
+    def _look(self) -> None:
+        """Follow the capacity, but for a thread that asks the trainers for a checkpoint beside a rollout."""
+        if threading.get_ident() == self._thread:
+            self._follow_capacity()
+
     def _follow_capacity(self, at_once: bool = False) -> None:
         """End workers whose instance is gone; drain those that leave, and end them once they are free.
 
@@ -376,11 +382,11 @@ class Fleet:
 
     def _register(self, device: Device, ready: WorkerReady) -> None:
         """A worker has loaded: from now on it pulls."""
-        if self._rented is not None and device.market == "spot":
-            self._rented.on_started((device.loaded_at_s or time.monotonic()) - device.asked_at_s)
         with self._lock:
-            self.accounts.on_joined(device, ready)
+            start_s = self.accounts.on_joined(device, ready)
             self._devices.append(device)
+        if self._rented is not None and device.market == "spot":
+            self._rented.on_started(start_s)
 
     @property
     def _available(self) -> list[Device]:

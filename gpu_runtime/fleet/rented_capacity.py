@@ -56,6 +56,7 @@ class RentedCapacity:
         self._measured = MeasuredTimes()
         self._offers: dict[str, Offer] = {}
         self._instance_of: dict[str, str] = {}  # by worker, in the order in which they were started
+        self._usd_per_hour: dict[str, float] = {}  # by worker: of the offer that it was put on
         self._given_back: dict[str, str] = {}  # why, by instance: their workers finish what they hold
         self._looked_at_s = float("-inf")
         self._wanted, self._reason = -1, ""
@@ -124,6 +125,8 @@ class RentedCapacity:
         for offer in self._staying:
             if used.count(offer.instance) < offer.devices:
                 self._instance_of[worker] = offer.instance
+                if offer.usd_per_hour is not None:
+                    self._usd_per_hour[worker] = offer.usd_per_hour
                 return offer
         raise AssertionError(f"no room for {worker}: {used} on {self._staying}")
 
@@ -156,14 +159,11 @@ class RentedCapacity:
         self._release(instance)
 
     def usd_per_hour(self, worker: str) -> float:
-        """Price of a worker's device."""
-        offer = self._offers.get(self._instance_of.get(worker, ""))
-        if offer is None or offer.usd_per_hour is None:
-            return self._config.price.spot_usd_per_hour
-        return offer.usd_per_hour
+        """Price of a worker's device, also once its instance is gone."""
+        return self._usd_per_hour.get(worker, self._config.price.spot_usd_per_hour)
 
     def on_started(self, seconds: float) -> None:
-        """A worker has loaded, so long after it was asked for."""
+        """A worker has loaded, which was paid for so long."""
         self._measured.add_start(seconds)
 
     def on_evaluated(self, seconds: float) -> None:

@@ -43,7 +43,7 @@ def chrome_trace(run: SimulatedRun, about: Mapping[str, Any]) -> dict[str, Any]:
         events.append(_span(name, "run", _RUN, 1, began, end) | {"args": {"iteration": iteration}})
         began = end
     for one in run.intervals:
-        # Intervals are cut at the ends: each lies in one iteration, or in one evaluation.
+        # Intervals are cut at the ends, but for a start, which is booked once the device has joined.
         iteration, phase, _ = run.ends[bisect_left(ends, one.ended_at)]
         process, thread = _PROCESSES[one.market], numbers[one.worker]
         span = _span(one.state, "device", process, thread, int(one.started_at), int(one.ended_at))

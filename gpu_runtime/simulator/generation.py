@@ -112,6 +112,10 @@ class GenerationPhase:
     def on_notice(self, device: SimulatedDevice) -> None:
         """A device stops at the end of the denoising step that it does."""
         self._stop(device)
+        self._forget(device)
+
+    def _forget(self, device: SimulatedDevice) -> None:
+        """A device begins nothing any more."""
         if self._pushed is not None:
             self._pushed.on_notice(device.name)
             self._wake()
@@ -137,6 +141,8 @@ class GenerationPhase:
         if device.flight is not None:
             device.flight.end.cancel()
             device.flight.halted = self._loop.now
+        if device.flight is None and device.coming is None:  # no call fails: nothing else says so
+            self._forget(device)
 
     def on_lost(self, device: SimulatedDevice) -> None:
         """A device is lost: its batch goes on elsewhere from the last commit."""

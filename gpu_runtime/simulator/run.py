@@ -7,7 +7,7 @@ with, not on the time: one that no event of the trace disturbs is worked out onc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -89,12 +89,8 @@ class Simulation:
         self._run = SimulatedRun(prices, times.step, runs=plan.runs)
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
-    def run(self, on_iteration: Callable[[int], None] = lambda iteration: None) -> SimulatedRun:
-        """Do it all.
-
-        Args:
-            on_iteration: called after each iteration.
-        """
+    def run(self) -> SimulatedRun:
+        """Do it all."""
         config, run, loop = self._config, self._run, self._loop
         loop.run_until(lambda: self._fleet.reserved_loaded)
         self._fleet.take_in()
@@ -107,7 +103,6 @@ class Simulation:
             self._account(iteration, "iteration")
             if config.evaluates_after(iteration):
                 self._evaluate_all(iteration)
-            on_iteration(iteration)
         counts = self._fleet.counts
         run.wall, run.events = loop.now, loop.done
         run.joined, run.notices, run.losses = counts.joined, counts.notices, counts.losses
@@ -209,9 +204,8 @@ class Simulation:
         fleet, measured, now = self._plan.fleet, self._measured, self._loop.now
         if self._rolled_out is not None:
             measured.add_rest((now - self._rolled_out - self._evaluated) / TICKS_PER_S)
-        explores = self._plan.timing is DraftTiming.TRAINING_WINDOW
         terms = RentingTerms(
-            fleet.reserved, fleet.reserved_usd_per_hour, fleet.spot_usd_per_hour, fleet.spot, float(explores)
+            fleet.reserved, fleet.reserved_usd_per_hour, fleet.spot_usd_per_hour, fleet.spot, 0.0
         )
         wanted = decide_capacity(measured.forecast(batches, left), terms, self._fleet.spot_rented).wanted
         self._fleet.want(wanted)
@@ -237,13 +231,14 @@ class Simulation:
     def _evaluate_all(self, iteration: int) -> None:
         """Evaluate every run that shares the devices."""
         for number in range(self._plan.runs):
-            self._evaluate(self._plan.runs * iteration + number)
+            self._evaluate(iteration, self._plan.runs * iteration + number)
 
-    def _evaluate(self, iteration: int) -> None:
+    def _evaluate(self, iteration: int, weights: int) -> None:
+        """Evaluate the weights of this number, after this iteration of each run."""
         settings = self._config.evaluation
         images = settings.prompts * settings.images_per_prompt
         averaged = self._config.optimizer.ema_decay > 0 and iteration > 0
-        version = WeightsVersion(iteration, averaged)
+        version = WeightsVersion(weights, averaged)
         work = self._work(RequestKind.EVALUATE, version, images, self._config.sampling.evaluate_steps)
         began = self._loop.now
         with self._timed("evaluate"):

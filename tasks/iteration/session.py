@@ -16,7 +16,7 @@ from prefect.exceptions import TerminationSignal
 from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json
 from gpu_runtime.runtime import Runtime
-from storage.checkpoint_mirror import CheckpointMirror
+from storage.checkpoint_mirror import CheckpointMirror, refuse_if_continued
 from storage.checkpoints import Checkpoint, CheckpointStore
 from storage.clock import LEAST_JUMP_S, process_clock
 from storage.config.run_config import RunConfig
@@ -158,6 +158,8 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     """
     checkpoints = CheckpointStore(home.checkpoints(run_id))
     checkpoint = checkpoints.load_latest()
+    if config.checkpoint.mirror and checkpoint is not None:
+        _refuse_if_continued(config.checkpoint.mirror, home, run_id)
     _go_on_after_recorded(store, run_id)
     history = home.history(run_id) if config.runtime.history else None
     with ExitStack() as opened:
@@ -207,6 +209,20 @@ def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> Checkpoin
     return CheckpointMirror(
         address, home, run_id, on_trouble=lambda message: store.add_event(run_id, "mirror", message)
     )
+
+
+def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
+    """Refuse to go on behind what another home has copied to the mirror.
+
+    Raises:
+        CheckpointError: the run went on elsewhere.
+    """
+    try:
+        refuse_if_continued(address, home, run_id)
+    except CheckpointError:
+        raise
+    except Exception:  # noqa: BLE001 - of whatever package the address needs; the first copy reports it
+        pass
 
 
 def _go_on_after_recorded(store: RunStore, run_id: str) -> None:

@@ -242,11 +242,13 @@ class TestLending:
     def test_a_lender_that_is_silent_is_reported_once_and_heard_again(self):
         with LendingServer(Lender(devices=2)) as server:
             url = server.url
-        provider = LendingCapacity(LendingOptions(url=url, timeout_s=0.2))
+        provider = LendingCapacity(LendingOptions(url=url, timeout_s=0.2), ask_every_s=0.05)
         awaited(provider, lambda: bool(provider._troubles))
         (trouble,) = provider.take_troubles()
         assert "the lender does not answer" in trouble
+        provider.release("gpu-3")
         provider.close()
+        assert provider.take_troubles() == ["gpu-3 may still be lent: the lender did not take it back"]
         for wrong in (url, "http://127.0.0.1:port"):
             with pytest.raises(ConfigurationError, match=r"runtime\.options\.url"):
                 LendingOptions(url=wrong, timeout_s=0.2).check()
@@ -268,6 +270,41 @@ class TestLending:
         provider.close()
         assert asked.count("/release") == 1
         assert provider.take_troubles() == ["the lender refused /release {'instance': 'gpu-9'} with 404"]
+
+    def test_an_instance_whose_release_is_refused_is_released_once(self, monkeypatch: pytest.MonkeyPatch):
+        """It would be offered, found to be called back and released again for ever."""
+        asked: list[str] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            offers = [{"instance": "gpu-1", "called_back": "serving needs it"}]
+            return httpx.Response(409 if request.url.path == "/release" else 200, json={"instances": offers})
+
+        monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
+        provider = LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+        awaited(provider, lambda: names(provider) == ["gpu-1"])
+        provider.release("gpu-1")
+        awaited(provider, lambda: "/release" in asked)
+        seen = len(asked)
+        awaited(provider, lambda: len(asked) > seen + 3)
+        assert names(provider) == []
+        provider.close()
+        assert len(provider.take_troubles()) == 1
+
+    def test_a_message_that_is_not_taken_for_now_is_sent_again(self, monkeypatch: pytest.MonkeyPatch):
+        asked: list[str] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            asked.append(request.url.path)
+            busy = request.url.path == "/release" and asked.count("/release") < 3
+            return httpx.Response(429 if busy else 200, json={"instances": []})
+
+        monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
+        provider = LendingCapacity(LendingOptions(url="http://lender"), ask_every_s=0.01)
+        provider.release("gpu-1")
+        awaited(provider, lambda: asked.count("/release") == 3)
+        provider.close()
+        assert not [trouble for trouble in provider.take_troubles() if "may still be lent" in trouble]
 
 
 class TestSettings:

@@ -13,7 +13,12 @@ from pydantic import ValidationError
 
 from flows.recovery import fetch_where_unknown
 from storage import checkpoint_mirror
-from storage.checkpoint_mirror import CheckpointMirror, copy_to_mirror, fetch_from_mirror
+from storage.checkpoint_mirror import (
+    CheckpointMirror,
+    copy_to_mirror,
+    fetch_from_mirror,
+    refuse_if_continued,
+)
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
 from storage.errors import CheckpointError, ConfigurationError
@@ -90,6 +95,39 @@ def test_checkpoints_of_weights_that_were_given_up_go(address: str, home: Home, 
     assert newest(elsewhere)[1]["weights"] == b"again"
 
 
+def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, home: Home, elsewhere: Home):
+    """The run was taken over elsewhere: resumed where it came from, it would delete its newer checkpoints."""
+    save(home, 3)
+    copy_to_mirror(address, home, "run")
+    assert fetch_from_mirror(address, elsewhere, "run") == 3
+    save(elsewhere, 9, b"newer")
+    elsewhere.journal("run").write_text("up to 3\nup to 9\n")
+    copy_to_mirror(address, elsewhere, "run")
+    troubles: list[str] = []
+    mirror = CheckpointMirror(address, home, "run", troubles.append)
+    mirror.close(60)
+    assert len(troubles) == 1 and "has iteration 9 of run run, and this home ends at 3" in troubles[0]
+    with pytest.raises(CheckpointError, match="went on elsewhere"):
+        refuse_if_continued(address, home, "run")
+    refuse_if_continued(address, elsewhere, "run")
+    shutil.rmtree(home.checkpoints("run"))
+    assert fetch_from_mirror(address, home, "run") == 9
+    assert newest(home)[1]["weights"] == b"newer"
+
+
+def test_torn_copies_do_not_stay(tmp_path: Path, home: Home):
+    mirror = tmp_path / "mirror"
+    for iteration in (1, 2, 3, 4):
+        save(home, iteration)
+        copy_to_mirror(str(mirror), home, "run")
+        if iteration == 2:
+            (mirror / "run" / "iteration-000002" / "manifest.json").unlink()
+    assert sorted(path.name for path in (mirror / "run").glob("iter*")) == [
+        "iteration-000003",
+        "iteration-000004",
+    ]
+
+
 def test_the_pinned_checkpoint_is_copied_and_stays_pinned(address: str, home: Home, elsewhere: Home):
     store = CheckpointStore(home.checkpoints("run"))
     for iteration in (1, 2, 3, 4, 5):
@@ -123,6 +161,31 @@ def test_a_fetch_that_was_cut_off_is_begun_anew(
             fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
     assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 1
     assert elsewhere.journal("run").read_text() == "up to 1\n"
+
+
+def test_a_fetch_that_was_cut_off_between_two_checkpoints_keeps_the_pin(
+    tmp_path: Path, home: Home, elsewhere: Home, monkeypatch: pytest.MonkeyPatch
+):
+    for iteration in (1, 2):
+        save(home, iteration)
+        CheckpointStore(home.checkpoints("run")).pin(1)
+        copy_to_mirror(str(tmp_path / "mirror"), home, "run")
+    rename, renamed = Path.rename, []
+
+    def once(self: Path, target: Path) -> Path:
+        renamed.append(target)
+        if len(renamed) > 1:
+            raise OSError("the machine is gone")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", once)
+        with pytest.raises(CheckpointError, match="the machine is gone"):
+            fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run")
+    assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") == 2
+    there = CheckpointStore(elsewhere.checkpoints("run"))
+    assert (there.pinned, there.iterations()) == (1, [1, 2])
+    assert fetch_from_mirror(str(tmp_path / "mirror"), elsewhere, "run") is None
 
 
 def test_what_is_torn_or_damaged_is_passed_over(tmp_path: Path, home: Home, elsewhere: Home):

@@ -65,6 +65,13 @@ def test_the_plan_of_each_policy(name: str, plan: SimulatedPlan):
     assert policy.plan(OFFER, 24.0) == plan
 
 
+def test_what_is_dealt_to_an_idle_device_that_is_gone_is_dealt_again():
+    """`t` comes at 12 s, loads for 10 and takes the weights for 2: it idles in a phase that is dealt."""
+    events = (0.0, "add", "s"), (12.0, "add", "t"), (25.0, "remove", "t"), (26.0, "remove", "s")
+    found = run(trace(*events), spot=2, pushes=True)
+    assert found.batches == 4 and found.losses == 2
+
+
 def test_policies_are_named_and_spotlight_is_simulated_for_those_that_need_its_drafts():
     assert policies_of(policy.name for policy in POLICIES) == POLICIES
     assert [policy.name for policy in policies_of(["window", "spot"])] == ["spot", "window"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from threading import Timer
+from threading import Thread, Timer
 from typing import Any
 
 import pytest
@@ -211,6 +211,23 @@ def test_a_device_that_is_called_back_while_scorers_work_is_given_back_at_once(
     assert stage.provider.released == ["b"]
 
 
+def test_who_asks_the_trainers_beside_a_rollout_takes_no_device_from_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    """A checkpoint is asked for in a thread of its own; two threads must not remove one device."""
+    stage.prepare()
+    monkeypatch.setattr(rented_capacity, "_LOOK_EVERY_S", 0.0)
+    stage.provider.offers[1] = Offer("b", called_back="serving needs it")
+    look = stage.fleet.trainers._look
+    assert look is not None
+    beside = Thread(target=look)
+    beside.start()
+    beside.join()
+    assert stage.provider.released == [] and len(stage.fleet._devices) == 4
+    look()
+    assert stage.provider.released == ["b"]
+
+
 def test_an_instance_that_is_called_back_before_it_has_a_worker_is_given_back(provider: FakeCapacity):
     stage = Stage(provider)
     stage.prepare()
@@ -227,6 +244,19 @@ def test_an_offer_s_price_is_on_the_bill(provider: FakeCapacity):
     stage.prepare()
     price = {part.worker: part.usd_per_hour for part in stage.fleet.accounts.take_intervals()}
     assert price == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
+
+
+def test_an_instance_that_vanishes_while_its_worker_loads_costs_what_it_was_offered_for(
+    provider: FakeCapacity,
+):
+    stage = Stage(provider)
+    stage.cluster.slow.add("spot-0")
+    provider.offers = [Offer("a", usd_per_hour=1.25)]
+    stage.prepare()
+    provider.offers = []
+    stage.prepare()
+    price = {part.worker: part.usd_per_hour for part in stage.fleet.accounts.take_intervals()}
+    assert price == {"reserved-0": 10.0, "spot-0": 1.25}
 
 
 def test_what_could_not_be_given_back_at_the_end_is_an_event(

@@ -158,6 +158,15 @@ def test_where_exploration_pays_by_hand():
     # 19/3 x (40 + 8 p) <= 15.2 x 48 up to 9.4; <= 15.2 x (34 + 8 p) at any price.
     assert worth.pays_until_usd is not None
     assert worth.pays_until_usd.median == pytest.approx((15.2 * 48 / (19 / 3) - 40) / 8)
+    # The cheapest over futures is one policy: 49 of 56 dollars, though the other one is cheaper in the first.
+    futures = [
+        answer("reserved", made(48, 0), made(52, 0)),
+        answer("spot", made(35, 80), made(31, 80)),
+        answer("spotlight", made(40, 80), made(40, 80)),
+    ]
+    two = exploration_worth(futures, None, 10.0)
+    assert two is not None and two.cheapest == "spot"
+    assert (two.saving_needed.low, two.saving_needed.high) == pytest.approx((1 - 51 / 56, 1 - 47 / 56))
     # `sized` is cheaper at the price asked for, and has no line.
     cheap = exploration_worth(answers, CURVES_BY_HAND, 10.0)
     assert cheap is not None and cheap.cheapest == "sized" and cheap.stops_at == pytest.approx(0.05)
@@ -216,6 +225,11 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
     assert curves.arms["plain"][0].values == pytest.approx((0.1, 0.2, 0.3))
     with pytest.raises(ConfigurationError, match="all explored; name one without exploration too"):
         recorded_curves(home, "explored")
+    with pytest.raises(ConfigurationError, match="one is named twice"):
+        recorded_curves(home, "base", "base")
+    store.create_run("other", load_config("shapes", [], {}), {}, 1)
+    with pytest.raises(ConfigurationError, match="are of different tasks"):
+        recorded_curves(home, "base", "other")
     with pytest.raises(ConfigurationError, match="run short has 1 evaluations"):
         recorded_curves(home, "short")
 

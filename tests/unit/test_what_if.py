@@ -92,7 +92,9 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
     assert without["break_even_discount"] is None and without["exploration"] is None
     assert f"from a discount of {discount:.0%} on" in answer["conclusions"][0]
     assert "the discount is 75%." in answer["conclusions"][0]
-    assert "Exploration" in answer["conclusions"][1] or "exploration" in answer["conclusions"][1]
+    worth = answer["exploration"]
+    assert f" {worth['cheapest']}" in answer["conclusions"][1]
+    assert ("costs no more than" in answer["conclusions"][1]) == (worth["saving_needed"]["high"] <= 0.005)
     milestones = rows["spotlight"]["milestones"]
     assert [each["share"] for each in milestones] == [0.25, 0.5, 0.75, 1.0]
     for each in milestones:

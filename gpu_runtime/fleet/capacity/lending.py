@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 _ASK_EVERY_S = 1.0
 
+_LAST_TRIES = 3
+"""So often a lender is asked to take all back, once the run ends."""
+
+_LATER = (408, 425, 429)
+"""Refusals for now: the same message may be taken later."""
+
 
 class LendingOptions(Section):
     """What the provider `lending` reads of `[runtime.options]`."""
@@ -100,6 +106,7 @@ class LendingCapacity:
         self._offers: list[Offer] = []
         self._to_say: list[tuple[str, dict[str, Any]]] = []
         self._released: set[str] = set()
+        self._refused: set[str] = set()  # released, but the lender says no: not released again
         self._troubles: list[str] = []
         self._silent = False
         self._wake = threading.Event()
@@ -135,6 +142,8 @@ class LendingCapacity:
         self._wake.set()
         self._thread.join()
         self._client.close()
+        kept = [body["instance"] for path, body in self._to_say if path == "/release"]
+        self._troubles += [f"{name} may still be lent: the lender did not take it back" for name in kept]
 
     def _say(self, path: str, body: dict[str, Any]) -> None:
         with self._lock:
@@ -144,8 +153,9 @@ class LendingCapacity:
         self._wake.set()
 
     def _follow(self) -> None:
+        last_tries = 0
         while True:
-            closing = self._closing
+            last_tries += self._closing
             try:
                 self._say_all()
                 offers = lent_by(self._client)
@@ -156,8 +166,11 @@ class LendingCapacity:
                     self._offers, self._silent = offers, False
                     # What is still offered after its release has reached the lender is lent anew.
                     said = {body["instance"] for path, body in self._to_say if path == "/release"}
-                    self._released &= said
-            if closing:
+                    self._refused &= {offer.instance for offer in offers}
+                    self._released &= said | self._refused
+                if last_tries:
+                    return
+            if last_tries == _LAST_TRIES:
                 return
             self._wake.wait(self._ask_every_s)
             self._wake.clear()
@@ -173,7 +186,7 @@ class LendingCapacity:
                 path, body = self._to_say[0]
             try:
                 answer = self._client.post(path, json=body)
-                if not answer.is_client_error:
+                if not answer.is_client_error or answer.status_code in _LATER:
                     answer.raise_for_status()
             except httpx.HTTPError as error:
                 raise CapacityError(f"the lender does not take {path}: {one_line(str(error))}") from error
@@ -181,6 +194,7 @@ class LendingCapacity:
                 self._to_say.pop(0)
                 if answer.is_client_error:
                     self._troubles.append(f"the lender refused {path} {body} with {answer.status_code}")
+                    self._refused |= {body["instance"]} if path == "/release" else set()
 
     def _on_silence(self, trouble: str) -> None:
         """Note the first failure of a series."""

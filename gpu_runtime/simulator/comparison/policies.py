@@ -29,7 +29,6 @@ class Policy:
         name: short.
         summary: what it does, in some words.
         plan: from what is offered, and the drafts that Spotlight makes an iteration, to how the run is done.
-        explores: whether it makes drafts.
         needs_drafts: whether its plan depends on Spotlight's drafts.
         arm: the learning curve that it follows.
     """
@@ -37,7 +36,6 @@ class Policy:
     name: str
     summary: str
     plan: Callable[[FleetPlan, float], SimulatedPlan]
-    explores: bool = False
     needs_drafts: bool = False
     arm: Arm = "plain"
 
@@ -90,9 +88,9 @@ POLICIES = (
     Policy("reserved", "the reserved devices alone", _reserved_only),
     Policy(ON_DEMAND, "as many devices, all on demand; all train if all reserved ones do", _all_on_demand),
     Policy(SPOT, "spot devices roll out, and idle during training", _spot_rollout),
-    Policy(SPOTLIGHT, "spot devices roll out, and explore during training", _spotlight, True, arm="stale"),
+    Policy(SPOTLIGHT, "spot devices roll out, and explore during training", _spotlight, arm="stale"),
     Policy(
-        "critical-path", "as many drafts, made before the rollout", _critical_path, True, True, arm="fresh"
+        "critical-path", "as many drafts, made before the rollout", _critical_path, True, arm="fresh"
     ),
     Policy("sized", "as spot, with as many spot devices as times and prices say before each rollout", _sized),
     Policy("window", "trainers roll out for a while, then train on what spot devices go on with", _window),

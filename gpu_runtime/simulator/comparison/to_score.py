@@ -165,9 +165,7 @@ def exploration_worth(
         return None
     cheapest = min(others, key=lambda answer: answer.figures["iteration_usd"].median)
     saved = [
-        1 - min(_usd(other, future) for other in others) / usd
-        for future in range(len(ours.runs))
-        if (usd := _usd(ours, future))
+        1 - _usd(cheapest, future) / usd for future in range(len(ours.runs)) if (usd := _usd(ours, future))
     ]
     needed = Spread.of(saved or [0.0])
     levels = [] if curves is None else _known_levels(curves)

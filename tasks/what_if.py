@@ -162,7 +162,6 @@ def time_line(
     question: MarketQuestion,
     policy: str,
     seed: int = 0,
-    on_run: Callable[[], None] = lambda: None,
     policies: Sequence[Policy] = DEFAULT_POLICIES,
 ) -> dict[str, Any]:
     """What every device does in a policy's run, in the first of an answer's futures, as a Chrome trace.
@@ -170,7 +169,6 @@ def time_line(
     Args:
         config, profile, question, seed: of `answer`.
         policy: its name.
-        on_run: called after each of the `runs_of(1, policies)` simulated runs.
         policies: of `answer`; the policy is one of them.
 
     Raises:
@@ -179,7 +177,8 @@ def time_line(
     """
     refuse_time_line(config, policy, policies)
     offer = _offer(config)
-    runs = policy_runs(config, offer, profile, _market(question), 1, seed, on_run, policies, policy)
+    alone = policies_of([policy])
+    runs = policy_runs(config, offer, profile, _market(question), 1, seed, policies=alone, keeps=policy)
     about = {"policy": policy, "profile": profile.name, "seed": seed, "iterations": config.iterations}
     return chrome_trace(runs[policy][0], about)
 

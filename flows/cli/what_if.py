@@ -118,12 +118,12 @@ def what_if(
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
     question = MarketQuestion(trace or "", loss_rate, joint, notice)
-    with _progress(runs_of(windows + (drawn is not None), compared), progress) as on_run:
+    with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
-        if drawn is not None:
-            name = policy or next(one.policy.name for one in result.answers if one.best)
-            line = time_line(config, chosen, question, name, seed, on_run, compared)
-            drawn.write_text(json.dumps(line))
+    if drawn is not None:
+        name = policy or next(one.policy.name for one in result.answers if one.best)
+        line = time_line(config, chosen, question, name, seed, policies=compared)
+        drawn.write_text(json.dumps(line))
     if as_json:
         typer.echo(json.dumps(result.to_json()))
     else:

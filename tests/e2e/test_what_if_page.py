@@ -140,7 +140,7 @@ def test_the_command_answers_in_a_process_of_its_own(store: RunStore):
     steps: list[tuple[int, int]] = []
     reply = ask(SMALL, store.home.path, lambda done, runs: steps.append((done, runs)))
     count = len(reply.answer["policies"])
-    assert steps == [(done, 3 * count) for done in range(1, 3 * count + 1)], "two futures, and the time line"
+    assert steps == [(done, 2 * count) for done in range(1, 2 * count + 1)], "two futures"
     best = next(row for row in reply.answer["policies"] if row["best"])
     line = read_time_line(best["policy"], reply.trace)
     assert len(line.ends) == reply.answer["iterations"]

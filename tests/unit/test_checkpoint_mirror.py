@@ -21,8 +21,10 @@ from storage.checkpoint_mirror import (
 )
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import MIRROR_VARIABLE, RunConfig
+from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
+from tasks.iteration.session import open_session
 
 
 @pytest.fixture(params=["folder", "memory"])
@@ -110,6 +112,9 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     with pytest.raises(CheckpointError, match="went on elsewhere"):
         refuse_if_continued(address, home, "run")
     refuse_if_continued(address, elsewhere, "run")
+    store, config = RunStore(home), RunConfig.model_validate({"checkpoint": {"mirror": address}})
+    with pytest.raises(CheckpointError, match="went on elsewhere"):  # before anything starts
+        open_session(home, store, "run", config)
     shutil.rmtree(home.checkpoints("run"))
     assert fetch_from_mirror(address, home, "run") == 9
     assert newest(home)[1]["weights"] == b"newer"

@@ -85,6 +85,13 @@ def test_a_device_s_states_follow_each_other_without_a_gap_over_many_iterations(
         assert all(one[2] == pytest.approx(other[1]) for one, other in pairwise(course))
 
 
+def test_evaluations_of_two_runs_that_share_devices_come_after_the_iteration_of_each():
+    run = simulated(small_config(iterations=2, every=2), 2, keeps_intervals=True, ways={"runs": 2})
+    named = [name for name, *_ in spans(chrome_trace(run, {}), "run")]
+    before, after = ["evaluation after 0"] * 2, ["evaluation after 2"] * 2
+    assert named == [*before, "iteration 1", "iteration 2", *after]
+
+
 def test_devices_are_numbered_as_they_are_called():
     trace = Trace(tuple(TraceEvent(0.0, "add", f"s{number}") for number in range(11)), 1000.0)
     run = simulated(small_config(iterations=1), 1, 11, trace, keeps_intervals=True)

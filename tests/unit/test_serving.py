@@ -134,5 +134,7 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
     assert described["said"].startswith("Simulated")
     assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]
     assert re.fullmatch(r"\S+ \[\S+, \S+\]", rows[0]["usd"])
+    for row in rows:  # cells are words or figures, and no Python values
+        assert not [cell for cell in row.values() if cell[:1] in "[{" or "e+" in cell], row
     with pytest.raises(ConfigurationError, match=r"runtime\.trainer_workers is 4, above"):
         what_if_by_form.fn(form.model_copy(update={"trainers": 4}))

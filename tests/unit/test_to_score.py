@@ -20,6 +20,7 @@ from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, Lear
 from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.comparison.to_score import break_even_of, exploration_worth, milestones_of
 from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, figures_of
+from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from storage.config.loading import load_config
@@ -27,7 +28,9 @@ from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.recorded_curves import CURVES, find_curves, recorded_curves
+from tasks.what_if import WhatIf, conclusions
 from tests.sample_run import evaluation_record
+from tests.simulated import small_profile
 
 HOUR = 3600 * TICKS_PER_S
 PLACES = tuple(range(0, 28, 4))
@@ -181,6 +184,18 @@ def test_where_exploration_pays_by_hand():
     unknown = exploration_worth(answers[:3], None, 10.0)
     assert unknown is not None and unknown.pays_until_usd is None
     assert exploration_worth(answers[:2], None, 10.0) is None
+
+
+def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
+    answers = [answer("reserved", made(48, 0)), answer("spotlight", made(40, 80))]
+    offer = FleetPlan(1, 4, 1, 10.0, 2.0)
+    pays = WhatIf(answers, small_profile(), "", offer, 10, 1, CURVES_BY_HAND)
+    (says,) = conclusions(pays)
+    assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
+    assert says.endswith("So far it pays up to $9.40 an hour of a spot device (9.40 to 9.40).")
+    stops = replace(pays, answers=[*answers, answer("sized", made(1, 0, wanted=[1]))])
+    (says,) = conclusions(stops)
+    assert says.endswith("it stops paying from 5% of the baseline's progress on, a score of 0.12.")
 
 
 @pytest.mark.parametrize("task", ["ocr", "shapes"])

@@ -24,7 +24,7 @@ _REFUSED = 2  # exit code of a command whose input was refused
 _STEP = re.compile(r"simulated (\d+) of (\d+)")
 
 OnStep = Callable[[int, int], None]
-"""Told of each simulated run: how many are done, of how many."""
+"""Called after each simulated run: how many are done, of how many."""
 
 
 @dataclass(frozen=True)

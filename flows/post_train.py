@@ -23,6 +23,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 
 from flows.artifacts import flow_run_page, link_to_dashboard
+from flows.process.lost_cluster import names_what_ended
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import reporter
@@ -80,8 +81,10 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
             session = open_session(home, store, run_id, config)
         with log.with_warnings(), session:
             log.ready()
-            guard.follow(session.runtime.needed_processes())
-            summary = _train(session)
+            needed = session.runtime.needed_processes()
+            guard.follow(needed)
+            with names_what_ended(run_id, needed):
+                summary = _train(session)
         store.set_summary(run_id, summary)
         store.set_status(run_id, "finished")
     except BaseException as error:

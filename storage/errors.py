@@ -56,6 +56,10 @@ class RuntimeFailure(SpotlightError, RuntimeError):
     """An actor that the run cannot do without died, or no worker is left."""
 
 
+class ClusterLostError(RuntimeFailure):
+    """A process of the cluster ended that no run on it can do without."""
+
+
 class WorkerLostError(SpotlightError, RuntimeError):
     """A worker's process is gone; what it had leased can be done by another."""
 

@@ -73,7 +73,7 @@ class Device:
         if digest != weights.digest:
             raise RuntimeFailure(
                 f"worker {self.name} holds weights with checksum {digest} after loading {weights.version}, "
-                f"whose checksum is {weights.digest}; resume the run"
+                f"whose checksum is {weights.digest}"
             )
         self.holds = weights.version
 

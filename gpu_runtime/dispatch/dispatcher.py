@@ -145,7 +145,7 @@ class Dispatcher:
             return True
         if phase.must_end:
             left = self._scheduler.unfinished(phase.kind)
-            raise RuntimeFailure(f"no device is left for {left} samples; resume the run")
+            raise RuntimeFailure(f"no device is left for {left} samples")
         return False
 
     def _begin_phase(self, phase: Phase) -> None:

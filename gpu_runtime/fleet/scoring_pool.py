@@ -192,7 +192,7 @@ class ScoringPool:
 
     def _serve(self) -> None:
         """Feed the scorers until `close`."""
-        ended: Exception = RuntimeFailure("the scorers have been closed; resume the run")
+        ended: Exception = RuntimeFailure("the scorers have been closed")
         try:
             while (event := self._events.get()) is not None:
                 self._on_event(event)

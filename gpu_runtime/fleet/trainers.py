@@ -72,7 +72,7 @@ class Trainers:
         digests = self._answers(self.devices, Worker.use_training_weights, version)
         if len(set(digests)) > 1:
             held = ", ".join(f"{d.name} {digest}" for d, digest in zip(self.devices, digests, strict=True))
-            raise RuntimeFailure(f"the training devices hold different weights: {held}; resume the run")
+            raise RuntimeFailure(f"the training devices hold different weights: {held}")
         for device in self.devices:
             device.holds = version
         return digests[0]
@@ -158,10 +158,7 @@ class Trainers:
 
 def trainer_gone(error: WorkerLostError | GroupBrokenError) -> RuntimeFailure:
     """How a run ends that has lost a training device."""
-    return RuntimeFailure(
-        f"the trainer's process is gone ({error}); nothing committed is lost: go on with "
-        "`spotlight resume RUN`"
-    )
+    return RuntimeFailure(f"the trainer's process is gone ({error}); nothing committed is lost")
 
 
 def _consequence(error: BaseException) -> int:

@@ -310,7 +310,7 @@ class GroupedFleet:
             raise RuntimeFailure(
                 f"groups of devices that share a sequence broke {self._failures} times in a row although all "
                 f"members live, the last time so: {reason}; raise runtime.lease_s={self._lease_s:g}, or set "
-                "all degrees of sequence_parallel to 1, and resume the run"
+                "all degrees of sequence_parallel to 1"
             )
 
 

@@ -24,7 +24,7 @@ from storage.config.stored import stored_config
 from storage.database.records import IterationRecord, RunStatus, record_from_json
 from storage.database.results import last_recorded_at, paid_usd
 from storage.database.run_store import RunStore
-from storage.errors import CheckpointError, StorageError
+from storage.errors import CheckpointError, ClusterLostError, StorageError
 from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home, dashboard_page
 from storage.run_log import RunLog
@@ -140,6 +140,8 @@ def status_after(kind: type[BaseException] | None) -> RunStatus:
     """How a run stands after this exception (None: after none)."""
     if kind is None:
         return "finished"
+    if issubclass(kind, ClusterLostError):
+        return "interrupted"
     return "cancelled" if issubclass(kind, (KeyboardInterrupt, TerminationSignal)) else "failed"
 
 

@@ -1,8 +1,9 @@
 """Hosts that share no file that can be written, no memory and no process: namespaces of this machine.
 
 Each host has an address of its own on a bridge, its own processes, and its own empty `/tmp`, `/var/tmp` and
-`/dev/shm`; all other files are this machine's, read-only, so that Python and the project are there. The
-bridge is in a namespace too: hosts reach each other and nothing else.
+`/dev/shm`; all other files are this machine's, read-only, so that Python and the project are there, also
+where the project lies in one of those folders. The bridge is in a namespace too: hosts reach each other and
+nothing else.
 
 No namespace has a name. Each lives as long as its first process, which ends with the pipe that this process
 holds: nothing is left behind, not even after kill -9 of this process.
@@ -40,7 +41,15 @@ set -e
 hostname "$0"
 mount -t proc proc /proc
 mount -o remount,bind,ro /
+# The project may lie in a folder that is hidden now.
+case "$2" in /tmp/*|/var/tmp/*|/dev/shm/*) hidden=1; mount --bind "$2" /mnt;; *) hidden="";; esac
 for folder in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o mode=1777,size=4g tmpfs $folder; done
+if [ "$hidden" ]; then
+    mkdir -p "$2"
+    mount --bind /mnt "$2"
+    mount -o remount,bind,ro "$2"
+    umount /mnt
+fi
 mkdir -p {HOME} /tmp/account /tmp/names
 # No name server answers: programs that ask for a name must not wait for one.
 echo "127.0.0.1 localhost
@@ -122,7 +131,7 @@ class Host:
     def __init__(self, name: str, number: int, switch: _Namespaces, link: Link | None) -> None:
         self.name, self.address = name, f"{_NETWORK}.{number}"
         self._switch, self._port = switch, f"port{number}"
-        self._own = _Namespaces(_NAMESPACES, _HOST, name, self.address)
+        self._own = _Namespaces(_NAMESPACES, _HOST, name, self.address, str(ROOT))
         # The files stay readable here after the host has lost its power, as those of a disk would.
         top = Path("/proc", str(self._own.pid), "root")  # where its first process sees files
         self._disk = os.open(top / "tmp", os.O_PATH | os.O_DIRECTORY)

@@ -47,7 +47,8 @@ from storage.environment import environment
 from storage.home import Home
 from storage.prompts.files import resolve_prompt_path
 
-_ITERATIONS = 40
+_ITERATIONS = 90
+"""Enough for a host that was cut off to come back: Ray takes half a minute to join anew."""
 _QUICK_ITERATIONS = 3
 _HANG_S = 300.0
 _START_LIMIT_S = 900.0

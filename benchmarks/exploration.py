@@ -1,18 +1,18 @@
-"""How many iterations, and how much modelled time, exploration saves: learning curves of eight arms.
+"""What exploration brings: learning curves with and without it, of both objectives.
 
-    python -m benchmarks.exploration --task shapes [--quick] [--keep]
+    python -m benchmarks.exploration --task shapes [--seeds 6] [--arms ...] [--quick] [--keep]
 
-Arms, all of the same training batch but the last: `plain` (Flow-GRPO, G seeds of each prompt), `plain_nft`
-(stale's objective, without exploration, at its own best learning rate), `stale_grpo` (plain with stale
-exploration, as in the paper), `stale` (Spotlight: drafts with the previous iteration's weights, beside
-training), `fresh` (drafts with current weights, on the critical path), `stale_uniform` (without the
-bandit), `oracle` (every candidate judged with current weights) and `larger_batch` (stale's settings without
-exploration: as many images as it makes in all, every one trained on).
+Each arm is a setting of the presets `glyphs-stale` or `shapes-stale`, run by the runtime of `spotlight train`
+in one process (`benchmarks/learning_curve.py`), with the same training batch: 32 prompts of 4 samples. `plain`
+and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights beside
+training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on the chosen
+drafts. `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising steps. The others are ablations:
+`fresh` drafts with current weights on the critical path, `stale_uniform` divides drafts evenly, and
+`larger_batch` trains on as many images as `stale` makes in all.
 
-The target is what `plain` reaches at its end: the last running mean of three evaluations, the median of its
-run seeds. A curve reaches it where its running mean does, interpolated; null says that it does not by
-`seen_until`, the middle of its last three evaluations. `speedup` is plain's median over stale's;
-`speedup_by` says what each part brings.
+Curves are measured; seconds and dollars are modelled from them (`benchmarks/modelled_fleet.py`). What the
+figures are is said in `benchmarks/exploration_summary.py`. Finished curves are kept, so that an interrupted
+call goes on, on another machine too (`--after COMMIT`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import torch
 
 from benchmarks.curve_store import CurveStore
 from benchmarks.exploration_summary import summarise
-from benchmarks.learning_curve import Curve, LearningCurve
+from benchmarks.learning_curve import Curve, make_curve
 from benchmarks.report import add_keep_option, finish
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.environment import environment
 
-FULL_SEEDS, FULL_EVERY = 3, 4
-"""Run seeds of each arm, and iterations between evaluations, of a full run."""
+FULL_SEEDS = 6
+"""Run seeds of each arm of a full run."""
 
 
 @dataclass(frozen=True)
@@ -47,52 +47,58 @@ class Arm:
     Attributes:
         settings: on top of the task's.
         iterations: of a full run.
-        measure: iterations between judging every candidate with fresh weights; 0 never.
+        every: iterations between its evaluations.
     """
 
     settings: tuple[str, ...]
     iterations: int
-    measure: int = 0
+    every: int = 2
 
 
 PRESETS = {"ocr": "glyphs-stale", "shapes": "shapes-stale"}
-"""The preset that Spotlight is run with; `stale` is that preset with counted drafts (by itself it drafts as
-many as the training window holds)."""
+"""The preset of each task; `stale` is that preset with counted drafts (by itself it drafts as many as the
+training window holds)."""
 
 DRAFTS = 448
-"""Drafts an iteration of every arm that explores but the oracle: about half of all candidates. What exceeds
-the training window is charged to the critical path."""
+"""Drafts an iteration with DiffusionNFT, in whole ones: about half of all candidates."""
 
-EVALUATE = ("evaluation.images_per_prompt=5",)
-"""Held-out images of a prompt: 480."""
+GRPO_DRAFTS = 352
+"""With Flow-GRPO, whose training is shorter: as many as it hides on the modelled fleet."""
 
-PLAIN = (
-    "exploration.strategy=plain",
-    "algorithm.objective=grpo",
-    "optimizer.learning_rate=2e-4",
-    "algorithm.updates_per_iteration=2",
-    "optimizer.beta2=0.999",
-    "optimizer.warmup_steps=0",
-)
+ALL = (
+    "evaluation.images_per_prompt=3", "exploration.stop_with_training=false", "runtime.cluster=local",
+    "runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
+)  # fmt: skip
+"""Settings of every arm: 288 held-out images, and one device of each kind, which take turns."""
+
+GRPO = (
+    "algorithm.objective=grpo", "optimizer.learning_rate=2e-4", "algorithm.updates_per_iteration=2",
+    "optimizer.beta2=0.999", "optimizer.warmup_steps=0", f"exploration.drafts={GRPO_DRAFTS}",
+)  # fmt: skip
 """Flow-GRPO in the group shape and at the learning rate that were the best of those tried on shapes."""
 
 ARMS = {
-    "plain": Arm(PLAIN, 48),
-    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 16),
-    "stale_grpo": Arm((*PLAIN, "exploration.strategy=stale"), 20, measure=8),
-    "stale": Arm((), 16, measure=4),
-    "fresh": Arm(("exploration.strategy=fresh",), 12),
-    "stale_uniform": Arm(("exploration.allocation=uniform",), 12, measure=8),
-    "oracle": Arm(
-        ("exploration.strategy=fresh", "exploration.drafts=0", "exploration.allocation=uniform"), 12
+    "plain": Arm((*GRPO, "exploration.strategy=plain"), 48, every=4),
+    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 24),
+    "stale_grpo": Arm((*GRPO, "exploration.strategy=stale"), 24),
+    "stale": Arm((), 16),
+    "off_policy_grpo": Arm(
+        (*GRPO, "exploration.strategy=off_policy", "algorithm.options.clip_range=1e-2"), 24
     ),
+    "off_policy": Arm(("exploration.strategy=off_policy",), 16),
+    "few_step": Arm(("sampling.sde=none", 'exploration.fidelities=["full", "steps-5"]'), 16),
+    "fresh": Arm(("exploration.strategy=fresh",), 12),
+    "stale_uniform": Arm(("exploration.allocation=uniform",), 12),
     "larger_batch": Arm(("exploration.strategy=plain",), 12),
 }
+
+MAIN_ARMS = ("plain", "plain_nft", "stale_grpo", "stale", "off_policy_grpo", "off_policy", "few_step")
+"""Those that a call without `--arms` runs; the others are ablations."""
 
 
 def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
     """The configuration of a curve."""
-    settings = [f"seed={run_seed}", *EVALUATE, f"exploration.drafts={DRAFTS}", *ARMS[arm].settings]
+    settings = [f"seed={run_seed}", f"exploration.drafts={DRAFTS}", *ALL, *ARMS[arm].settings]
     if arm == "larger_batch":
         # As many images an iteration as stale makes, all trained on.
         algorithm = load_config(PRESETS[task], [], {}).algorithm
@@ -101,11 +107,10 @@ def arm_config(task: str, arm: str, run_seed: int) -> RunConfig:
     return load_config(PRESETS[task], settings, {})
 
 
-def make_curve(config_json: str, iterations: int, every: int, measure: int) -> dict[str, Any]:
-    """Run one curve in a process of its own."""
+def curve_in_process(config_json: str, iterations: int, every: int) -> dict[str, Any]:
+    """Make one curve in a process of its own."""
     torch.set_num_threads(1)
-    curve = LearningCurve(RunConfig.model_validate_json(config_json)).run(iterations, every, measure)
-    return curve.to_json()
+    return make_curve(RunConfig.model_validate_json(config_json), iterations, every).to_json()
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,6 @@ class CurveWanted:
         config: what is run.
         iterations: how long.
         every: iterations between evaluations.
-        measure: iterations between judging every candidate; 0 never.
     """
 
     arm: str
@@ -125,7 +129,6 @@ class CurveWanted:
     config: RunConfig
     iterations: int
     every: int
-    measure: int
 
 
 def stored(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
@@ -137,22 +140,21 @@ def stored(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int]
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
-def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int, every: int) -> list[CurveWanted]:
-    """The curves of a run of the benchmark, of every run seed.
+def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int = 1) -> list[CurveWanted]:
+    """The curves of a run of the benchmark, run seed by run seed, so that what is interrupted has every arm.
 
     Args:
         task: its name.
-        arms: which; `plain` and `stale` are always among them.
+        arms: which; `plain` is always among them.
         seeds: how many run seeds.
         share: how much shorter than a full run's.
-        every: iterations between evaluations.
     """
     wanted = []
     for run_seed in range(seeds):
-        for arm in dict.fromkeys(["plain", "stale", *arms]):
-            length = ARMS[arm].iterations // share // every * every
-            config = arm_config(task, arm, run_seed)
-            wanted.append(CurveWanted(arm, run_seed, config, length, every, ARMS[arm].measure))
+        for name in dict.fromkeys(["plain", *arms]):
+            arm = ARMS[name]
+            length = arm.iterations // share // arm.every * arm.every
+            wanted.append(CurveWanted(name, run_seed, arm_config(task, name, run_seed), length, arm.every))
     return wanted
 
 
@@ -170,7 +172,7 @@ def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> di
             if (want.arm, want.run_seed) in curves:
                 continue
             config_json = want.config.model_dump_json()
-            running[pool.submit(make_curve, config_json, want.iterations, want.every, want.measure)] = want
+            running[pool.submit(curve_in_process, config_json, want.iterations, want.every)] = want
         for call in as_completed(running):
             want = running[call]
             curves[want.arm, want.run_seed] = curve = Curve(**call.result())
@@ -187,7 +189,7 @@ def main() -> None:
     )
     parser.add_argument("--task", choices=sorted(PRESETS), required=True)
     parser.add_argument("--seeds", type=int, default=FULL_SEEDS, help="run seeds of each arm")
-    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=sorted(ARMS), default=list(MAIN_ARMS))
     parser.add_argument("--processes", type=int, default=2, help="curves at a time, one core each")
     parser.add_argument("--quick", action="store_true", help="one run seed, a third of the iterations")
     parser.add_argument("--curves-of", metavar="COMMIT", help="summarise the kept curves of that commit")
@@ -198,11 +200,11 @@ def main() -> None:
     )
     add_keep_option(parser)
     arguments = parser.parse_args()
-    seeds, share, every = (1, 3, 2) if arguments.quick else (arguments.seeds, 1, FULL_EVERY)
+    seeds, share = (1, 3) if arguments.quick else (arguments.seeds, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     commit = environment()["commit"]
     store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit, arguments.after)
-    wanted = wanted_curves(arguments.task, arguments.arms, seeds, share, every)
+    wanted = wanted_curves(arguments.task, arguments.arms, seeds, share)
     if arguments.curves_of:
         curves = kept_curves(store, wanted)
         if not any(arm == "plain" for arm, _ in curves):

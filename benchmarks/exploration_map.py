@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.curve_store import CurveStore
-from benchmarks.exploration import ARMS, DRAFTS, PRESETS, CurveWanted, run_arms
-from benchmarks.exploration_summary import end_of, measure_of, reached_at
+from benchmarks.exploration import ALL, ARMS, DRAFTS, PRESETS, CurveWanted, run_arms
 from benchmarks.learning_curve import Curve
 from benchmarks.report import add_keep_option, finish
 from gpu_runtime.diffusion.sampler import Sampler
@@ -32,6 +31,7 @@ from gpu_runtime.pretraining.flow_matching import RECIPES, Pretraining
 from gpu_runtime.rewards.guard import score_each
 from gpu_runtime.rewards.registry import build_scorer
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
+from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
 from storage.config.loading import load_config
 from storage.config.run_config import RunConfig
 from storage.environment import environment
@@ -95,8 +95,8 @@ def cell_config(base: Path, signal: str, arm: str) -> RunConfig:
         "seed=0",
         f"model.path={base}",
         f"reward.signal={signal}",
-        "evaluation.images_per_prompt=5",
         f"exploration.drafts={DRAFTS}",
+        *ALL,
         *ARMS[arm].settings,
         # One learning rate for both arms: the best without exploration, so that exploration alone differs.
         "optimizer.learning_rate=2e-4",
@@ -106,10 +106,11 @@ def cell_config(base: Path, signal: str, arm: str) -> RunConfig:
 
 def cell_of(wanted: float, signal: str, plain: Curve, stale: Curve) -> dict[str, Any]:
     """The figures of one cell."""
-    ends = {name: end_of(measure_of(curve, signal)) for name, curve in (("plain", plain), ("stale", stale))}
+    curves = {"plain": plain, "stale": stale}
+    values = {name: curve.score if signal == "graded" else curve.exact for name, curve in curves.items()}
+    ends = {name: end_of(found) for name, found in values.items()}
     reached = {
-        name: reached_at(curve.iterations, measure_of(curve, signal), ends["plain"])
-        for name, curve in (("plain", plain), ("stale", stale))
+        name: reached_at(curve.iterations, values[name], ends["plain"]) for name, curve in curves.items()
     }
     slow, fast = reached["plain"], reached["stale"]
     return {
@@ -148,7 +149,7 @@ def main() -> None:
     bases = make_bases(Home.from_environment().ensure().path / "benchmarks" / f"bases-{commit}", wanted)
     store = CurveStore("exploration-map", commit)
     curves = [
-        CurveWanted(f"{success:.2f}-{signal}-{arm}", 0, cell_config(base, signal, arm), iterations, every, 0)
+        CurveWanted(f"{success:.2f}-{signal}-{arm}", 0, cell_config(base, signal, arm), iterations, every)
         for success, base in bases.items()
         for signal in signals
         for arm in MAP_ARMS

@@ -1,55 +1,124 @@
-"""What learning curves say: when each arm reaches the target, and what each part of the system brings."""
+"""What learning curves say: what each arm takes to a score, and what exploration brings, with intervals.
+
+Targets are shares of the progress that an objective makes without exploration (the best running mean of three
+evaluations over the untouched model, the median of its run seeds). A ratio is the time, the iterations or the
+dollars of one arm over those of another, of medians over run seeds; its interval is a bootstrap over the run
+seeds of both (5 and 95 %). A run seed of the slower arm that never reaches a target counts as if it did at its
+end, which makes the ratio smaller; one of the faster arm counts as if it never would.
+"""
 
 from __future__ import annotations
 
-import inspect
+import math
+import random
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import scipy.stats
 
-from benchmarks.learning_curve import Curve, ModelledFleet
+from benchmarks.learning_curve import Curve
+from benchmarks.modelled_fleet import (
+    ALL_TRAIN,
+    MIXED,
+    ON_DEMAND,
+    Costs,
+    Fleet,
+    costs_of,
+    iteration_s,
+    usual_costs,
+)
+from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
-from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at, smooth_of
+from gpu_runtime.simulator.comparison.learning_curves import MILESTONES, reached_at, smooth_of
+from gpu_runtime.spot.prices.known_prices import known_prices
 from storage.config.run_config import RunConfig
 
-FLEET = ModelledFleet()
+PLAIN = {"grpo": "plain", "nft": "plain_nft"}
+"""The arm of each objective that does not explore."""
 
-PARTS = (
-    ("objective", "plain", "plain_nft"),
-    ("exploration_on_nft", "plain_nft", "stale"),
-    ("exploration_on_grpo", "plain", "stale_grpo"),
-    ("bandit", "stale_uniform", "stale"),
-    ("freshness", "stale", "fresh"),
-    ("over_larger_batch", "larger_batch", "stale"),
-)
-"""What is compared, the slower arm (one hopes) first."""
+DEVICE, ZONE = "H100", "aws/highest"
+"""Whose public prices are taken: the zone with the smallest discount of those that the project carries."""
+
+_DRAWS = 4000
+_LOW, _HIGH = 0.05, 0.95
 
 
-def measure_of(curve: Curve, signal: str) -> list[float]:
-    """The evaluations that the target is of: what the run learns from."""
-    return curve.score if signal == "graded" else curve.exact
+@dataclass(frozen=True)
+class Arm:
+    """An arm's curves.
 
-
-def target_of(plain: Sequence[Curve], signal: str) -> float:
-    """What `plain` reaches at its end, the median of its run seeds."""
-    return statistics.median(end_of(measure_of(curve, signal)) for curve in plain)
-
-
-def slowness_of(curves: Sequence[Curve]) -> list[float]:
-    """How much slower than usual the core of each curve was; the median over all curves is 1.
-
-    Other work on a machine slows even the CPU seconds of a core (shared caches, shared pipelines, stolen
-    time). All curves draw rollouts with the same model and sampler, so their seconds an image tell how much.
+    Attributes:
+        name: of the arm.
+        curves: one a run seed, in their order.
+        costs: of its samples.
+        timing: when it drafts.
+        measure: `exact` or `score`: what it learned from.
     """
-    image_s = [statistics.median(c.rollout_s) / statistics.median(c.rollouts) for c in curves]
-    usual_s = statistics.median(image_s)
-    return [each / usual_s for each in image_s]
+
+    name: str
+    curves: Sequence[Curve]
+    costs: Costs
+    timing: DraftTiming
+    measure: str
+
+    def values(self, curve: Curve) -> list[float]:
+        """The evaluations that targets are of."""
+        values: list[float] = getattr(curve, self.measure)
+        return values
+
+    def base(self) -> float:
+        """What the untouched model scores: the mean over run seeds."""
+        return statistics.fmean(self.values(curve)[0] for curve in self.curves)
+
+    def best(self) -> float:
+        """The best running mean, the median over run seeds."""
+        return statistics.median(max(smooth_of(self.values(curve))) for curve in self.curves)
+
+    def reached(self, target: float) -> list[float | None]:
+        """Iterations of each run seed to a target; None where it never gets there."""
+        return [reached_at(curve.iterations, self.values(curve), target) for curve in self.curves]
+
+    def iteration_s(self, fleet: Fleet) -> float:
+        """Modelled seconds of an iteration, the median over run seeds."""
+        return statistics.median(iteration_s(c, self.costs, fleet, self.timing) for c in self.curves)
+
+    def gains_at(self, iterations: float) -> list[float]:
+        """Each run seed's gain over the untouched model after so many iterations, interpolated."""
+        return [
+            float(np.interp(iterations, smooth_of(c.iterations), smooth_of(self.values(c))))
+            - self.values(c)[0]
+            for c in self.curves
+        ]
+
+
+def arms_of(curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunConfig]) -> dict[str, Arm]:
+    """The arms of a task.
+
+    Args:
+        curves: by arm and run seed.
+        configs: what each arm was run with, apart from the run seed.
+    """
+    usual = usual_costs([*curves.values()])
+    by_name: dict[str, list[Curve]] = {}
+    for (name, _), curve in sorted(curves.items()):
+        by_name.setdefault(name, []).append(curve)
+    return {
+        name: Arm(
+            name,
+            members,
+            costs_of(members, *usual),
+            strategy_of(configs[name]).timing,
+            "score" if configs[name].reward.signal == "graded" else "exact",
+        )
+        for name, members in by_name.items()
+    }
 
 
 def summarise(
-    task: str, curves: dict[tuple[str, int], Curve], configs: Mapping[str, RunConfig]
+    task: str, curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunConfig]
 ) -> dict[str, Any]:
     """The figures of all arms.
 
@@ -58,99 +127,217 @@ def summarise(
         curves: by arm and run seed; some of `plain` at least.
         configs: what each arm was run with, apart from the run seed.
     """
-    signal = configs["plain"].reward.signal
-    by_arm: dict[str, list[Curve]] = {}
-    for (arm, _), curve in sorted(curves.items()):
-        by_arm.setdefault(arm, []).append(curve)
-    target = target_of(by_arm["plain"], signal)
-    slowness = {
-        id(curve): slow for curve, slow in zip(curves.values(), slowness_of([*curves.values()]), strict=True)
-    }
-    arms = {}
-    for arm, members in by_arm.items():
-        reached = [reached_at(c.iterations, measure_of(c, signal), target) for c in members]
-        # One that never reaches it counts as slower than any that does.
-        median = statistics.median(float("inf") if r is None else r for r in reached)
-        timing = strategy_of(configs[arm]).timing
-        iteration_s = statistics.median(FLEET.critical_path_s(c, timing) / slowness[id(c)] for c in members)
-        arms[arm] = {
-            "run_seeds": len(members),
-            "iterations_to_target": {
-                "median": None if median == float("inf") else round(median, 2),
-                "all": [None if r is None else round(r, 2) for r in reached],
-            },
-            "seen_until": min(smooth_of(c.iterations)[-1] for c in members),
-            "final_score": [round(end_of(measure_of(c, signal)), 4) for c in members],
-            "final_exact": [round(end_of(c.exact), 4) for c in members],
-            "iterations": [c.iterations[-1] for c in members],
-            "modelled_iteration_s": round(iteration_s, 4),
-            "modelled_time_to_target": None if median == float("inf") else round(median * iteration_s, 2),
-            "spearman_median": _median([value for c in members for value in c.spearman]),
-            "captured_variance": _mean([value for c in members for value in c.captured]),
-            "variance_rollout": _mean([value for c in members for value in c.variance_rollout]),
-            "curves": [
-                {"iterations": c.iterations, "score": _rounded(c.score), "exact": _rounded(c.exact)}
-                for c in members
-            ],
-        }
+    arms = arms_of(curves, configs)
+    objectives = {name: config.algorithm.objective for name, config in configs.items()}
+    explored: dict[str, Any] = {}
+    all_train: dict[str, Any] = {}
+    for objective, none in PLAIN.items():
+        others = [arm for name, arm in arms.items() if objectives[name] == objective and name != none]
+        if none in arms and others:
+            explored[objective], all_train[objective] = _exploration(arms[none], others)
+    targets = targets_of(arms["plain"])
     return {
         "task": task,
-        "signal": signal,
-        "base_exact": round(by_arm["plain"][0].exact[0], 4),
-        "target": round(target, 4),
-        "plain_iterations": by_arm["plain"][0].iterations[-1],
-        "run_seeds": len(by_arm["plain"]),
-        "speedup": _ratio(arms, "iterations_to_target", "plain", "stale"),
-        "modelled_speedup": _ratio(arms, "modelled_time_to_target", "plain", "stale"),
-        "speedup_by": {
-            part: {
-                "iterations": _ratio(arms, "iterations_to_target", slow, fast),
-                "modelled": _ratio(arms, "modelled_time_to_target", slow, fast),
-            }
-            for part, slow, fast in PARTS
-        },
-        "allocation": bandit_gain(curves),
-        "fleet": {
-            "reserved": FLEET.reserved,
-            "spot": FLEET.spot,
-            "rule": inspect.cleandoc(FLEET.critical_path_s.__doc__ or ""),
-            "speed": inspect.cleandoc(slowness_of.__doc__ or ""),
-        },
-        "arms": arms,
+        "signal": configs["plain"].reward.signal,
+        "run_seeds": min(len(arm.curves) for arm in arms.values()),
+        "base_exact": round(arms["plain"].base(), 4),
+        "target": round(targets[100], 4),
+        "exploration": explored,
+        "all_train": all_train,
+        "best_against_all_on_demand": _against_on_demand(arms, objectives),
+        "prices": {"device": DEVICE, "zone": ZONE},
+        "fleet": {"reserved": MIXED.reserved, "spot": MIXED.spot, "scorers": MIXED.scorers},
+        "arms": {name: _arm_figures(arm, targets) for name, arm in arms.items()},
     }
 
 
-def bandit_gain(curves: dict[tuple[str, int], Curve]) -> dict[str, dict[str, Any]]:
-    """What the bandit finds beyond an even division, as a share of the oracle's spread, by budget.
+def targets_of(plain: Arm) -> dict[int, float]:
+    """Scores at shares of what an arm gains, by the share in percent."""
+    base, best = plain.base(), plain.best()
+    return {round(100 * share): base + share * (best - base) for share in MILESTONES}
 
-    Both on the same tables of scores. The tables of a run seed have their prompts and noise in common, so a
-    run seed counts as one observation: the mean over its tables. The interval is Student's, 95 %.
+
+@dataclass(frozen=True)
+class Way:
+    """An arm on a fleet, and what is counted of it.
+
+    Attributes:
+        arm: of the curves.
+        unit: what one iteration is: 1, seconds or dollars.
     """
-    pairs: dict[str, dict[int, list[tuple[float, float]]]] = {}
-    for (_, run_seed), curve in sorted(curves.items()):
-        for table in curve.found:
-            for budget, (bandit, uniform) in table.items():
-                pairs.setdefault(budget, {}).setdefault(run_seed, []).append((bandit, uniform))
-    return {budget: _gain_of(list(by_seed.values())) for budget, by_seed in sorted(pairs.items())}
+
+    arm: Arm
+    unit: float
+
+    def amounts(self, target: float, at_end: bool) -> list[float]:
+        """What each run seed takes to a target.
+
+        Args:
+            target: a score.
+            at_end: one that never gets there counts as if it did at its end, otherwise as infinite.
+        """
+        ends = [curve.iterations[-1] if at_end else math.inf for curve in self.arm.curves]
+        reached = self.arm.reached(target)
+        return [self.unit * (end if at is None else at) for at, end in zip(reached, ends, strict=True)]
 
 
-def _gain_of(seeds: Sequence[Sequence[tuple[float, float]]]) -> dict[str, Any]:
-    """The gain at one budget, from each run seed's pairs of (bandit, uniform)."""
-    means = [[statistics.fmean(column) for column in zip(*pairs, strict=True)] for pairs in seeds]
-    gains = [bandit - uniform for bandit, uniform in means]
-    figures: dict[str, Any] = {
-        "bandit": _mean([bandit for bandit, _ in means]),
-        "uniform": _mean([uniform for _, uniform in means]),
-        "gain": _mean(gains),
-        "gains": _rounded(gains),
-        "run_seeds": len(gains),
-        "tables": sum(len(pairs) for pairs in seeds),
+def ratio(slow: Way, fast: Way, target: float) -> dict[str, Any]:
+    """The slower way over the faster one, with its interval.
+
+    Args:
+        slow: the way to compare with.
+        fast: the way that is to take less.
+        target: a score.
+    """
+    ours, theirs = fast.amounts(target, at_end=False), slow.amounts(target, at_end=True)
+    chance = random.Random(0)
+
+    def draw(values: Sequence[float]) -> float:
+        return statistics.median(chance.choices(values, k=len(values)))
+
+    drawn = sorted(draw(theirs) / draw(ours) for _ in range(_DRAWS))
+    return {
+        "low": round(drawn[int(_LOW * _DRAWS)], 3),
+        "median": round(statistics.median(theirs) / statistics.median(ours), 3),
+        "high": round(drawn[int(_HIGH * _DRAWS)], 3),
+        "unreached": {
+            "slow": sum(at is None for at in slow.arm.reached(target)),
+            "fast": sum(at is None for at in fast.arm.reached(target)),
+        },
     }
-    if len(gains) > 1:
-        half = half_interval(gains)
-        figures["low"] = round(figures["gain"] - half, 4)
-        figures["high"] = round(figures["gain"] + half, 4)
-    return figures
+
+
+def _exploration(none: Arm, others: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the best exploring arm of an objective brings on both fleets, and its time against the others."""
+    targets = targets_of(none)
+    usd = _usd_per_s(MIXED)
+
+    def ways(arm: Arm, fleet: Fleet = MIXED) -> dict[str, Way]:
+        seconds = arm.iteration_s(fleet)
+        return {"iteration": Way(arm, 1.0), "time": Way(arm, seconds), "dollar": Way(arm, usd * seconds)}
+
+    def at_75(arm: Arm) -> float:
+        return float(ratio(ways(none)["time"], ways(arm)["time"], targets[75])["median"])
+
+    best = max(others, key=at_75)
+    figures: dict[str, Any] = {"best": best.name, "targets": {at: round(t, 4) for at, t in targets.items()}}
+    for share, target in targets.items():
+        for name, way in ways(best).items():
+            figures[f"{name}_ratio_{share}"] = ratio(ways(none)[name], way, target)
+    figures["time_ratio_75_by_arm"] = {
+        arm.name: ratio(ways(none)["time"], ways(arm)["time"], targets[75]) for arm in others
+    }
+    figures["gain_at_equal_time"] = gains_at_equal_time(none, others, MIXED)
+    # Who may train on all devices still leaves those that draft to draft.
+    everywhere = ways(none, ALL_TRAIN)
+    all_train = {
+        f"{name}_ratio_{share}": ratio(everywhere[name], way, target)
+        for share, target in targets.items()
+        for name, way in ways(best).items()
+        if name != "iteration"
+    }
+    return figures, {"best": best.name, **all_train}
+
+
+def gains_at_equal_time(none: Arm, others: Sequence[Arm], fleet: Fleet) -> dict[str, Any]:
+    """Held-out gains of all arms at the time at which the first of them ends; no target is needed.
+
+    By rliable's definitions (Agarwal et al., 2021): the interquartile mean over run seeds, and the
+    probability that a run seed of an arm gains more than one without exploration.
+
+    Args:
+        none: the arm without exploration.
+        others: those that explore.
+        fleet: the devices.
+    """
+    arms = [none, *others]
+    seconds = {arm.name: arm.iteration_s(fleet) for arm in arms}
+    time_s = min(min(c.iterations[-1] for c in arm.curves) * seconds[arm.name] for arm in arms)
+    gains = {arm.name: arm.gains_at(time_s / seconds[arm.name]) for arm in arms}
+    return {
+        "time_s": round(time_s, 3),
+        **{
+            name: {
+                "interquartile_mean": round(float(scipy.stats.trim_mean(values, 0.25)), 4),
+                "all": [round(value, 4) for value in values],
+                "probability_of_improvement": round(_improves(values, gains[none.name]), 3),
+            }
+            for name, values in gains.items()
+        },
+    }
+
+
+def _improves(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    pairs = [(a > b) + 0.5 * (a == b) for a in ours for b in theirs]
+    return statistics.fmean(pairs)
+
+
+def _against_on_demand(arms: Mapping[str, Arm], objectives: Mapping[str, str]) -> dict[str, Any]:
+    """Every exploring arm on the mixed fleet against Flow-GRPO on as many devices on demand, in dollars."""
+    plain = arms["plain"]
+    targets = targets_of(plain)
+    theirs = Way(plain, plain.iteration_s(ON_DEMAND) * _usd_per_s(ON_DEMAND))
+    found = {
+        name: {
+            f"dollar_ratio_{share}": ratio(
+                theirs, Way(arm, arm.iteration_s(MIXED) * _usd_per_s(MIXED)), target
+            )
+            for share, target in targets.items()
+        }
+        for name, arm in arms.items()
+        if name not in PLAIN.values()
+    }
+    if not found:
+        return {}
+    best = max(found, key=lambda name: found[name]["dollar_ratio_75"]["median"])
+    return {"best": best, "objective": objectives[best], **found[best], "by_arm": found}
+
+
+def _arm_figures(arm: Arm, targets: Mapping[int, float]) -> dict[str, Any]:
+    reached = {share: arm.reached(target) for share, target in targets.items()}
+    medians = {
+        share: statistics.median(math.inf if at is None else at for at in ats)
+        for share, ats in reached.items()
+    }
+    return {
+        "run_seeds": len(arm.curves),
+        "iterations_to_target": {
+            "median": _known(medians[100]),
+            "all": [at and round(at, 2) for at in reached[100]],
+        },
+        "iterations_to_75": {
+            "median": _known(medians[75]),
+            "all": [at and round(at, 2) for at in reached[75]],
+        },
+        "final_exact": [round(smooth_of(curve.exact)[-1], 4) for curve in arm.curves],
+        "iterations": [curve.iterations[-1] for curve in arm.curves],
+        "modelled_iteration_s": {
+            "mixed": round(arm.iteration_s(MIXED), 4),
+            "all_train": round(arm.iteration_s(ALL_TRAIN), 4),
+            "on_demand": round(arm.iteration_s(ON_DEMAND), 4),
+        },
+        "drafts": statistics.median(n for c in arm.curves for n in c.drafts[1:-1]),
+        "rollouts": statistics.median(n for c in arm.curves for n in c.rollouts[1:-1]),
+        "costs_s": {name: round(value, 6) for name, value in vars(arm.costs).items()},
+        "spearman_median": _median([value for c in arm.curves for value in c.spearman]),
+        "truth_distance_change": [round(c.distance[-1] - c.distance[0], 4) for c in arm.curves],
+        "grain_ratio": [round(c.grain[-1] / c.grain[0], 3) for c in arm.curves],
+        "notes": sorted({note for c in arm.curves for note in c.notes}),
+        "curves": [
+            {
+                "iterations": c.iterations,
+                "score": [round(value, 4) for value in c.score],
+                "exact": [round(value, 4) for value in c.exact],
+            }
+            for c in arm.curves
+        ],
+    }
+
+
+def _usd_per_s(fleet: Fleet) -> float:
+    prices = known_prices()
+    reserved = prices.usd_per_hour(DEVICE, "on_demand", ZONE)
+    return fleet.usd_per_s(reserved, prices.usd_per_hour(DEVICE, "spot", ZONE))
 
 
 def half_interval(values: Sequence[float]) -> float:
@@ -159,20 +346,9 @@ def half_interval(values: Sequence[float]) -> float:
     return float(scipy.stats.t.ppf(0.975, len(values) - 1)) * deviation
 
 
-def _ratio(arms: dict[str, Any], key: str, slow: str, fast: str) -> float | None:
-    """One arm's value over another's; None where an arm was not run or never reached the target."""
-    values = [arms[arm][key] if arm in arms else None for arm in (slow, fast)]
-    one, other = (value["median"] if isinstance(value, dict) else value for value in values)
-    return round(one / other, 2) if one and other else None
+def _known(value: float) -> float | None:
+    return None if math.isinf(value) else round(value, 2)
 
 
-def _median(values: list[float]) -> float | None:
+def _median(values: Sequence[float]) -> float | None:
     return round(statistics.median(values), 4) if values else None
-
-
-def _mean(values: list[float]) -> float | None:
-    return round(statistics.fmean(values), 4) if values else None
-
-
-def _rounded(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in values]

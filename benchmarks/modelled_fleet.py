@@ -1,0 +1,147 @@
+"""What an iteration takes on a fleet, from a curve's counts and what one sample costs one core.
+
+A curve is made on one core, in turns. Its costs are placed on devices by a rule, the same for every arm:
+perfect division, each phase after the other. Communication, loading and losses are not in it; the simulator
+(`gpu_runtime/simulator`) has them.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.in_process_cluster import SCORE, TRAIN
+from benchmarks.learning_curve import Curve
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.scheduling.requests import RequestKind
+
+_ROLLOUT, _DRAFT = RequestKind.ROLLOUT.value, RequestKind.EXPLORE.value
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Devices that the seconds of one core are placed on.
+
+    Attributes:
+        reserved: devices at the price on demand.
+        spot: devices at the price of spot.
+        trainers: devices that divide the training; the first of the reserved ones.
+        scorers: processes that judge images, on cores of their own.
+    """
+
+    reserved: int
+    spot: int
+    trainers: int
+    scorers: int = 12
+
+    @property
+    def devices(self) -> int:
+        """All that generate."""
+        return self.reserved + self.spot
+
+    def usd_per_s(self, reserved_usd_per_hour: float, spot_usd_per_hour: float) -> float:
+        """What a second of all devices costs.
+
+        Args:
+            reserved_usd_per_hour: price of a device on demand.
+            spot_usd_per_hour: price of a spot device.
+        """
+        return (self.reserved * reserved_usd_per_hour + self.spot * spot_usd_per_hour) / 3600
+
+
+MIXED = Fleet(reserved=4, spot=8, trainers=4)
+"""The paper's: the reserved devices train."""
+
+ALL_TRAIN = Fleet(reserved=4, spot=8, trainers=12)
+"""The same devices, where spot devices may train, too: drafts then have no window of their own."""
+
+ON_DEMAND = Fleet(reserved=12, spot=0, trainers=12)
+"""As many devices, all on demand."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of one core.
+
+    Attributes:
+        rollout, draft, score, train: of one sample.
+        driver: of an iteration, on the one process that all wait for.
+    """
+
+    rollout: float
+    draft: float
+    score: float
+    train: float
+    driver: float
+
+
+def costs_of(curves: Sequence[Curve], usual_s: float, usual_score_s: float) -> Costs:
+    """What the samples of an arm cost, the median over its curves.
+
+    Other work on a machine slows even the seconds of one core, of a whole curve alike. All curves of a task
+    roll out with the same model and judge with the same scorer; so each curve's costs are taken relative to
+    its own of these two, and multiplied by the usual ones.
+
+    Args:
+        curves: of an arm.
+        usual_s: of a rolled out sample: the median over all curves of the task.
+        usual_score_s: of a judged one, likewise.
+    """
+
+    def relative(kind: str, to: str, usual: float) -> float:
+        ratios = [cost / unit_cost(c, to) for c in curves if (cost := unit_cost(c, kind))]
+        return usual * statistics.median(ratios) if ratios else 0.0
+
+    driver = [statistics.median(c.driver_s) / unit_cost(c, _ROLLOUT) for c in curves]
+    return Costs(
+        rollout=usual_s,
+        draft=relative(_DRAFT, _ROLLOUT, usual_s),
+        score=usual_score_s,
+        train=relative(TRAIN, _ROLLOUT, usual_s),
+        driver=usual_s * statistics.median(driver),
+    )
+
+
+def unit_cost(curve: Curve, kind: str) -> float:
+    """Seconds of one core that a sample of a kind took in a curve; 0 where there was none."""
+    samples = curve.samples[kind]
+    return curve.seconds[kind] / samples if samples else 0.0
+
+
+def usual_costs(curves: Sequence[Curve]) -> tuple[float, float]:
+    """Seconds of one core of a rolled out and of a judged sample, the medians over all curves of a task."""
+    rolled, judged = ([unit_cost(curve, kind) for curve in curves] for kind in (_ROLLOUT, SCORE))
+    return statistics.median(rolled), statistics.median(judged)
+
+
+def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming) -> float:
+    """Seconds of a median iteration of a curve on a fleet.
+
+    Rollouts are divided over all devices, their scoring over the scorers, training over the devices that
+    train, and each follows the other; so does what the driver does, planning included. Drafts are scored
+    while others are drawn. Those of a training window are divided over the devices that do not train and cost
+    only what exceeds the training beside them; where all train, or before the rollout, they are divided over
+    all devices and nothing is beside them.
+
+    Args:
+        curve: its counts.
+        costs: of its samples.
+        fleet: the devices.
+        timing: when drafts are made.
+    """
+    rollouts, drafts = (_usual(counts) for counts in (curve.rollouts, curve.drafts))
+    trained = curve.samples[TRAIN] / len(curve.rollouts)
+    generated = rollouts * costs.rollout / fleet.devices + rollouts * costs.score / fleet.scorers
+    train = trained * costs.train / fleet.trainers
+    judged = drafts * costs.score / fleet.scorers
+    free = fleet.devices - fleet.trainers
+    if timing is DraftTiming.TRAINING_WINDOW and free:
+        return generated + costs.driver + max(train, drafts * costs.draft / free, judged)
+    drawn = max(drafts * costs.draft / fleet.devices, judged)
+    return generated + costs.driver + drawn + train
+
+
+def _usual(counts: Sequence[int]) -> float:
+    """The median of an iteration that has one before and one after it: the ends have no drafts."""
+    return statistics.median(counts[1:-1] or counts)

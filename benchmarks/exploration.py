@@ -2,13 +2,13 @@
 
     python -m benchmarks.exploration --task shapes [--seeds 6] [--arms ...] [--quick] [--keep]
 
-Each arm is a setting of the presets `glyphs-stale` or `shapes-stale`, run by the runtime of `spotlight train`
-in one process (`benchmarks/learning_curve.py`), with the same training batch: 32 prompts of 4 samples. `plain`
-and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights beside
-training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on the chosen
-drafts. `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising steps. The others are ablations:
-`fresh` drafts with current weights on the critical path, `stale_uniform` divides drafts evenly, and
-`larger_batch` trains on as many images as `stale` makes in all.
+Each arm is a setting of the presets `glyphs-stale` or `shapes-stale`, run by the runtime of `spotlight
+train` in one process (`benchmarks/learning_curve.py`), with the same training batch: 32 prompts of 4 samples.
+`plain` and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights
+beside training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on
+the chosen drafts. `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising steps. The others are
+ablations: `fresh` drafts with current weights on the critical path, `stale_uniform` divides drafts evenly,
+and `larger_batch` trains on as many images as `stale` makes in all.
 
 Curves are measured; seconds and dollars are modelled from them (`benchmarks/modelled_fleet.py`). What the
 figures are is said in `benchmarks/exploration_summary.py`. Finished curves are kept, so that an interrupted

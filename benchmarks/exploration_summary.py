@@ -1,10 +1,10 @@
 """What learning curves say: what each arm takes to a score, and what exploration brings, with intervals.
 
 Targets are shares of the progress that an objective makes without exploration (the best running mean of three
-evaluations over the untouched model, the median of its run seeds). A ratio is the time, the iterations or the
-dollars of one arm over those of another, of medians over run seeds; its interval is a bootstrap over the run
-seeds of both (5 and 95 %). A run seed of the slower arm that never reaches a target counts as if it did at its
-end, which makes the ratio smaller; one of the faster arm counts as if it never would.
+evaluations over the untouched model, the median of its run seeds). A ratio is the time, the iterations or
+the dollars of one arm over those of another, of medians over run seeds; its interval is a bootstrap over the
+run seeds of both (5 and 95 %). A run seed of the slower arm that never reaches a target counts as if it did
+at its end, which makes the ratio smaller; one of the faster arm counts as if it never would.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 WorkerT = TypeVar("WorkerT")
 
 TRAIN, SCORE, SCORE_HELD_OUT, OTHER = "train", "score", "score_held_out", "other"
-"""Kinds of work beside generating, which has the names of `RequestKind`; scorers have a thread of their own."""
+"""Kinds of work beside generating, which has the names of `RequestKind`."""
 
 
 class WorkTimes:

@@ -36,8 +36,8 @@ class Curve:
         iterations, score, exact: held-out evaluations and the iterations that they follow.
         distance, grain: means of `truth_distance` and `grain` there; none of them is rewarded.
         rollouts, drafts: generated, drafted (the monitor's included), one entry an iteration.
-        seconds, samples: by kind of work, of all iterations: seconds of one core, and samples they were for.
-        driver_s: the driver's own seconds of one core, one entry an iteration: planning, dispatch, advantages.
+        seconds, samples: by kind of work, of all iterations: of one core, and how many samples they were for.
+        driver_s: the driver's own seconds of one core, planning included, one entry an iteration.
         spread: mean variance of what is learned from in a prompt group, one entry an iteration.
         dropped: groups without gradient.
         spearman: of stale drafts with fresh scores, where the monitor has looked.

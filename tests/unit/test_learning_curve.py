@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from benchmarks.allocation_share import captured, captured_by
-from benchmarks.bandit_gain import pooled
 from benchmarks.exploration import ARMS, PRESETS, arm_config
 from benchmarks.exploration_map import cell_of
-from benchmarks.exploration_summary import bandit_gain, end_of, reached_at, slowness_of, summarise
-from benchmarks.learning_curve import Curve, ModelledFleet
-from gpu_runtime.exploration.explorer import SeedExplorer
-from gpu_runtime.exploration.registry import STRATEGIES
+from benchmarks.exploration_summary import (
+    Arm,
+    Way,
+    gains_at_equal_time,
+    ratio,
+    summarise,
+    targets_of,
+)
+from benchmarks.learning_curve import Curve
+from benchmarks.modelled_fleet import Costs, Fleet, costs_of, iteration_s, usual_costs
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
+
+MIXED = Fleet(reserved=4, spot=8, trainers=4, scorers=6)
+EVERYWHERE = replace(MIXED, trainers=12)
+COSTS = Costs(rollout=0.75, draft=0.5, score=0.25, train=0.5, driver=0.5)
 
 
 def test_a_target_is_reached_where_the_running_mean_reaches_it():
@@ -26,45 +37,6 @@ def test_a_target_is_reached_where_the_running_mean_reaches_it():
     assert reached_at(iterations, values, 0.6) is None
 
 
-def test_the_end_is_the_mean_of_the_last_three():
-    assert end_of([0.0, 0.0, 0.3, 0.6, 0.9]) == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "drafts", "seconds"),
-    [
-        # Rollout 12 over 12 devices, scoring 6 over 6 scorers, training 8 over 4 reserved ones.
-        ("plain", 0, 1 + 1 + 2),
-        # 36 s of exploration, 12 of them scoring of twice as many images: 24 over 8 spot devices outlast
-        # training by a second.
-        ("stale", 256, 1 + 1 + 3),
-        # Over all 12 devices, as long as scoring takes over 6.
-        ("fresh", 256, 2 + 1 + 1 + 2),
-        # 24 s of scoring over 6 scorers take longer than 12 s of drawing over 8.
-        ("stale", 512, 1 + 1 + 4),
-    ],
-)
-def test_the_critical_path(strategy, drafts, seconds):
-    curve = Curve(
-        rollout_s=[12.0], score_s=[6.0], train_s=[8.0], explore_s=[36.0], drafts=[drafts], rollouts=[128]
-    )
-    assert ModelledFleet(4, 8, 6).critical_path_s(curve, STRATEGIES.find(strategy).timing) == pytest.approx(
-        seconds
-    )
-
-
-@pytest.mark.parametrize("task", PRESETS)
-def test_every_arm_trains_on_the_same_batch(task):
-    """But the larger one, which trains on as many images as stale exploration makes in all."""
-    sizes = {}
-    for arm in ARMS:
-        algorithm = arm_config(task, arm, 0).algorithm
-        sizes[arm] = algorithm.prompts_per_iteration * algorithm.group_size
-    larger = sizes.pop("larger_batch")
-    assert set(sizes.values()) == {128}
-    assert larger == 128 + arm_config(task, "stale", 0).exploration.drafts
-
-
 def test_a_rising_curve_reaches_its_own_end():
     rng = random.Random(0)
     for _ in range(200):
@@ -73,86 +45,154 @@ def test_a_rising_curve_reaches_its_own_end():
         assert reached_at(iterations, values, end_of(values)) == pytest.approx(20)
 
 
-def tables(*pairs):
-    return Curve(found=[{"0.25": pair, "0.5": (1.0, 1.0)} for pair in pairs])
+@pytest.mark.parametrize(
+    ("timing", "fleet", "drafts", "seconds"),
+    [
+        # 96 rollouts of .75 s over 12 devices, 24 s of scoring over 6 scorers, the driver, 64 trained samples
+        # over 4 devices.
+        (DraftTiming.NEVER, MIXED, 0, 6 + 4 + 0.5 + 8),
+        # 48 drafts: 24 s over 8 devices are hidden behind training.
+        (DraftTiming.TRAINING_WINDOW, MIXED, 48, 6 + 4 + 0.5 + 8),
+        # 192 drafts: 96 s over 8 devices outlast it by 4 s.
+        (DraftTiming.TRAINING_WINDOW, MIXED, 192, 6 + 4 + 0.5 + 12),
+        # Over all 12 devices 2 s, and as long for scoring.
+        (DraftTiming.BEFORE_ROLLOUT, MIXED, 48, 6 + 4 + 0.5 + 2 + 8),
+        # Where all train there is no window beside training.
+        (DraftTiming.TRAINING_WINDOW, EVERYWHERE, 48, 6 + 4 + 0.5 + 2 + 8 / 3),
+    ],
+)
+def test_the_seconds_of_an_iteration(timing, fleet, drafts, seconds):
+    curve = Curve(rollouts=[128, 96, 96], drafts=[0, drafts, 0], samples={"train": 3 * 64})
+    assert iteration_s(curve, COSTS, fleet, timing) == pytest.approx(seconds)
 
 
-def test_the_bandit_s_gain_counts_a_run_seed_as_one_observation():
-    # Of run seed 0 (.9 + .7 + .8) / 3 - (.6 + .6 + .6) / 3 = .2, of 1 .4: mean .3, standard error .1, and
-    # Student's t of one degree of freedom is 12.706.
-    gains = bandit_gain(
-        {
-            ("stale", 0): tables((0.9, 0.6), (0.7, 0.6)),
-            ("stale_grpo", 0): tables((0.8, 0.6)),
-            ("stale", 1): tables((0.8, 0.4)),
-            ("plain", 2): tables(),
-        }
-    )
-    gain = gains["0.25"]
-    assert (gain["bandit"], gain["uniform"], gain["gain"]) == (0.8, 0.5, 0.3)
-    assert (gain["run_seeds"], gain["tables"]) == (2, 4)
-    assert gain["low"] == pytest.approx(0.3 - 1.2706, abs=1e-3)
-    assert gain["high"] == pytest.approx(0.3 + 1.2706, abs=1e-3)
-    assert gains["0.5"]["gain"] == gains["0.5"]["low"] == 0
-    assert bandit_gain({}) == {}
-
-
-def test_the_gain_over_both_tasks_has_a_run_seed_of_a_task_as_one_observation():
-    figures = pooled({"ocr": {"0.5": {"gains": [0.1, 0.3]}}, "shapes": {"0.5": {"gains": [0.2], "low": 1}}})
-    # Deviation 0.1 of three, Student's quantile 4.303: half an interval is 0.248.
-    assert figures == {"0.5": {"gain": 0.2, "low": -0.0484, "high": 0.4484, "gains": [0.1, 0.3, 0.2]}}
-
-
-def made(exact, every, seconds):
-    count = every * (len(exact) - 1)
+def made(
+    exact: list[float], every: int = 4, slow: float = 1.0, trained_s: float = 96.0, drafts: int = 48
+) -> Curve:
+    """A curve of three iterations' work, with the given evaluations."""
+    seconds = {"rollout": 216.0, "explore": 72.0, "score": 72.0, "train": trained_s}
     return Curve(
-        iterations=list(range(0, count + 1, every)),
+        iterations=list(range(0, every * len(exact), every)),
         score=exact,
         exact=exact,
-        rollout_s=[12.0],
-        score_s=[12.0],
-        train_s=[seconds],
-        explore_s=[24.0],
-        drafts=[128],
-        rollouts=[128],
+        distance=[0.3] * len(exact),
+        grain=[0.2, *[0.3] * (len(exact) - 1)],
+        rollouts=[96, 96, 96],
+        drafts=[drafts] * 3,
+        seconds={kind: slow * value for kind, value in seconds.items()},
+        samples={"rollout": 288, "explore": 3 * drafts, "score": 288, "train": 192},
+        driver_s=[0.5 * slow] * 3,
     )
+
+
+def test_a_slow_core_changes_no_cost():
+    curves = [made([0.0]), made([0.0]), made([0.0], slow=1.5)]
+    usual = usual_costs(curves)
+    assert usual == (0.75, 0.25)
+    assert costs_of(curves[2:], *usual) == costs_of(curves[:1], *usual) == COSTS
+
+
+def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> Arm:
+    return Arm(name, curves, COSTS, timing, "exact")
+
+
+RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]
+QUICK = [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+def test_targets_are_shares_of_the_best_gain_without_exploration():
+    # The best running mean is .3, also where the curve falls after it.
+    plain = arm("plain", made([*RISING, 0.1]), made(RISING))
+    assert targets_of(plain) == pytest.approx({25: 0.15, 50: 0.2, 75: 0.25, 100: 0.3})
+
+
+def test_a_ratio_is_of_medians_and_counts_what_never_gets_there_against_the_faster():
+    slow, fast = arm("plain", *[made(RISING)] * 3), arm("stale", *[made(QUICK)] * 3)
+    # Running means: the slow one has .2 at 16 (its middle), the fast one .2 at 4.
+    found = ratio(Way(slow, 2.0), Way(fast, 1.0), 0.2)
+    assert (found["low"], found["median"], found["high"]) == (8.0, 8.0, 8.0)
+    assert found["unreached"] == {"slow": 0, "fast": 0}
+    never = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.45)
+    assert never["unreached"] == {"slow": 3, "fast": 3}
+    assert (never["low"], never["median"], never["high"]) == (0.0, 0.0, 0.0)
+    # Of the slower one alone: as if it got there at its end, 32; the fast one has .35 at 10.
+    assert ratio(Way(slow, 1.0), Way(fast, 1.0), 0.35)["median"] == pytest.approx(32 / 10, abs=1e-3)
+
+
+def test_the_interval_is_a_bootstrap_over_the_run_seeds():
+    # Three run seeds at 4, 8 and 12 iterations: medians of draws are 4 and 12 with 7/27 each.
+    curves = [
+        made([0.1, 0.4, 0.4, 0.4]),
+        made([0.1, 0.1, 0.4, 0.4, 0.4]),
+        made([0.1, 0.1, 0.1, 0.4, 0.4, 0.4]),
+    ]
+    fast, slow = arm("stale", *curves), arm("plain", made([0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4]))
+    at = [round(value or 0) for value in fast.reached(0.3)]
+    assert at == [4, 8, 12]
+    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.3)
+    assert (found["low"], found["median"], found["high"]) == pytest.approx((16 / 12, 2, 4), abs=1e-3)
+
+
+def test_gains_at_the_time_at_which_the_first_arm_ends():
+    plain = arm("plain", *[made(RISING, drafts=0)] * 4)
+    stale = arm("stale", *[made(QUICK)] * 3, made(RISING[:5]), timing=DraftTiming.TRAINING_WINDOW)
+    found = gains_at_equal_time(plain, [stale], MIXED)
+    # An iteration takes as long in both; the first to end has 16. Running means there: .2 without and, at the
+    # last place 12, .4 and .167 with exploration.
+    assert found["time_s"] == pytest.approx(16 * plain.iteration_s(MIXED), abs=1e-3)
+    assert found["plain"]["interquartile_mean"] == pytest.approx(0.1)
+    assert found["stale"]["all"] == pytest.approx([0.3, 0.3, 0.3, 0.0667])
+    assert found["stale"]["interquartile_mean"] == pytest.approx(0.3)
+    assert found["stale"]["probability_of_improvement"] == 0.75
+    assert found["plain"]["probability_of_improvement"] == 0.5
 
 
 def test_the_summary_of_hand_made_curves():
-    slow = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]
-    curves = {("plain", seed): made([v + seed / 100 for v in slow], 4, 8.0) for seed in range(3)}
-    curves |= {("stale", seed): made([0.1, 0.3, 0.35, 0.4, 0.5], 4, 8.0) for seed in range(3)}
-    curves[("larger_batch", 0)] = made([0.1, 0.1, 0.1, 0.1], 4, 36.0)
-    figures = summarise("shapes", curves, {arm: arm_config("shapes", arm, 0) for arm, _ in curves})
-    # Ends .30, .31, .32; the plain curve of the median reaches .31 at its last place, 28.
-    assert figures["target"] == pytest.approx(0.31)
-    assert figures["arms"]["plain"]["iterations_to_target"]["median"] == 28
-    # Running means .25 at 4 and .35 at 8: .31 lies at 6.4.
-    assert figures["arms"]["stale"]["iterations_to_target"]["all"] == [6.4] * 3
-    assert figures["speedup"] == pytest.approx(28 / 6.4, abs=0.01)
-    # Rollout 1, scoring 1, training 2; 12 s of drawing over 8 devices fit beside it.
-    assert figures["modelled_speedup"] == pytest.approx(28 / 6.4, abs=0.01)
-    assert figures["arms"]["larger_batch"]["iterations_to_target"] == {"median": None, "all": [None]}
-    assert figures["arms"]["larger_batch"]["seen_until"] == 8
-    assert figures["speedup_by"]["over_larger_batch"] == {"iterations": None, "modelled": None}
-    assert figures["speedup_by"]["objective"] == {"iterations": None, "modelled": None}
+    curves: dict[tuple[str, int], Curve] = {}
+    for seed in range(3):
+        curves["plain", seed] = made(RISING, drafts=0)
+        curves["plain_nft", seed] = made(RISING, trained_s=192.0, drafts=0)
+        curves["stale_grpo", seed] = made([0.1, 0.1, *QUICK])
+        curves["off_policy_grpo", seed] = made(QUICK)
+    figures: dict[str, Any] = summarise(
+        "shapes", curves, {arm: arm_config("shapes", arm, 0) for arm, _ in curves}
+    )
+    assert (figures["run_seeds"], figures["base_exact"], figures["target"]) == (3, 0.1, 0.3)
+    explored = figures["exploration"]
+    assert set(explored) == {"grpo"}, "no arm explores with DiffusionNFT"
+    assert explored["grpo"]["best"] == "off_policy_grpo"
+    # .25 at 22 without, and at 6 with exploration, whose drafts are hidden.
+    assert explored["grpo"]["iteration_ratio_75"]["median"] == pytest.approx(22 / 6, abs=1e-3)
+    assert explored["grpo"]["time_ratio_75"] == explored["grpo"]["iteration_ratio_75"]
+    assert explored["grpo"]["dollar_ratio_75"] == explored["grpo"]["iteration_ratio_75"]
+    assert set(explored["grpo"]["time_ratio_75_by_arm"]) == {"stale_grpo", "off_policy_grpo"}
+    # With all devices training, an iteration without exploration is shorter.
+    assert (
+        figures["all_train"]["grpo"]["time_ratio_75"]["median"] < explored["grpo"]["time_ratio_75"]["median"]
+    )
+    best = figures["best_against_all_on_demand"]
+    assert best["best"] == "off_policy_grpo"
+    # Twelve devices at $6.88, against four of them and eight at $2.84.
+    by_hand = figures["all_train"]["grpo"]["time_ratio_75"]["median"] * 12 * 6.88 / (4 * 6.88 + 8 * 2.84)
+    assert best["dollar_ratio_75"]["median"] == pytest.approx(by_hand, rel=1e-3)
+    assert figures["arms"]["plain"]["iterations_to_target"] == {"median": 28.0, "all": [28.0] * 3}
+    assert figures["arms"]["plain"]["grain_ratio"] == [1.5] * 3
 
 
-def test_a_slow_core_changes_no_modelled_time():
-    usual = made([0.1, 0.3, 0.35, 0.4, 0.5], 4, 8.0)
-    slow = replace(
-        usual,
-        **{part: [1.5 * value for value in getattr(usual, part)] for part in
-           ("rollout_s", "score_s", "train_s", "explore_s")},
-    )  # fmt: skip
-    assert slowness_of([usual, usual, slow]) == [1, 1, 1.5]
-    curves = {("plain", 0): usual, ("plain", 1): usual, ("stale", 0): slow}
-    figures = summarise("shapes", curves, {arm: arm_config("shapes", arm, 0) for arm in ("plain", "stale")})
-    assert figures["modelled_speedup"] == figures["speedup"] == 1
+@pytest.mark.parametrize("task", PRESETS)
+def test_every_arm_trains_on_the_same_batch(task):
+    """But the larger one, which trains on as many images as stale exploration makes in all."""
+    sizes = {}
+    for name in ARMS:
+        algorithm = arm_config(task, name, 0).algorithm
+        sizes[name] = algorithm.prompts_per_iteration * algorithm.group_size
+    larger = sizes.pop("larger_batch")
+    assert set(sizes.values()) == {128}
+    assert larger == 128 + arm_config(task, "stale", 0).exploration.drafts
 
 
 def test_a_cell_of_the_map():
-    plain, stale = made([0.1, 0.1, 0.1, 0.2, 0.3], 4, 8.0), made([0.1, 0.2, 0.3, 0.4, 0.5], 4, 8.0)
+    plain, stale = made([0.1, 0.1, 0.1, 0.2, 0.3]), made([0.1, 0.2, 0.3, 0.4, 0.5])
     for curve in (plain, stale):
         curve.dropped = [1, 2]
     cell = cell_of(0.15, "exact", plain, stale)
@@ -160,34 +200,3 @@ def test_a_cell_of_the_map():
     assert (cell["plain_end"], cell["stale_end"], cell["gain"]) == (0.2, 0.4, 0.2)
     assert cell["speedup"] == 3
     assert cell_of(0.15, "exact", stale, plain)["speedup"] is None, "plain's way never reaches it"
-
-
-def test_the_captured_share_by_hand():
-    config = arm_config("shapes", "stale", 0)
-    exploration = config.exploration.model_copy(update={"candidates": 4})
-    algorithm = config.algorithm.model_copy(update={"prompts_per_iteration": 1, "group_size": 2})
-    small = config.model_copy(update={"exploration": exploration, "algorithm": algorithm})
-    table = {(7, seed): score for seed, score in enumerate((0.0, 0.0, 1.0, 0.5))}
-    table |= {(9, seed): 0.0 for seed in range(4)}
-    # The best pair is (0, 1): variance 1/4; the chosen one (.5, 1): 1/16.
-    assert captured(small, table, {7: [2, 3]}) == pytest.approx(0.25)
-    assert captured(small, table, {7: [0, 2]}) == 1
-    # A seed that was never a candidate counts nothing.
-    assert captured(small, table, {9: [11, 12]}) == 0
-    assert captured(small, {identity: 0.0 for identity in table}, {7: [0, 1]}) is None
-
-
-@pytest.mark.parametrize("allocation", ["bandit", "uniform"])
-def test_an_allocation_with_drafts_for_every_candidate_finds_all_there_is(allocation):
-    config = arm_config("shapes", "stale", 0)
-    exploration = config.exploration.model_copy(update={"candidates": 6, "drafts": 6 * 48})
-    config = config.model_copy(update={"exploration": exploration})
-    prompts = list(range(60))
-    explorer = SeedExplorer(config, prompts)
-    table = {
-        (prompt, seed): float((prompt * 7 + seed * 5) % 11 == 0)
-        for prompt in explorer.prompts(3)
-        for seed in range(6)
-    }
-    share = captured_by(config, prompts, explorer.state(), 3, allocation, table)
-    assert share == pytest.approx(1)

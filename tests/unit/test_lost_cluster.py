@@ -29,9 +29,9 @@ def test_processes_that_have_ended_are_named():
 def test_a_process_that_was_gone_before_counts():
     child = subprocess.Popen(["true"])
     child.wait()
-    with pytest.raises(ClusterLostError, match="Ray's raylet ended"):
-        with names_what_ended("r", {"Ray's raylet": child.pid}):
-            raise RuntimeFailure("no device is left")
+    needed = {"Ray's raylet": child.pid}
+    with pytest.raises(ClusterLostError, match="Ray's raylet ended"), names_what_ended("r", needed):
+        raise RuntimeFailure("no device is left")
 
 
 def test_another_failure_of_the_runtime_says_how_to_go_on():

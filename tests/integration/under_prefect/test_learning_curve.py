@@ -1,0 +1,31 @@
+"""The curves of the exploration benchmark are those of runs of `spotlight train`."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.learning_curve import make_curve
+from flows.post_train import post_train
+from storage.config.loading import load_config
+from storage.database.run_store import RunStore
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]
+
+SETTINGS = (
+    "iterations=3", "evaluation.every=1", "runtime.cluster=local", "sampling.batch_size=4",
+    "exploration.candidates=8", "exploration.drafts=24", "exploration.stop_with_training=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["stale", "off_policy"])
+def test_a_curve_is_that_of_a_run(strategy, home):
+    config = load_config("smoke", [*SETTINGS, f"exploration.strategy={strategy}"], {})
+    curve = make_curve(config, 3, 1)
+    post_train(config, f"curve-{strategy}")
+    with RunStore(home).database.reading() as connection:
+        rows = connection.execute(
+            "SELECT iteration, score, exact FROM evaluations WHERE run_id = ? ORDER BY iteration",
+            [f"curve-{strategy}"],
+        ).fetchall()
+    assert rows == [*zip(curve.iterations, curve.score, curve.exact, strict=True)]
+    assert sum(curve.drafts) > 0

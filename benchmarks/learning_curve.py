@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -64,17 +64,22 @@ class Curve:
         return asdict(self)
 
 
-def make_curve(config: RunConfig, iterations: int, every: int) -> Curve:
+def make_curve(
+    config: RunConfig, iterations: int, every: int, at_end: Callable[[Runtime], None] = lambda runtime: None
+) -> Curve:
     """Do a run.
 
     Args:
         config: of the run; how many drafts it makes is set, and they do not stop with training.
         iterations: how many.
         every: iterations between evaluations; the untouched model is evaluated, too.
+        at_end: is given the runtime after the last iteration.
     """
     cluster = InProcessCluster()
     with Runtime(config, cluster) as runtime:
-        return _Loop(config, runtime, cluster).run(iterations, every)
+        curve = _Loop(runtime, cluster).run(iterations, every)
+        at_end(runtime)
+    return curve
 
 
 class _Loop:
@@ -84,8 +89,8 @@ class _Loop:
         curve: as far as the run is.
     """
 
-    def __init__(self, config: RunConfig, runtime: Runtime, cluster: InProcessCluster) -> None:
-        self._config, self._runtime, self._times = config, runtime, cluster.times
+    def __init__(self, runtime: Runtime, cluster: InProcessCluster) -> None:
+        self._runtime, self._times = runtime, cluster.times
         self._held_out: dict[int, Mapping[int, float]] = {}
         self.curve = Curve()
 

@@ -7,6 +7,10 @@ back on them. It is read from the devices' states (trainer's `train` to the firs
 is off. On a machine whose devices share cores, training itself slows down beside drafts; that is reported
 too, and is not the critical path of a fleet whose devices are its own.
 
+`same_bits` says whether a run whose scoring, training and drafting overlap ends with the weights, the
+moving average and the optimiser of one that does them one after another (`benchmarks/learning_curve.py`),
+both with a set number of drafts.
+
     python -m benchmarks.overlap [--quick] [--keep]
 """
 
@@ -18,15 +22,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.learning_curve import make_curve
 from benchmarks.report import add_keep_option, finish
+from gpu_runtime.runtime import Runtime
+from storage.checkpoints import CheckpointStore
+from storage.config.loading import load_config
 from storage.database.database import Database
 from storage.home import Home
 
 _SETTINGS = ("runtime.reserved_workers=1", "runtime.spot_workers=1", "runtime.scorer_workers=1",
              "evaluation.every=0", "evaluation.prompts=1", "evaluation.images_per_prompt=1")  # fmt: skip
+
+_BITS_OF = 4
+"""Iterations of the runs whose bits are compared."""
+
+_COUNTED = ("exploration.strategy=stale", "exploration.drafts=192", "exploration.stop_with_training=false")
+"""No number of theirs depends on how long anything takes."""
 
 _ITERATIONS = """
     SELECT coalesce(max(value) FILTER (name = 'iteration_s'), 0),
@@ -72,16 +87,41 @@ class Timings:
     reserved_idle: float
 
 
+def train(preset: str, values: Sequence[str], folder: str) -> None:
+    """Do a run.
+
+    Args:
+        preset: its preset.
+        values: its settings.
+        folder: its home.
+    """
+    sets = [item for value in values for item in ("--set", value)]
+    subprocess.run(
+        [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", preset,
+         "--run-id", "overlap", *sets],
+        check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
+    )  # fmt: skip
+
+
+def same_bits(preset: str) -> bool:
+    """Whether a run that overlaps its phases ends as one that does them one after another."""
+    values = (f"iterations={_BITS_OF}", *_COUNTED, *_SETTINGS)
+    in_turns: dict[str, bytes] = {}
+
+    def keep(runtime: Runtime) -> None:
+        in_turns.update(runtime.blobs())
+
+    make_curve(load_config(preset, values, {}), _BITS_OF, _BITS_OF, keep)
+    with tempfile.TemporaryDirectory() as folder:
+        train(preset, values, folder)
+        checkpoint = CheckpointStore(Home(Path(folder)).checkpoints("overlap")).load_latest()
+    return checkpoint is not None and dict(checkpoint.blobs) == in_turns
+
+
 def measure(preset: str, iterations: int, strategy: str) -> Timings:
     """Run it and read its time line."""
-    values = (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS)
-    sets = [item for value in values for item in ("--set", value)]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", "flows.cli.command_line", "train", "--preset", preset,
-             "--run-id", "overlap", *sets],
-            check=True, capture_output=True, env=os.environ | {"SPOTLIGHT_HOME": folder},
-        )  # fmt: skip
+        train(preset, (f"iterations={iterations}", f"exploration.strategy={strategy}", *_SETTINGS), folder)
         with Database(Home(Path(folder)).database).reading() as connection:
             rows = connection.execute(_ITERATIONS).fetchall()
             idle = connection.execute(_IDLE).fetchone()
@@ -129,7 +169,8 @@ def main() -> None:
         "spot_idle_plain": statistics.fmean(run.spot_idle for run in runs["plain"]),
         "spot_idle_stale": statistics.fmean(run.spot_idle for run in runs["stale"]),
         "reserved_idle_plain": statistics.fmean(run.reserved_idle for run in runs["plain"]),
-        "reserved_idle_stale": statistics.fmean(run.reserved_idle for run in runs["stale"]),
+        "reserved_idle": statistics.fmean(run.reserved_idle for run in runs["stale"]),
+        "same_bits": same_bits(arguments.preset),
         "iterations_measured": len(waits),
         "preset": arguments.preset,
     }

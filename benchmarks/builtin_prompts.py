@@ -24,10 +24,13 @@ SHAPES_EVALUATE_PER_TAG = 24
 GENEVAL_TRAIN = 1700
 SIGNS_TRAIN = 1024
 SIGNS_EVALUATE = 128
-BINDING_TRAIN = 384
+BINDING = "color_attr"
+"""Attribute binding: two objects, each of its colour; the tag that `embedded:shapes` fails most."""
+
+BINDING_TRAIN = 320
 BINDING_EVALUATE = 96
-"""Prompts of attribute binding alone (`color_attr`), the tag that `embedded:shapes` fails most: what a
-model is post-trained on that is good at all else."""
+"""Prompts of attribute binding alone: what a model is post-trained on that is good at all else. No two
+objects of a held-out prompt are together in a training prompt, in any order; few more prompts are left."""
 
 
 def glyph_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
@@ -39,21 +42,41 @@ def glyph_lines(count: int, *, held_out: bool, seed: int) -> list[str]:
     return list(lines)
 
 
-def shape_lines(per_tag: int, *, held_out: bool, seed: int, tags: Sequence[str] = TAGS) -> list[str]:
+def bound_objects(line: str) -> frozenset[tuple[str, str]] | None:
+    """The objects of a row of `BINDING` as (colour, class), in no order; None of another tag."""
+    row = json.loads(line)
+    if row["tag"] != BINDING:
+        return None
+    return frozenset((item["color"], item["class"]) for item in row["include"])
+
+
+def shape_lines(
+    per_tag: int, *, held_out: bool, seed: int, tags: Sequence[str] = TAGS, apart_from: Sequence[str] = ()
+) -> list[str]:
     """Draw `per_tag` rows of each tag, mixed; a tag with fewer rows than that repeats them.
 
     Repetition keeps the tags in balance. A row that comes twice has two prompt ids, and so noise
     of its own each time.
+
+    Args:
+        per_tag: rows of each tag.
+        held_out: of the held-out ones.
+        seed: of the draws.
+        tags: of which rows are drawn.
+        apart_from: rows whose `bound_objects` no row may have.
     """
     rng = np.random.default_rng(seed)
     task = ShapesTask()
+    taken = {bound_objects(line) for line in apart_from} - {None}
     lines: list[str] = []
     for tag in tags:
         distinct: dict[str, None] = {}
         for _ in range(4000):  # far beyond the 500 rows of the largest tag
             if len(distinct) == per_tag:
                 break
-            distinct[json.dumps(task.draw_prompt_of(tag, rng, held_out).metadata)] = None
+            line = json.dumps(task.draw_prompt_of(tag, rng, held_out).metadata)
+            if bound_objects(line) not in taken:
+                distinct[line] = None
         rows = list(distinct)
         lines += [rows[index % len(rows)] for index in range(per_tag)]
     return [lines[index] for index in rng.permutation(len(lines))]
@@ -61,17 +84,17 @@ def shape_lines(per_tag: int, *, held_out: bool, seed: int, tags: Sequence[str] 
 
 def built_in_files() -> dict[str, str]:
     """Return the content of every built-in prompt file by its name."""
+    shapes = shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4)
+    binding = shape_lines(BINDING_EVALUATE, held_out=True, seed=6, tags=[BINDING])
     files = {
         "glyphs-train.txt": glyph_lines(GLYPHS_TRAIN, held_out=False, seed=1),
         "glyphs-evaluate.txt": glyph_lines(GLYPHS_EVALUATE, held_out=True, seed=2),
-        "shapes-train.jsonl": shape_lines(SHAPES_TRAIN_PER_TAG, held_out=False, seed=3),
-        "shapes-evaluate.jsonl": shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4),
+        "shapes-train.jsonl": shape_lines(SHAPES_TRAIN_PER_TAG, held_out=False, seed=3, apart_from=shapes),
+        "shapes-evaluate.jsonl": shapes,
         "shapes-binding-train.jsonl": shape_lines(
-            BINDING_TRAIN, held_out=False, seed=5, tags=("color_attr",)
+            BINDING_TRAIN, held_out=False, seed=5, tags=[BINDING], apart_from=binding
         ),
-        "shapes-binding-evaluate.jsonl": shape_lines(
-            BINDING_EVALUATE, held_out=True, seed=6, tags=("color_attr",)
-        ),
+        "shapes-binding-evaluate.jsonl": binding,
         "signs-train.txt": sign_lines(SIGNS_TRAIN, held_out=False, seed=7),
         "signs-evaluate.txt": sign_lines(SIGNS_EVALUATE, held_out=True, seed=8),
     }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.builtin_prompts import built_in_files
+from benchmarks.builtin_prompts import bound_objects, built_in_files
 from flows.cli import command_line
 from gpu_runtime.prompt_sets.signs import SCENES, sign_lines
 from gpu_runtime.rewards.scorers.ocr import OcrScorer
@@ -19,6 +19,22 @@ def test_the_committed_prompt_files_are_what_the_generators_make():
     assert set(files) == {path.name for path in BUILTIN_FOLDER.iterdir()}
     for name, content in files.items():
         assert (BUILTIN_FOLDER / name).read_bytes() == content.encode(), f"{name}: run builtin_prompts again"
+
+
+@pytest.mark.parametrize("name", ["shapes", "shapes-binding"])
+def test_no_two_objects_to_evaluate_by_are_trained_on_in_any_order(name):
+    train, evaluate = (
+        {bound_objects(line) for line in (BUILTIN_FOLDER / f"{name}-{kind}.jsonl").read_text().splitlines()}
+        for kind in ("train", "evaluate")
+    )
+    assert train & evaluate <= {None}, "of other tags there are too few objects to keep any apart"
+
+
+def test_objects_are_compared_without_their_order():
+    row = '{{"tag": "color_attr", "include": [{}, {}]}}'
+    red, blue = '{"class": "square", "color": "red"}', '{"class": "circle", "color": "blue"}'
+    assert bound_objects(row.format(red, blue)) == bound_objects(row.format(blue, red)) is not None
+    assert bound_objects('{"tag": "counting", "include": []}') is None
 
 
 def test_every_sign_quotes_a_text_and_none_is_drawn_twice():

@@ -79,11 +79,10 @@ class Algorithm:
             reward_PG = self.reward(images, work).reshape(-1, group)
             # Before the step, as spot devices do that need not wait for it: with stale weights.
             plan = self.explore(iteration + 1) if iteration < iterations else []
-            taught = self.train(rows, self.advantages(reward_PG))
+            trained = self.train(rows, self.advantages(reward_PG))
             means.append(float(reward_PG.mean()))
-            print(
-                f"iteration {iteration}: reward {means[-1]:.3f}, {taught} of {len(reward_PG)} prompts taught"
-            )
+            share = f"{trained} of {len(reward_PG)} prompts gave a gradient"
+            print(f"iteration {iteration}: reward {means[-1]:.3f}, {share}")
         return means
 
     def explore(self, iteration: int) -> list[tuple[PromptRecord, Sequence[int]]]:
@@ -143,7 +142,7 @@ class Algorithm:
         return torch.where(differs_P1, scaled_PG.clamp(-ADVANTAGE_CLIP, ADVANTAGE_CLIP), torch.nan)
 
     def train(self, rows: list[Row], advantage_PG: torch.Tensor) -> int:
-        """Take one step of the optimiser; returns how many prompts taught something."""
+        """Take one step of the optimiser; returns how many prompts gave a gradient."""
         s, clip = self.config.sampling, GrpoOptions(**self.config.algorithm.options).clip_range
         advantage_of_row = advantage_PG.float().flatten().repeat_interleave(s.window_size)
         pairs = [(row, A) for row, A in zip(rows, advantage_of_row, strict=True) if not A.isnan()]

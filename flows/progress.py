@@ -13,7 +13,7 @@ from rich.table import Column
 
 from storage.database.records import EvaluationRecord, IterationRecord
 
-_PACE_S = 7 * 86_400.0
+_SPEED_PERIOD_S = 7 * 86_400.0
 """Of iterations that the time left is told by: rich's own 30 s may hold none."""
 
 
@@ -64,7 +64,7 @@ class Reporter:
             TextColumn("left"),
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
             console=self._console,
-            speed_estimate_period=_PACE_S,
+            speed_estimate_period=_SPEED_PERIOD_S,
         )
         self._task = self._bar.add_task("training", total=total, completed=done, phase="")
         self._bar.advance(self._task, 0)  # from here on the first iteration's time counts
@@ -82,7 +82,8 @@ class Reporter:
         unscored = f", {failed:.0f} not scored" if failed else ""
         text = (
             f"reward {metrics['reward_mean']:.3f}, exact {metrics['exact_share']:.0%}, "
-            f"groups dropped {metrics['groups_dropped']:.0f}{unscored}, {metrics['iteration_s']:.1f} s"
+            f"{metrics['groups_dropped']:.0f} without signal{unscored}, "
+            f"{metrics['iteration_s']:.1f} s"
         )
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=record.iteration, description=text)

@@ -204,7 +204,7 @@ class Runtime:
         drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
         self._history.note("drafted", requests=names_of(drafted))
         self._fleet.decide_capacity(len(requests), self.config.iterations - plan.iteration + 1)
-        self._take_own_weights()
+        self._use_training_weights()
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests,
@@ -247,7 +247,7 @@ class Runtime:
             oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
             check_versions(generated, self.policy_version, oldest)
             advantages, samples = training_samples(generated, scores, self.config, self.policy_version)
-            self._take_own_weights()
+            self._use_training_weights()
             self._book_trainers("train")
             report = self._fleet.trainers.ask(Worker.train, samples)
             self._book_trainers("idle")
@@ -301,7 +301,7 @@ class Runtime:
         Args:
             iteration: that follows: the drafts that it will be trained on are saved, too. None for no drafts.
         """
-        self._take_own_weights()
+        self._use_training_weights()
         drafts = {} if iteration is None else self._search.kept.blobs(iteration)
         return self._fleet.trainers.ask(Worker.blobs) | drafts
 
@@ -338,7 +338,7 @@ class Runtime:
 
     def set_kl_weight(self, weight: float) -> None:
         """Train with another weight of the KL to the reference policy from now on."""
-        self._take_own_weights()
+        self._use_training_weights()
         self._fleet.trainers.ask(Worker.set_kl_weight, weight)
 
     def take_intervals(self) -> list[StateInterval]:
@@ -386,10 +386,10 @@ class Runtime:
 
     def _draft_now(self, iteration: int) -> SeedPlan:
         """Choose seeds with the current weights on all devices."""
-        self._take_own_weights()
+        self._use_training_weights()
         return self._search.on_all_devices(iteration, self._current)
 
-    def _take_own_weights(self) -> None:
+    def _use_training_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""
         if not self._fleet.trainers.holds(self._current.version):
             self._fleet.trainers.use_training_weights(self._current.version)

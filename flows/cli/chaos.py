@@ -1,4 +1,4 @@
-"""`spotlight chaos`: the same short training in peace and disturbed, and whether the promises held."""
+"""`spotlight chaos`: the same short training with and without faults, and whether the promises held."""
 
 from __future__ import annotations
 

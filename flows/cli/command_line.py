@@ -105,12 +105,12 @@ def resume(
         bool,
         typer.Option(
             "--take-over",
-            help="The run says that it goes on on a machine that is gone or was renamed. Only where no "
-            "process works on it any more.",
+            help="Take over a run whose machine is gone or was renamed. Only where no process works on it "
+            "any more.",
         ),
     ] = False,
 ) -> None:
-    """Go on with a run that was killed, cancelled or failed, from its last committed iteration."""
+    """Resume a run that was killed, cancelled or failed, from its last committed iteration."""
     _print_json(start.resume(run_id, cluster=cluster, ray_address=ray_address, take_over=take_over))
 
 
@@ -133,7 +133,7 @@ def evaluate(
         typer.Option(metavar="WITH", help="An earlier evaluation, or a run: by how much is this one better?"),
     ] = None,
 ) -> None:
-    """Score a run's newest checkpoint, or an untouched model, on the held-out prompts; by tag and overall."""
+    """Score a run's newest checkpoint, or an untouched model, on held-out prompts, per tag and overall."""
     result = start.evaluate(
         run_id, preset, set_ or [],
         cluster=cluster, ray_address=ray_address, images=images, compare=compare,
@@ -160,9 +160,9 @@ def export(
 def chaos(
     preset: Preset = None,
     set_: Sets = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the schedule; the same one for the same seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for the faults.")] = 0,
     faults: Annotated[int | None, typer.Option(help="How many; one of each kind by default.")] = None,
-    kinds: Annotated[str | None, typer.Option(help="Which, with commas between; all by default.")] = None,
+    kinds: Annotated[str | None, typer.Option(help="Comma-separated fault kinds; all by default.")] = None,
     schedule: Annotated[
         Path | None, typer.Option(help="A file with the faults instead: a JSON list of objects.")
     ] = None,
@@ -176,7 +176,7 @@ def chaos(
     ] = None,
     notice: Annotated[float | None, typer.Option(min=0, help="Its seconds of notice; 0 by default.")] = None,
 ) -> None:
-    """Train shortly in peace and under real faults, and check that nothing is lost, twice or different."""
+    """Test fault tolerance: inject faults into a short run, verify that nothing is lost or duplicated."""
     from flows.cli.chaos import SETTINGS, show
     from flows.cli.chaos import chaos as run_chaos
 

@@ -37,7 +37,7 @@ def examine(config: RunConfig | None = None) -> bool:
         ("device", _device),
         ("home", _home),
         ("database", _database),
-        ("model and scorer", lambda: _road(config)),
+        ("model and scorer", lambda: _model_and_scorer(config)),
         ("model's numbers", lambda: _numbers(config)),
         ("devices", lambda: _devices(config)),
         ("prefect", _prefect),
@@ -113,7 +113,7 @@ def _numbers(config: RunConfig) -> str:
     return f"{read_weights(config):,} in the files of {config.model.path}, all finite"
 
 
-def _road(config: RunConfig) -> str:
+def _model_and_scorer(config: RunConfig) -> str:
     from tasks.checks.preflight import check
 
     warnings = check(config)

@@ -27,7 +27,7 @@ _RUN_ID = r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,127})?$"
 
 
 class TrainingForm(Section):
-    """A new run, whose identifier is Prefect's Run Name, or one to go on with."""
+    """A new run, whose identifier is Prefect's Run Name, or one to resume."""
 
     preset: PresetName = "glyphs"
     """What to train. glyphs, shapes (also -sparse and -stale) and smoke need neither a GPU nor other weights;
@@ -40,7 +40,7 @@ class TrainingForm(Section):
     """Any other settings, one an item, each as section.key=value: sampling.noise_level=0.5, seed=3."""
 
     resume: str = Field(default="", pattern=_RUN_ID, title="Run to resume")
-    """Identifier of a run that was killed, cancelled or failed, to go on with. It has a configuration of its
+    """Identifier of a run that was killed, cancelled or failed, to resume. It has a configuration of its
     own: leave the other fields alone then."""
 
 

@@ -162,7 +162,7 @@ class _Supervisor:
         return self._wait(self._ready.exists) and self._wait(lambda: _answers(options.dashboard_url))
 
     def watch(self) -> int:
-        """Stay until somebody asks for the end, or a child dies."""
+        """Stay until a signal asks for the end, or a child dies."""
         while not self._asked.wait(_LOOK_S):
             dead = self._dead()
             if dead is not None:
@@ -191,12 +191,12 @@ class _Supervisor:
 
     def _launch(self, name: str, command: list[str], environment: dict[str, str]) -> None:
         log = self._home.logs / f"{name.lower().replace(' ', '-')}.log"
-        # Streamlit's own shutdown hangs where nobody reads its output, and it only reads.
+        # Streamlit's own shutdown hangs where its output is not read, and it only reads.
         parting = signal.SIGKILL if name == DASHBOARD else signal.SIGTERM
         marked = {DASHBOARD_URL_VARIABLE: self._options.dashboard_url} | environment
         marked |= {UP_TOKEN_VARIABLE: self._state.token, "SPOTLIGHT_HOME": str(self._home.path)}
         patience_s = _RUNS_END_S if name == DEPLOYMENTS else 15.0
-        # Noted first: whoever comes after a crash in between still finds the child by the token.
+        # Noted first: after a crash in between the next `up` still finds the child by the token.
         write_state(self._home, self._state)
         # Runs that the deployments still end when this process was killed tell the server so.
         keeps = (self._server.users_lock,) if self._server and name == DEPLOYMENTS else ()

@@ -4,7 +4,7 @@ Prefect takes every end by a signal for a crash: it marks the flow run and its t
 red line for each. Here they are Cancelled, as the run is in the database.
 
 Prefect's runner cancels only flow runs of deployments. A run of the command line watches its own state
-instead: when somebody presses Cancel in the Prefect UI, it gets the same SIGTERM that a runner would send.
+instead: when a person presses Cancel in the Prefect UI, it gets the same SIGTERM that a runner would send.
 """
 
 from __future__ import annotations

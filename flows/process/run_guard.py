@@ -54,7 +54,7 @@ class RunGuard:
         try:
             stream.write(content)
             stream.flush()
-        except BrokenPipeError:  # somebody killed it: then the next command finds out, as without it
+        except BrokenPipeError:  # it was killed: then the next command finds out, as without it
             return
 
 
@@ -121,7 +121,7 @@ def main() -> None:
         store.reconcile(reason)
         row = store.run(run_id)
         if row.status != "interrupted" or row.pid != pid:
-            return  # it did say how it ended, or somebody has resumed it
+            return  # it did say how it ended, or it has been resumed
         done = f" after iteration {row.last_iteration or 0}"
     except SpotlightError as error:
         done = f" ({error})"

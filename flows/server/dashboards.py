@@ -1,6 +1,6 @@
 """The Streamlit dashboard: serving it, and where a home's is: the one that runs says so in a note.
 
-Whoever serves a dashboard holds a lock on the note for as long as it lives: the system lets go of it, however
+The process of a dashboard holds a lock on the note for as long as it lives: the system lets go of it, however
 the process ends, and the note counts only while it is locked.
 """
 
@@ -59,7 +59,7 @@ def check_login(home: Home, host: str) -> None:
     """
     if read_login(home) is None and not is_loopback(host):
         raise ConfigurationError(
-            f"--host {host} would show all runs to whoever reaches this machine; describe a login in "
+            f"--host {host} would show all runs to everyone who reaches this machine; describe a login in "
             f"{home.path / 'login.toml'} (see docs/dashboard.md), or stay on 127.0.0.1 and use `ssh -L`"
         )
 

@@ -1,8 +1,8 @@
 """A home's Prefect server, as one of those that use it: joined or started, kept alive, left or ended.
 
-A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. Whoever needs it
-first starts it, the last one ends it, and it ends by itself when all were killed. A server that dies in the
-middle is started again on the same port and database: a run computes on without it, and Prefect's
+A real server rather than Prefect's ephemeral one, which has no UI and loses events at exit. The first command
+that needs it starts it, the last one ends it, and it ends by itself when all were killed. A server that dies
+in the middle is started again on the same port and database: a run computes on without it, and Prefect's
 clients try again until it is back.
 """
 
@@ -30,7 +30,7 @@ from storage.home import UP_TOKEN_VARIABLE, Home
 _START_LIMIT_S = 300.0
 _LISTEN_LIMIT_S = 60.0
 _END_LIMIT_S = 60.0
-"""For a server that nobody used any more to end, before the next one starts."""
+"""For a server without users to end, before the next one starts."""
 
 _PORT = 4200
 
@@ -286,7 +286,7 @@ def end_server(home: Home) -> bool:
 
 
 def end_unused_server(home: Home) -> bool:
-    """End a home's server if nobody uses it, or wait for the end that it has begun by itself."""
+    """End a home's server if no process uses it, or wait for the end that it has begun by itself."""
     users = FileLock(users_file(home))
     try:
         with changing_server(home):

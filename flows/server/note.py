@@ -1,7 +1,7 @@
 """Who serves a home on this machine, and who uses the server: notes and locks that no crash leaves behind.
 
 The server keeps an exclusive lock on `prefect/server-MACHINE.json` for as long as it lives, and notes in it
-where it listens: a note counts only while it is locked. Whoever uses the server holds a shared lock on
+where it listens: a note counts only while it is locked. A process that uses the server holds a shared lock on
 `users-MACHINE.lock`. The system lets go of a lock when its holder ends, however it ends.
 """
 
@@ -80,7 +80,7 @@ class FileLock:
             holder: for the error, in words: who holds it.
 
         Raises:
-            ServerError: whoever `holder` names did not let go of it.
+            ServerError: the process that `holder` names did not let go of it.
         """
         deadline = time.monotonic() + limit_s
         while not self.attempt(exclusive):
@@ -112,7 +112,7 @@ def users_file(home: Home) -> Path:
 
 @contextmanager
 def changing_server(home: Home) -> Iterator[None]:
-    """While the context lasts, nobody else starts or ends the home's server."""
+    """While the context lasts, no other process starts or ends the home's server."""
     lock = FileLock(home.prefect / f"start-{socket.gethostname()}.lock")
     try:
         lock.acquire(exclusive=True, limit_s=120.0, holder=f"the start of the Prefect server of {home.path}")

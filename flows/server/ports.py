@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
-    """Refuse a port that somebody listens on already.
+    """Refuse a port that a process listens on already.
 
     Args:
         port: to be listened on.
@@ -31,7 +31,7 @@ def refuse_taken_port(port: int, advice: str, host: str = LOOPBACK) -> None:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on this port of this machine alone."""
+    """Whether this port of this machine is free, on the loopback."""
     try:
         refuse_taken_port(port, "")
     except ServerError:
@@ -66,7 +66,7 @@ def check_name(name: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine can reach the address."""
+    """Whether only this machine can reach the address."""
     return ipaddress.IPv4Address(host).is_loopback
 
 

@@ -1,7 +1,8 @@
-"""The Prefect server of a home: `python -m flows.server.process`, started by whoever needs it first.
+"""The Prefect server of a home: `python -m flows.server.process`, started by the first command that needs it.
 
-It listens before it says where, so that no other program can be taken for it, and ends by itself when nobody
-uses it any more: it is no child that dies with the run that started it, as other runs may use it by then.
+It listens before it says where, so that no other program can be taken for it, and ends by itself when no
+process uses it any more: it is no child that dies with the run that started it, as other runs may use it by
+then.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def server_environment(home: Home, port: int, host: str = LOOPBACK) -> dict[str,
 
 
 def end_when_unused(home: Home) -> None:
-    """End this process in order once nobody holds the users' lock; who comes meanwhile waits for its end."""
+    """End this process in order once no process holds the users' lock; a new user waits for its end."""
     users = FileLock(users_file(home))
     while not users.attempt(exclusive=True):
         time.sleep(_POLL_S)
@@ -113,7 +114,7 @@ def prefect_application(home: Home) -> Any:
 def serve(
     home: Home, host: str, port: int, exact: bool, names: tuple[str, ...], application: Callable[[Home], Any]
 ) -> None:
-    """Be the server of a home until SIGTERM, or until nobody uses it.
+    """Be the server of a home until SIGTERM, or until no process uses it.
 
     Args:
         home: whose server it is.

@@ -82,7 +82,7 @@ def compact(database: Path) -> None:
 
 
 def keep_small(database: Path) -> None:
-    """Compact a server's database, which nobody uses yet, then prune it as long as this process lives."""
+    """Compact a server's database, which no process uses yet, then prune it as long as this process lives."""
     try:
         compact(database)
     except sqlite3.Error as error:

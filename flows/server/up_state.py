@@ -2,7 +2,7 @@
 
 A process counts as one of ours only where three things hold: its pid is in the file, it began when the
 file says, and its environment carries the file's token. Its descendants inherit the token, so that they
-are found when nothing else of them is known. A pid that the system gave to somebody else is left alone.
+are found when nothing else of them is known. A pid that the system gave to another process is left alone.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class UpState:
 
 
 def new_token() -> str:
-    """A word that nobody else's environment holds."""
+    """A word that no other environment holds."""
     return secrets.token_hex(16)
 
 
@@ -138,7 +138,7 @@ def left_of(state: UpState) -> list[psutil.Process]:
                 process.environ().get(UP_TOKEN_VARIABLE) == state.token
             ):
                 found.append(process)
-        except (psutil.Error, OSError):  # gone meanwhile, or somebody else's
+        except (psutil.Error, OSError):  # gone meanwhile, or another user's
             continue
     return found
 

@@ -339,7 +339,7 @@ class Fleet:
             if device.retiring and not self._dispatcher.busy(device.name):
                 device.actor.kill()
                 self._remove(device, "left", reason)
-        for device, kind, why in self._provisioner.give_up():
+        for device, kind, why in self._provisioner.drop_pending():
             self.accounts.on_never_joined(device, kind, why)
             self._vacate(device)
 

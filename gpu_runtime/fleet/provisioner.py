@@ -163,7 +163,7 @@ class WorkerProvisioner:
         self._coming = [arrival for arrival in self._coming if arrival not in needed]
         return needed
 
-    def give_up(self) -> list[tuple[Device, DeviceEventKind, str]]:
+    def drop_pending(self) -> list[tuple[Device, DeviceEventKind, str]]:
         """End the processes of those on their way whose instances are gone, or given back.
 
         Returns:

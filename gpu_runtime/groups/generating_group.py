@@ -116,7 +116,7 @@ class GeneratingGroup(RemoteActor[Worker]):
         calls = {device.name: start(device) for device in self.devices}
         shared = _SharedCall(self, calls)
         if limit_s is not None:
-            timer = Timer(limit_s, shared.give_up)
+            timer = Timer(limit_s, shared.time_out)
             timer.daemon = True
             timer.start()
             shared.answer.add_done_callback(lambda _: timer.cancel())
@@ -166,7 +166,7 @@ class _SharedCall:
         if breaks:
             self._group.call_off()
 
-    def give_up(self) -> None:
+    def time_out(self) -> None:
         """Wait no longer."""
         with self._lock:
             if not self.answer.done():

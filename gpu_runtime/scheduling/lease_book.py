@@ -67,7 +67,7 @@ class LeaseBook(Generic[RequestT]):
         assert live is not None
         del live.held[progress.item.request]
         progress.lease = None
-        self._give_up(live, 1)
+        self._end(live, 1)
 
     def close(self, live: LiveLease[RequestT]) -> list[Progress[RequestT]]:
         """End a lease; returns what its holder still had."""
@@ -75,7 +75,7 @@ class LeaseBook(Generic[RequestT]):
         live.held.clear()
         for progress in left:
             progress.lease = None
-        self._give_up(live, len(left))
+        self._end(live, len(left))
         return left
 
     def overdue(self, now: float) -> list[LiveLease[RequestT]]:
@@ -99,7 +99,7 @@ class LeaseBook(Generic[RequestT]):
                 return expires_s
         return None
 
-    def _give_up(self, live: LiveLease[RequestT], count: int) -> None:
+    def _end(self, live: LiveLease[RequestT], count: int) -> None:
         number, holder = live.lease.number, live.lease.holder
         self._held[holder] -= count
         if live.held:

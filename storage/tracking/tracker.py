@@ -85,7 +85,7 @@ class Tracker:
     def __init__(self, home: Home, on_trouble: Callable[[str], None] | None = None) -> None:
         self.home = home
         self._on_trouble = on_trouble
-        self._told = False
+        self._reported = False
         self._silent = False
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
         self._waiting: list[_Job] = []
@@ -262,7 +262,7 @@ class Tracker:
 
     def _answered(self) -> None:
         if self._silent:
-            self._silent = self._told = False
+            self._silent = self._reported = False
             self._say(f"MLflow at {self._server} answers again; the figures that were kept are sent")
 
     def _say_missing(self, why: str, level: int = logging.WARNING) -> None:
@@ -271,10 +271,10 @@ class Tracker:
         self._say(f"{place} {why} and lacks {lacking}; all figures are in the home's database", level)
 
     def _trouble(self, message: str) -> None:
-        if self._told:
+        if self._reported:
             _log.debug(message)
             return
-        self._told = True
+        self._reported = True
         self._say(message)
 
     def _say(self, message: str, level: int = logging.WARNING) -> None:

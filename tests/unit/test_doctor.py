@@ -41,7 +41,7 @@ def test_what_is_wrong_is_said_and_the_rest_is_checked(
 ):
     monkeypatch.setattr(doctor, "_FREE_GIB", 1e9)
     monkeypatch.setattr(doctor, "_PACKAGES", ("a-package-that-is-not-there",))
-    monkeypatch.setattr(doctor, "_road", lambda config: "not asked")
+    monkeypatch.setattr(doctor, "_model_and_scorer", lambda config: "not asked")
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
     assert not doctor.examine()
     text = capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_brackets_and_libraries_that_do_not_load(
         raise ImportError("libGL.so.1: cannot open shared object file [bold]")
 
     monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "[red]home[/]"))
-    monkeypatch.setattr(doctor, "_road", road)
+    monkeypatch.setattr(doctor, "_model_and_scorer", road)
     assert not doctor.examine()
     lines = capsys.readouterr().out.splitlines()
     assert "wrong model and scorer: libGL.so.1: cannot open shared object file [bold]" in lines
@@ -85,7 +85,7 @@ def test_brackets_and_libraries_that_do_not_load(
 def test_a_damaged_database_and_runs_it_does_not_know(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    monkeypatch.setattr(doctor, "_road", lambda *_: "not asked")
+    monkeypatch.setattr(doctor, "_model_and_scorer", lambda *_: "not asked")
     store = RunStore(Home(tmp_path / "home").ensure())
     store.create_run("r", RunConfig(), {}, os.getpid())
     store.back_up()

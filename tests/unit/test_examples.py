@@ -91,7 +91,7 @@ def test_the_algorithm_runs_as_a_script(tmp_path: Path):
         cwd=tmp_path, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert answer.stdout.startswith("iteration 1: reward 0.")
-    assert "of 4 prompts taught" in answer.stdout
+    assert "of 4 prompts gave a gradient" in answer.stdout
 
 
 def test_a_runs_curves_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -22,7 +22,7 @@ SETTINGS = [
     "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
     "exploration.stop_with_training=false", "exploration.allocation=uniform",
     "exploration.min_spearman=-1", "algorithm.objective=nft",
-    "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3", "runtime.cluster=local",
+    "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3",
 ]  # fmt: skip
 
 

@@ -63,8 +63,8 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: they learned from different things, or one has no two evaluations, or none is
-            without exploration.
+        ConfigurationError: they learned from different things, or one has no two evaluations or trains on
+            its drafts, or none is without exploration.
     """
     from storage.database.queries.runs import score_curve  # pandas
 
@@ -98,7 +98,7 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
             iterations=tuple(int(at) for at in frame["iteration"]),
             values=tuple(float(value) for value in frame[measure]),
         )
-        arm = _ARMS[strategy_of(config).timing]
+        arm = _arm_of(run_id, config)
         arms[arm] = (*arms.get(arm, ()), curve)
     if "plain" not in arms:
         raise ConfigurationError(
@@ -116,3 +116,22 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
             f"runs {', '.join(run_ids)} make no learning curves: the held-out {measure} of those without "
             "exploration does not rise; take longer runs"
         ) from error
+
+
+def _arm_of(run_id: str, config: RunConfig) -> Arm:
+    """What a run learned from.
+
+    Args:
+        run_id: the run, for the message.
+        config: its settings.
+
+    Raises:
+        ConfigurationError: no policy learns from that.
+    """
+    strategy = strategy_of(config)
+    if strategy.trains_on_drafts:
+        raise ConfigurationError(
+            f"run {run_id} trains on its drafts (exploration.strategy={config.exploration.strategy}), "
+            "which no policy of what-if does; take runs with another strategy"
+        )
+    return _ARMS[strategy.timing]

@@ -26,12 +26,14 @@ class StrategyPlugin:
         timing: when it makes its drafts.
         options: what it reads of `[exploration.options]`.
         check: refuses settings that it cannot work with; raises `ConfigurationError`.
+        trains_on_drafts: whether the chosen drafts are the training samples, rather than rolled out again.
     """
 
     build: Callable[[RunConfig, Sequence[int], DraftTiming, Any], SeedExplorer]
     timing: DraftTiming
     options: type[Section] = NoOptions
     check: Callable[[RunConfig], None] = lambda config: None
+    trains_on_drafts: bool = False
 
 
 def _check_whole_drafts(config: RunConfig) -> None:
@@ -52,7 +54,7 @@ STRATEGIES = Registry(
         "stale": StrategyPlugin(SeedExplorer, DraftTiming.TRAINING_WINDOW),
         "fresh": StrategyPlugin(SeedExplorer, DraftTiming.BEFORE_ROLLOUT),
         "off_policy": StrategyPlugin(
-            OffPolicyExplorer, DraftTiming.TRAINING_WINDOW, check=_check_whole_drafts
+            OffPolicyExplorer, DraftTiming.TRAINING_WINDOW, check=_check_whole_drafts, trains_on_drafts=True
         ),
     },
 )

@@ -227,6 +227,7 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
     store = RunStore(home)
     for run_id, strategy, evaluated in (
         ("base", "plain", (0, 10, 20)), ("explored", "stale", (0, 10)), ("short", "plain", (0,)),
+        ("off", "off_policy", (0, 10)),
     ):  # fmt: skip
         store.create_run(run_id, load_config("glyphs", [f"exploration.strategy={strategy}"], {}), {}, 1)
         for iteration in evaluated:
@@ -247,6 +248,8 @@ def test_the_curves_of_recorded_runs(tmp_path: Path):
         recorded_curves(home, "base", "other")
     with pytest.raises(ConfigurationError, match="run short has 1 evaluations"):
         recorded_curves(home, "short")
+    with pytest.raises(ConfigurationError, match="run off trains on its drafts"):
+        recorded_curves(home, "base", "off")
 
 
 def with_arms(arms: object) -> str:

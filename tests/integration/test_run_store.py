@@ -287,13 +287,14 @@ class TestTheFile:
 
     def test_threads_take_turns(self, store: RunStore):
         store.create_run("r", RunConfig(), {}, os.getpid())
+        patient = RunStore(store.home, wait_s=120.0)  # each of 64 calls may have to wait for the three others
         failures: list[StorageError] = []
 
         def work(number: int) -> None:
             try:
                 for k in range(8):
-                    store.add_event("r", "note", f"{number}/{k}")
-                    store.runs()
+                    patient.add_event("r", "note", f"{number}/{k}")
+                    patient.runs()
             except StorageError as error:
                 failures.append(error)
 

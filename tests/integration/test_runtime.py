@@ -275,5 +275,5 @@ def test_too_few_prompts_are_refused_before_anything_starts(tmp_path, config):
 def test_the_trainers_death_stops_the_run_with_what_to_do(runtime):
     """Last in this file: the runtime is of no use afterwards."""
     os.kill(worker_process("reserved-0").pid, signal.SIGKILL)
-    with pytest.raises(RuntimeFailure, match="spotlight resume"):
+    with pytest.raises(RuntimeFailure, match="nothing committed is lost"):
         runtime.rollout(runtime.explore(3))

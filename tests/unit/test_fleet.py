@@ -217,7 +217,7 @@ def test_every_interval_has_the_price_of_its_device_s_market():
 def test_a_trainer_that_hangs_ends_the_run_with_what_to_do():
     stage = Stage(lease_s=0.05)
     stage.cluster.workers[TRAINER].silent.add("load_weights")
-    with pytest.raises(RuntimeFailure, match=r"hung and was killed.*spotlight resume"):
+    with pytest.raises(RuntimeFailure, match=r"hung and was killed.*nothing committed is lost"):
         stage.fleet.prepare(SECOND)
 
 
@@ -332,7 +332,9 @@ def test_a_trainer_that_hangs_in_its_training_steps_ends_the_run_with_what_to_do
     stage.fleet.trainers._limit_s = 0.01
     trainer = stage.cluster.workers[TRAINER]
     trainer.silent.add("train")
-    with pytest.raises(RuntimeFailure, match=r"'train' in 0.01 s.*raise runtime.lease_s.*spotlight resume"):
+    with pytest.raises(
+        RuntimeFailure, match=r"'train' in 0.01 s.*raise runtime.lease_s.*nothing committed is lost"
+    ):
         stage.fleet.trainers.ask(Worker.train, [])
     assert trainer.dead
 
@@ -354,7 +356,7 @@ def test_a_single_trainer_needs_no_rendezvous():
 def test_the_loss_of_one_of_several_trainers_ends_them_all():
     stage = Stage("none", trainers=2)
     stage.cluster.workers["reserved-1"].dead = True
-    with pytest.raises(RuntimeFailure, match=r"reserved-1.*spotlight resume"):
+    with pytest.raises(RuntimeFailure, match=r"reserved-1.*nothing committed is lost"):
         stage.fleet.prepare(SECOND)
     assert stage.cluster.workers[TRAINER].dead
     assert not stage.cluster.workers[ONE].dead

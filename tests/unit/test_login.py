@@ -84,7 +84,7 @@ def test_a_file_that_others_can_read_or_that_is_damaged_is_refused(tmp_path: Pat
 
 def test_without_a_login_only_this_machine_is_let_in(tmp_path: Path):
     check_login(Home(tmp_path), "127.0.0.1")
-    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to whoever"):
+    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to everyone who"):
         check_login(Home(tmp_path), "0.0.0.0")
     check_login(write_login(Home(tmp_path)), "0.0.0.0")
 

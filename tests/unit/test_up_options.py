@@ -80,7 +80,9 @@ def test_an_address_that_others_reach_is_warned_of(
 
 
 def test_an_address_that_others_reach_is_refused_without_a_login(tmp_path: Path):
-    with pytest.raises(ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to whoever reaches"):
+    with pytest.raises(
+        ConfigurationError, match=r"--host 0\.0\.0\.0 would show all runs to everyone who reaches"
+    ):
         up(Home(tmp_path), UpOptions(server_port=free(), dashboard_port=free(), host="0.0.0.0"))
     assert not (tmp_path / "up.json").exists()
 

@@ -10,7 +10,7 @@ times, and noise must not tear groups apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -113,6 +113,18 @@ def plan_layout(
         groups += _assign(name, instances[name], choice.degrees, standing[name], before)
     used = {member for group in groups for member in group.members}
     return Layout(tuple(groups), tuple(device for device in sorted(devices) if device not in used))
+
+
+def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
+    """What `plan_layout` is to weigh degrees by where one is fixed: as many groups of it as there can be.
+
+    Each group weighs more than any smaller ones of as many devices, which what is left over forms.
+
+    Args:
+        degrees: by how many devices the model's sequences may be shared.
+        most: the fixed degree; larger ones are left out.
+    """
+    return {degree: 1 / degree**2 for degree in degrees if degree <= most}
 
 
 def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:

@@ -128,8 +128,8 @@ def test_measured_times_find_that_sharing_is_faster():
     times = times_of({2: 0.3}, regroup=0.05)
     config = small_config(2, sequence_parallel=auto)
     found = simulated(config, 1, 1, STAYS, times=times, keeps_intervals=True)
-    # The first evaluation measures one device: 2 + 8 + 1. Then two are tried, and keep their group: batches of
-    # 1.5 + 1 s. The last evaluation takes 2.1 + 1.
+    # The first evaluation measures one device: 2 + 8 + 1. Then two are tried, and keep their group: batches
+    # of 1.5 + 1 s. The last evaluation takes 2.1 + 1.
     iteration = 0.05 + 10 + 1 + 16
     assert found.wall_s == pytest.approx(10 + 11 + iteration + 2 + iteration + 2 + 0.05 + 3.1 + 1)
 

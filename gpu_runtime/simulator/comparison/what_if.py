@@ -139,7 +139,7 @@ def policy_runs(
     for future in range(futures):
         drafts, traces = 0.0, dict[tuple[int, float], Trace]()
         for policy in simulated:
-            plan = policy.plan(offer, drafts)
+            plan = _possible(policy.plan(offer, drafts), offer, config)
             keeps_it = policy.name == keeps
             run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
             if policy.name == SPOTLIGHT:
@@ -147,6 +147,13 @@ def policy_runs(
             runs[policy.name].append(run)
             on_run()
     return runs
+
+
+def _possible(plan: SimulatedPlan, offer: FleetPlan, config: RunConfig) -> SimulatedPlan:
+    """A plan as a live run can follow it: where devices share samples, no more train than were asked for."""
+    if config.sequence_parallel.largest == 1:
+        return plan
+    return replace(plan, fleet=replace(plan.fleet, trainers=min(plan.fleet.trainers, offer.trainers)))
 
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:

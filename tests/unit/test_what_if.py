@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flows.cli.command_line import app
 from gpu_runtime.simulator.comparison.what_if import compare_policies
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.profile import Profile, StepTime, read_profile
+from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.generator import TraceShape
@@ -231,7 +231,23 @@ def test_what_is_not_known_widens_the_answer():
             "policy static-sp keeps groups of devices together",
         ),
         (("--policies", "static-sp"), "needs a number above 1 as sequence_parallel.rollout"),
-        (("--degree", "2", "--spot", "20"), "21 devices that may share samples would be on one machine"),
+        (
+            (
+                "--preset",
+                "qwen-image-ocr-512",
+                "--trainers",
+                "1",
+                "--set",
+                "model.compile=false",
+                "--degree",
+                "2",
+                "--spot",
+                "20",
+                "--reserved",
+                "1",
+            ),
+            "21 devices that may share samples would be on one machine, above 16; say by --per-instance",
+        ),
         (("--profile", "nothing"), "--profile 'nothing' is no profile (glyphs-cpu, "),
         (("--preset", "flux-ocr-512", "--reserved", "1"), "no profile of flux 512x512; name one"),
         (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),

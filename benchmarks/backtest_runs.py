@@ -236,11 +236,10 @@ def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> di
             "SELECT min(started_at) FROM worker_states WHERE run_id = ?", [run_id]
         ).fetchone()
     assert row is not None, "a finished run has had workers"
-    began_at, number = float(row[0]), 0
+    began_at = float(row[0])
     events: list[tuple[float, str, str]] = [(0.0, "add", "worker-0")]
-    for done in ran.done:
+    for number, done in enumerate(ran.done, 1):
         at_s = max(0.0, done.at - began_at)
-        number += 1
         events += [(at_s, "remove", f"worker-{number - 1}"), (at_s, "add", f"worker-{number}")]
     return {"events": events, "length_s": max(ran.wall_s, events[-1][0]), "began_at": began_at}
 

@@ -127,7 +127,7 @@ class WhatIfForm(Section):
     """Seconds of notice before a loss."""
 
     degree: str = Field(default="1", pattern="^([1-9][0-9]?|auto)$", title="Devices that share a sample")
-    """In rollouts and evaluations: a number, or `auto`, with which measured times choose. Above 1 one device
+    """In rollouts and evaluations: a number, or auto, with which measured times choose. Above 1 one device
     trains."""
 
     instance_devices: int = Field(default=0, ge=0, le=64)

@@ -184,7 +184,7 @@ class GenerationPhase:
             return
         now, behind = self._loop.now, device.holds != self._work.version
         if not behind and device.free_at <= now:
-            self._admit(device)
+            self._on_ready(device)
             return
         self._enter(device, "load" if behind else "idle")
         ready = max(now, device.free_at) + (self._times.weights if behind else 0)
@@ -205,9 +205,9 @@ class GenerationPhase:
         self._busy -= 1
         device.coming = None
         device.holds = self._work.version
-        self._admit(device)
+        self._on_ready(device)
 
-    def _admit(self, device: SimulatedDevice) -> None:
+    def _on_ready(self, device: SimulatedDevice) -> None:
         """A device holds the weights and is free."""
         self._pull(device)
 

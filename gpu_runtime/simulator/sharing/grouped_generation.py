@@ -99,7 +99,7 @@ class GroupedPhase(GenerationPhase):
         else:
             self._break(group, device)
 
-    def _admit(self, device: SimulatedDevice) -> None:
+    def _on_ready(self, device: SimulatedDevice) -> None:
         self._pool[device.name] = device
         self._enter(device, "idle")
         self._plan_soon()

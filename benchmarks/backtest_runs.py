@@ -120,9 +120,9 @@ RUNS = (
     LiveRun("pair-glyphs-2", "pair glyphs", "glyphs", _pair("seed=2", _WIDER)),
     LiveRun("pair-shapes", "pair shapes", "shapes", _pair(_WIDER)),
     LiveRun("pair-shapes-2", "pair shapes", "shapes", _pair("seed=2")),
-    LiveRun("pair-losses", "pair glyphs", "glyphs", _pair(), trace_seed=5, alone="one glyphs"),
-    LiveRun("pair-losses-2", "pair glyphs", "glyphs", _pair("seed=2"), trace_seed=3, alone="one glyphs"),
-    LiveRun("pair-losses-shapes", "pair shapes", "shapes", _pair(_WIDER), trace_seed=6, alone="one shapes"),
+    LiveRun("pair-losses", "pair glyphs", "glyphs", _pair(), trace_seed=11, alone="one glyphs"),
+    LiveRun("pair-losses-2", "pair glyphs", "glyphs", _pair("seed=2"), trace_seed=9, alone="one glyphs"),
+    LiveRun("pair-losses-shapes", "pair shapes", "shapes", _pair(_WIDER), trace_seed=10, alone="one shapes"),
 )
 """Of a full backtest, in the order in which they are done."""
 

@@ -91,7 +91,7 @@ class Simulation:
         self._grouping = Grouping(config.sequence_parallel.by_kind, times, plan)
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
-        self._run = SimulatedRun(prices, times.step, runs=plan.runs)
+        self._run = SimulatedRun(prices, runs=plan.runs)
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:

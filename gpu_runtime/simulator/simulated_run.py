@@ -63,7 +63,6 @@ class SimulatedRun:
         spent: ticks by market and state, over all devices.
         paid: ticks by market, metered apart from the states.
         usd_per_hour: price of a device by market.
-        step: ticks of a batch's denoising step.
         drafts: made and judged in time.
         batches: rolled out.
         redone: denoising steps of batches that losses took with them.
@@ -79,7 +78,6 @@ class SimulatedRun:
     """
 
     usd_per_hour: dict[Market, float]
-    step: int
     wall: int = 0
     phases: Counter[SimulatedPhase] = field(default_factory=Counter)
     iterations: list[int] = field(default_factory=list)

@@ -85,6 +85,7 @@ class Compared:
         low, high: of simulated iterations, by drawn values, over that by the values themselves.
         samples: of an iteration.
         closed_form: duration by formula over the simulated one, where there is a formula.
+        degree: devices that shared each sample.
     """
 
     kept: KeptRun
@@ -94,6 +95,7 @@ class Compared:
     high: float
     samples: int
     closed_form: float | None
+    degree: int = 1
 
     @property
     def iteration_error(self) -> float:
@@ -117,6 +119,7 @@ class Compared:
             "run": self.kept.live.name,
             "preset": self.kept.live.preset,
             "under_losses": self.kept.trace is not None,
+            "degree": self.degree,
             "losses": {"live": self.live.losses, "simulated": self.simulated.losses},
             "iteration_s": {"live": self.live.iteration_s, "simulated": self.simulated.iteration_s},
             "usd": {"live": self.live.usd, "simulated": self.simulated.usd},
@@ -221,13 +224,17 @@ def first_phase_at(home: Home, run_id: str) -> float:
     return float(row[0])
 
 
-def profile_for(home: Home, kept: KeptRun, runs: Iterable[KeptRun]) -> Profile | None:
+def profile_for(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Profile | None:
     """A profile from other runs of the same kind; None where there are none."""
     others = [other for other in runs if other.live.kind == kept.live.kind and other is not kept]
     calm = [other.run_id for other in others if other.trace is None]
     if not calm:
         return None
     profile = recorded_profile(home, *calm)
+    alone = [other.run_id for other in runs if other.live.kind == kept.live.alone and other.trace is None]
+    if alone:  # a device that has lost the one that it shares samples with
+        steps = recorded_profile(home, *alone).steps
+        profile = profile.model_copy(update={"steps": (*steps, *profile.steps)})
     if kept.trace is None:
         return profile
     starts, losses = [], []
@@ -275,7 +282,8 @@ def compare(home: Home, kept: KeptRun, runs: Sequence[KeptRun]) -> Compared | No
     closed = undisturbed(config, times, runtime.least_workers) / run.wall if equal else None
     samples = config.algorithm.prompts_per_iteration * config.algorithm.group_size
     live = live_figures(home, kept.run_id, config)
-    return Compared(kept, live, found, ratios[0], ratios[-1], samples, closed)
+    degree = config.sequence_parallel.rollout
+    return Compared(kept, live, found, ratios[0], ratios[-1], samples, closed, degree)
 
 
 def ranking(rows: Sequence[Compared], of: Callable[[Figures], float]) -> tuple[int, int]:
@@ -302,6 +310,7 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
     rough = [row for row in rows if row.kept.trace is not None]
     by_time = ranking(rows, lambda figures: figures.iteration_s)
     by_usd = ranking(rows, lambda figures: figures.usd / iterations)
+    shared = [row for row in rows if row.degree > 1]
     closed = [abs(row.closed_form - 1) for row in rows if row.closed_form is not None]
 
     def median(values: Iterable[float | None]) -> float | None:
@@ -311,6 +320,7 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
     return {
         "runs": len(rows),
         "runs_under_losses": len(rough),
+        "runs_sharing": len(shared),
         "losses": sum(row.live.losses for row in rough),
         "iterations": iterations,
         "iteration_error_median": median(row.iteration_error for row in calm),
@@ -318,6 +328,8 @@ def figures_of(rows: Sequence[Compared], kept: Sequence[KeptRun], iterations: in
         "dollars_error_median": median(row.dollars_error for row in calm),
         "error_under_losses_median": median(row.iteration_error for row in rough),
         "dollars_error_under_losses_median": median(row.dollars_error for row in rough),
+        "error_sharing_median": median(row.iteration_error for row in shared),
+        "dollars_error_sharing_median": median(row.dollars_error for row in shared),
         "phase_error_median": {name: median(row.phase_error(name) for row in rows) for name in _PHASES},
         "ranking_pairs": by_time[0] + by_usd[0],
         # Without such a pair nothing is ranked.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from flows.disturbed_run import disturb, start
 from flows.progress import reporter
+from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.loading import load_config
@@ -29,6 +30,9 @@ _LOCAL = ("runtime.cluster=local",)
 _RAY = ("runtime.cluster=ray", "runtime.spot_workers=1", "runtime.history=true", "runtime.commit_steps=2",
         "runtime.lease_s=60")  # fmt: skip
 """As `spotlight chaos --trace` has it: histories are kept, and devices stop after each denoising step."""
+
+_KEPT = ("runtime.history=true", "runtime.commit_steps=2", "runtime.lease_s=60")
+"""As `_RAY`: workers are found by their histories."""
 
 _SPOT_LIFE = TraceShape(
     capacity=1, length_s=600.0, mean_lifetime_s=30.0, multi_loss_share=0.0, zones=1, mean_reacquire_s=12.0,
@@ -49,6 +53,9 @@ class LiveRun:
         settings: on top of the preset's and of those that all have.
         trace_seed: of the trace that is replayed under it; None for none.
         notice_s: seconds of notice before a loss.
+        alone: kind of the runs that say what a step takes a device alone, where devices share samples. Under
+            losses no instances come and go then, as devices of several share no samples: the spot worker of
+            the one instance is killed when the trace's instance goes, and replaced at once.
     """
 
     name: str
@@ -57,6 +64,7 @@ class LiveRun:
     settings: tuple[str, ...]
     trace_seed: int | None = None
     notice_s: float = 0.0
+    alone: str = ""
 
     def all_settings(self, iterations: int) -> list[str]:
         """What differs from the preset."""
@@ -69,6 +77,11 @@ class LiveRun:
 
 def _spot(count: int, *more: str) -> tuple[str, ...]:
     return (*_LOCAL, f"runtime.spot_workers={count}", *more)
+
+
+def _pair(*more: str) -> tuple[str, ...]:
+    """Two devices that share samples."""
+    return _spot(1, "sequence_parallel.rollout=2", "sequence_parallel.evaluate=2", *_KEPT, *more)
 
 
 _WIDER, _WIDE = "algorithm.prompts_per_iteration=24", "algorithm.prompts_per_iteration=40"
@@ -103,16 +116,22 @@ RUNS = (
     LiveRun("losses-notice", "ray glyphs", "glyphs", (*_RAY, "seed=2"), trace_seed=3, notice_s=5.0),
     LiveRun("losses-shapes", "ray shapes", "shapes", (*_RAY, _WIDER), trace_seed=6),
     LiveRun("losses-shapes-2", "ray shapes", "shapes", (*_RAY, "seed=2"), trace_seed=5, notice_s=5.0),
+    LiveRun("pair-glyphs", "pair glyphs", "glyphs", _pair()),
+    LiveRun("pair-glyphs-2", "pair glyphs", "glyphs", _pair("seed=2", _WIDER)),
+    LiveRun("pair-shapes", "pair shapes", "shapes", _pair(_WIDER)),
+    LiveRun("pair-shapes-2", "pair shapes", "shapes", _pair("seed=2")),
+    LiveRun("pair-losses", "pair glyphs", "glyphs", _pair(), trace_seed=11, alone="one glyphs"),
+    LiveRun("pair-losses-2", "pair glyphs", "glyphs", _pair("seed=2"), trace_seed=9, alone="one glyphs"),
+    LiveRun("pair-losses-shapes", "pair shapes", "shapes", _pair(_WIDER), trace_seed=10, alone="one shapes"),
 )
 """Of a full backtest, in the order in which they are done."""
 
 _TINY = ("algorithm.prompts_per_iteration=4", "evaluation.prompts=16")
 
-QUICK = tuple(
-    LiveRun(run.name, run.kind, run.preset, (*run.settings, *_TINY), run.trace_seed, run.notice_s)
-    for run in RUNS
-    if run.name in ("two-glyphs", "two-reserved", "ray-glyphs", "losses-glyphs")
-)  # fmt: skip
+_QUICK = ("one-glyphs", "two-glyphs", "two-reserved", "ray-glyphs", "losses-glyphs", "pair-glyphs",
+          "pair-glyphs-2", "pair-losses")  # fmt: skip
+
+QUICK = tuple(replace(run, settings=(*run.settings, *_TINY)) for run in RUNS if run.name in _QUICK)
 
 
 @dataclass(frozen=True)
@@ -174,6 +193,7 @@ def _work(config: RunConfig) -> tuple[object, ...]:
         config.seed, config.iterations, config.model.path, config.sampling, algorithm.prompts_per_iteration,
         algorithm.group_size, evaluation.every, evaluation.prompts, config.exploration.strategy,
         runtime.least_reserved, runtime.least_spot, runtime.scorer_workers, runtime.commit_steps,
+        config.sequence_parallel,
     )  # fmt: skip
 
 
@@ -188,6 +208,8 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     if trace is None:
         if start(home, "train", "--run-id", run_id, *arguments).wait() != 0:
             raise RuntimeFailure(f"the run {run_id} failed; look at it with `spotlight runs`")
+    elif live.alone:
+        known |= _kill(home, run_id, arguments, trace)
     else:
         known |= _replay(home, run_id, live, arguments, trace, settings)
     # Written last: a run without it is done again.
@@ -198,6 +220,28 @@ def _do(home: Home, live: LiveRun, iterations: int, prefix: str) -> KeptRun:
     if found is None:
         raise RuntimeFailure(f"the run {run_id} did not finish; look at it with `spotlight runs`")
     return found
+
+
+def _kill(home: Home, run_id: str, arguments: Sequence[str], trace: Trace) -> dict[str, object]:
+    """Do a run whose spot worker is killed whenever the trace's instance goes; what there was of it.
+
+    The result's times count from the beginning of the first worker.
+    """
+    faults = [Fault("kill", event.at_s) for event in trace.events if event.kind == "remove"]
+    ran = disturb(home, run_id, arguments, faults)
+    if ran.restarts or ran.hung:
+        raise RuntimeFailure(f"the run {run_id} had to be resumed, or hung; begin the backtest again")
+    with RunStore(home).database.reading() as connection:
+        row = connection.execute(
+            "SELECT min(started_at) FROM worker_states WHERE run_id = ?", [run_id]
+        ).fetchone()
+    assert row is not None, "a finished run has had workers"
+    began_at = float(row[0])
+    events: list[tuple[float, str, str]] = [(0.0, "add", "worker-0")]
+    for number, done in enumerate(ran.done, 1):
+        at_s = max(0.0, done.at - began_at)
+        events += [(at_s, "remove", f"worker-{number - 1}"), (at_s, "add", f"worker-{number}")]
+    return {"events": events, "length_s": max(ran.wall_s, events[-1][0]), "began_at": began_at}
 
 
 def _replay(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.language_workload import LanguageWorkload
 from gpu_runtime.scheduling.work_items import Lease
-from gpu_runtime.simulator.fleet import SimulatedDevice
+from gpu_runtime.simulator.devices import SimulatedDevice
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, Event
 
 _SAME = 1e-6

@@ -24,12 +24,12 @@ from gpu_runtime.simulator.comparison.what_if import Spread, policy_runs
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import read_profile
 from gpu_runtime.simulator.simulated_run import SimulatedRun
-from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.simulator.trace_windows import SpotMarket, of_devices
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.prices.known_prices import known_prices
 from gpu_runtime.spot.traces.generator import TraceShape
 from gpu_runtime.spot.traces.replay import thinned
-from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from gpu_runtime.spot.traces.trace import Trace
 from storage.config.loading import PRESETS, load_config
 
 RESERVED, SPOT, GPUS = 4, 8, 2
@@ -67,16 +67,6 @@ class Scale:
 
 
 QUICK = Scale(futures=1, iterations=2, sizes=(512,))
-
-
-def paired(trace: Trace) -> Trace:
-    """A trace of devices: each instance has `GPUS` of them, which come and go together."""
-    events = (
-        TraceEvent(event.at_s, event.kind, f"{event.instance}/{number}")
-        for event in trace.events
-        for number in range(GPUS)
-    )
-    return Trace(tuple(events), trace.length_s)
 
 
 def iterations_to(task: str, arm: str, share: float) -> list[float]:
@@ -152,7 +142,7 @@ def setting_runs(size: int, reward: str, trace: Trace, scale: Scale) -> Mapping[
     config = load_config(f"qwen-image-{reward}-{size}", [f"iterations={scale.iterations}", *few], {})
     profile = read_profile(PRESETS / f"profiles/qwen-image-{size}-h100.json")
     offer = FleetPlan(RESERVED, SPOT, RESERVED, 1.0, 1.0)  # dollars are computed by zone
-    recorded = paired(thinned(trace, SPOT // GPUS))
+    recorded = of_devices(thinned(trace, SPOT // GPUS), GPUS)
     market = SpotMarket(recorded, TraceShape(capacity=1, length_s=1.0), notice_s=NOTICE_S)
     return policy_runs(config, offer, profile, market, scale.futures, policies=POLICIES)
 

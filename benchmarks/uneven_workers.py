@@ -14,9 +14,9 @@ from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.simulator.push_dispatch import PushDispatch
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import Worker

@@ -7,6 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
@@ -14,14 +15,21 @@ from gpu_runtime.models.embedded.folder import EMBEDDED_PREFIX
 from gpu_runtime.simulator.profile import Profile as Profile
 from gpu_runtime.simulator.profile import Quantity, StepTime
 from storage.config.run_config import RunConfig
+from storage.config.sequence_parallel import AUTO
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LEAST_ITERATIONS = 2
 """Recorded iterations that a profile needs; the first is left out where there are more."""
 
 _MOST_SPREAD = 2.0
+
+_IN_PASSING = 0.02
+"""Share of a rollout's device time that tells nothing of a degree."""
 
 _ASSUMED_START = Quantity(value=60.0, uncertainty=0.7, source="assumed: no start was recorded")
 _ASSUMED_EVALUATION = Quantity(value=1.0, source="assumed: no evaluation was recorded")
@@ -36,11 +44,13 @@ class _Recorded:
     """What runs recorded.
 
     Attributes:
-        steps: seconds of a denoising step of a rollout, by samples of a batch.
+        steps: seconds of a denoising step of a rollout, by samples of a batch and devices that shared them.
+        evaluated: likewise of evaluations with degrees that no rollout had.
         values: of each quantity of a profile, by its name.
     """
 
-    steps: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    steps: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    evaluated: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -63,7 +73,7 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
 
     Raises:
         RunNotFoundError: there is no such run.
-        ConfigurationError: one has too few iterations, or its devices shared samples.
+        ConfigurationError: one has too few iterations, or no time of rollouts.
     """
     found = _Recorded()
     configs = [RunStore(home).run(run_id).config for run_id in run_ids]
@@ -74,21 +84,31 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
     def measured(values: Sequence[float]) -> Quantity:
         return quantity_of(values, source)
 
-    steps = {size: statistics.median(values) for size, values in sorted(found.steps.items())}
-    ratios = [value / steps[size] for size, values in found.steps.items() for value in values]
+    # An evaluation stands for rollouts whose samples as many devices share, if there is none.
+    recorded = {**found.evaluated, **found.steps}
+    steps = {shape: statistics.median(values) for shape, values in sorted(recorded.items())}
+    ratios = [value / steps[shape] for shape, values in recorded.items() for value in values]
     starts, evaluation = found.values["start_s"], found.values["evaluation"]
     return Profile(
         name=run_ids[0] if len(run_ids) == 1 else f"{len(run_ids)}-runs",
         summary=f"recorded by {source}; decoding and commits are in the step",
         device=configs[0].model.device,
         models=tuple(dict.fromkeys(map(model_key, configs))),
-        steps=tuple(StepTime(batch=size, seconds=seconds) for size, seconds in steps.items()),
+        steps=tuple(
+            StepTime(batch=size, degree=degree, seconds=seconds, **_evidence(degree, source))
+            for (size, degree), seconds in steps.items()
+        ),
         step=measured(ratios).model_copy(update={"value": 1.0}),
         evaluation=measured(evaluation) if evaluation else _ASSUMED_EVALUATION,
         decode_s=Quantity(value=0.0, evidence="measured", source="in the step"),
         start_s=measured(starts) if starts else _ASSUMED_START,
         **{name: measured(found.values[name]) for name in _PARTS},
     )
+
+
+def _evidence(degree: int, source: str) -> dict[str, Any]:
+    """Of a step that several devices share; of others the profile's `step` says it."""
+    return {"evidence": "measured", "source": source} if degree > 1 else {}
 
 
 def quantity_of(values: Sequence[float], source: str) -> Quantity:
@@ -106,8 +126,10 @@ def quantity_of(values: Sequence[float], source: str) -> Quantity:
 
 def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> None:
     """Add what a run recorded to what was found."""
-    from storage.database.queries.workload import (  # pandas
+    from storage.database.queries.devices import degree_times  # pandas
+    from storage.database.queries.workload import (
         changes_of_state,
+        degree_work,
         evaluation_work,
         iteration_work,
         opening_s,
@@ -121,37 +143,107 @@ def _measure(home: Home, run_id: str, config: RunConfig, found: _Recorded) -> No
         changes = changes_of_state(connection, run_id)
         values["start_s"] += start_times(connection, run_id)
         opening = opening_s(connection, run_id)
+        sharing = degree_work(connection, run_id)
+        timed = degree_times(connection, run_id, 0, config.iterations)
+    known = {int(d): float(s) for d, s in zip(timed["degree"], timed["step_s"], strict=True)}
     if len(work) < _LEAST_ITERATIONS:
         raise ConfigurationError(
             f"run {run_id} has {len(work)} recorded iterations; a profile needs {_LEAST_ITERATIONS}"
         )
-    if config.sequence_parallel.largest > 1:
-        raise ConfigurationError(f"devices of run {run_id} shared samples; take one whose devices work alone")
-    work = work[1:] if len(work) > _LEAST_ITERATIONS else work
-    size, steps = config.sampling.batch_size, config.sampling.rollout_steps
-    step_s = list(work["rollout_device_s"] / (-(-work["samples"] // size) * steps))
-    if not all(step_s):
-        raise ConfigurationError(f"run {run_id} recorded no time of rollouts; take another run")
-    found.steps[size] += step_s
+    work = work.iloc[1:] if len(work) > _LEAST_ITERATIONS else work
+    steps = _steps_by_degree(config, work, sharing, known)
+    if not steps:
+        raise ConfigurationError(
+            f"run {run_id} recorded no rollout whose samples were all shared alike; take another run"
+        )
+    size = config.sampling.batch_size
+    for degree, step_s in steps.items():
+        found.steps[size, degree] += step_s
     values["train_sample_s"] += list(work["train_device_s"] / work["samples"])
     if opening is not None:
         values["opening_s"].append(opening)
     loads = [float(value) for value in changes[changes["state"] == "load"]["lasted_s"]]
     values["weights_s"] += loads
     values["regroup_s"] += [float(value) for value in changes[changes["state"] == "regroup"]["lasted_s"]]
-    weights_s = statistics.median(loads) if loads else 0.0
+    degree = max(steps)
+    waits_s = statistics.median(loads) if loads else 0.0
+    if degree > 1 and values["regroup_s"]:
+        waits_s += statistics.median(values["regroup_s"])
     columns = {str(name): [float(value) for value in work[name]] for name in work.columns}
     for entries in zip(*columns.values(), strict=True):
         row = dict(zip(columns, entries, strict=True))
-        values["score_s"] += _score_s(config, row, row["rollout_s"] - weights_s)
+        values["score_s"] += _score_s(config, row, row["rollout_s"] - waits_s, degree)
         values["driver_s"] += _driver_s(config, row)
+    _measure_evaluations(config, evaluations, steps, found)
+
+
+def _steps_by_degree(
+    config: RunConfig, work: pd.DataFrame, sharing: pd.DataFrame, known: Mapping[int, float]
+) -> dict[int, list[float]]:
+    """Seconds of a rollout's denoising step, one of each iteration that says them.
+
+    Where the degree is fixed, an iteration says them of the degree that all its samples had. Where measured
+    times chose it, they say how the degrees compare, and the device time of all what a step took with its
+    decoding and commits.
+
+    Args:
+        config: of the run.
+        work: of its iterations.
+        sharing: device time by iteration and degree.
+        known: measured seconds of a step by degree, where they chose it.
+    """
+    found: defaultdict[int, list[float]] = defaultdict(list)
+    columns = (work[name] for name in ("iteration", "samples", "rollout_device_s"))
+    for iteration, samples, device_s in zip(*columns, strict=True):
+        steps = -(-int(samples) // config.sampling.batch_size) * config.sampling.rollout_steps
+        spent = _by_degree(config.sequence_parallel.rollout, sharing, iteration, float(device_s))
+        if not device_s or not spent:
+            continue
+        if len(spent) == 1 and not known:
+            (degree,) = spent
+            found[degree].append(float(device_s) / degree / steps)
+        elif known.keys() >= spent.keys():
+            # So many steps of a device alone would have taken as long.
+            alone = sum(spent_s / degree / known[degree] for degree, spent_s in spent.items()) / steps
+            for degree, step_s in known.items():
+                found[degree].append(step_s * alone)
+    return dict(found)
+
+
+def _by_degree(wanted: int, sharing: pd.DataFrame, iteration: int, device_s: float) -> dict[int, float]:
+    """Device time of an iteration's rollout by degree, without what was done in passing.
+
+    Args:
+        wanted: the degree of the settings.
+        sharing: device time by iteration and degree, of all iterations.
+        iteration: its number.
+        device_s: of the whole rollout.
+    """
+    if wanted == 1:
+        return {1: device_s}
+    mine = sharing[(sharing["phase"] == "iteration") & (sharing["iteration"] == iteration)]
+    spent = {int(d): float(s) for d, s in zip(mine["degree"], mine["device_s"], strict=True)}
+    return {degree: spent_s for degree, spent_s in spent.items() if spent_s > _IN_PASSING * device_s}
+
+
+def _measure_evaluations(
+    config: RunConfig, evaluations: pd.DataFrame, steps: Mapping[int, list[float]], found: _Recorded
+) -> None:
+    """Add what evaluations took, over a rollout's steps where as many devices shared those."""
+    size, degree = config.sampling.batch_size, config.sequence_parallel.evaluate
+    if degree == AUTO:
+        return
     evaluated = evaluations["rollout_device_s"] / (
         -(-evaluations["images"] // size) * config.sampling.evaluate_steps
     )
-    values["evaluation"] += [float(value) / statistics.median(step_s) for value in evaluated if value > 0]
+    seconds = [float(value) / degree for value in evaluated if value > 0]
+    if degree in steps:
+        found.values["evaluation"] += [value / statistics.median(steps[degree]) for value in seconds]
+    else:
+        found.evaluated[size, degree] += seconds
 
 
-def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float) -> list[float]:
+def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float, degree: int = 1) -> list[float]:
     """Seconds in which a scorer judges one image, from how long a rollout's last scores were waited for.
 
     Devices deliver in turns, as many batches as they are; scorers judge a turn's images while the next turn
@@ -162,11 +254,12 @@ def _score_s(config: RunConfig, row: Mapping[str, float], rollout_s: float) -> l
         config: of the run.
         row: of the iteration; its device-seconds tell how many devices it had.
         rollout_s: that devices generated for.
+        degree: devices that shared each sample.
     """
     samples, reward_s = row["samples"], row["reward_s"]
     if math.isnan(rollout_s) or math.isnan(reward_s) or math.isnan(row["iteration_s"]):
         return []
-    devices = max(1, round(row["device_s"] / row["iteration_s"]))
+    devices = max(1, round(row["device_s"] / row["iteration_s"]) // degree)
     batches = -(-samples // config.sampling.batch_size)
     turns = -(-batches // devices)
     turn_s = rollout_s / turns

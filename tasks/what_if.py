@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpu_runtime.simulator.chrome_trace import chrome_trace
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
-from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, Policy, policies_of
+from gpu_runtime.simulator.comparison.policies import (
+    POLICIES,
+    Policy,
+    default_policies,
+    policies_of,
+    unfit,
+)
 from gpu_runtime.simulator.comparison.to_score import (
     ExplorationWorth,
     Milestone,
@@ -29,19 +35,24 @@ from gpu_runtime.simulator.profile import Profile, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.spot.traces.files import read_trace
 from gpu_runtime.spot.traces.generator import TraceShape
-from gpu_runtime.spot.traces.summary import summarise
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
+from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 from tasks.recorded_curves import find_curves as find_curves
 from tasks.recorded_profile import model_key, recorded_profile
+from tasks.what_if_in_words import conclusions as conclusions
+from tasks.what_if_in_words import market_in_words
 
 PROFILES = PRESETS / "profiles"
 """Folder of the profiles that the project carries."""
 
 MOST_ITERATIONS = 100_000
 """Of a simulated run; beyond it an answer takes hours."""
+
+MOST_TOGETHER = 16
+"""Devices of one machine that may share samples: more ways to divide them take long to compare."""
 
 MOST_DRAWN = 50_000
 """Devices times iterations of a time line; its file then has some 40 MB."""
@@ -59,6 +70,7 @@ class WhatIf:
         iterations: of each run.
         futures: over which each figure goes.
         curves: how many iterations a score takes; None where that is not known.
+        degrees: by how many devices samples are shared, by kind of request; 0 where measured times choose.
     """
 
     answers: Sequence[PolicyAnswer]
@@ -68,6 +80,20 @@ class WhatIf:
     iterations: int
     futures: int
     curves: LearningCurves | None = None
+    degrees: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def shares(self) -> bool:
+        """Whether several devices may share a sample."""
+        return bool(self.degrees) and set(self.degrees.values()) != {1}
+
+    @property
+    def sharing(self) -> dict[str, int | str]:
+        """By how many devices samples are shared, and how many an instance has; empty if all work alone."""
+        if not self.shares:
+            return {}
+        degrees = {kind: degree or "auto" for kind, degree in self.degrees.items()}
+        return degrees | {"instance_devices": self.offer.instance_devices or "all"}
 
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
         """What a policy takes to 25, 50, 75 and 100 % of the baseline's progress, where that is known."""
@@ -104,6 +130,7 @@ class WhatIf:
             "reserved_usd_per_hour": self.offer.reserved_usd_per_hour,
             "spot_usd_per_hour": self.offer.spot_usd_per_hour,
             "profile": self.profile.model_dump(mode="json"),
+            **({"sharing": self.sharing} if self.shares else {}),
         }
 
 
@@ -116,12 +143,15 @@ class MarketQuestion:
         loss_rate: losses of an instance an hour, for drawn traces; None for what a trace's shape has.
         joint: share of the losses that take several at once; None likewise.
         notice_s: seconds of notice.
+        instance_devices: devices of an instance, which may share samples and are lost together; 0 where all
+            are on one machine, and are lost one by one.
     """
 
     trace: str = ""
     loss_rate: float | None = None
     joint: float | None = None
     notice_s: float = 0.0
+    instance_devices: int = 0
 
 
 def answer(
@@ -131,7 +161,7 @@ def answer(
     futures: int,
     seed: int = 0,
     on_run: Callable[[], None] = lambda: None,
-    policies: Sequence[Policy] = DEFAULT_POLICIES,
+    policies: Sequence[Policy] | None = None,
     curves: LearningCurves | None = None,
 ) -> WhatIf:
     """Simulate policies on the devices and at the prices of the settings.
@@ -143,7 +173,7 @@ def answer(
         futures: windows of the trace, each with a draw of the profile.
         seed: of the futures.
         on_run: called after each of the `runs_of(futures, policies)` simulated runs.
-        policies: those to compare.
+        policies: those to compare; None for the default ones.
         curves: how many iterations a score takes; None where that is not known.
 
     Raises:
@@ -151,9 +181,13 @@ def answer(
         TraceError: the trace cannot be read, or is too short.
     """
     refuse_unfit(config)
-    offer, market = _offer(config), _market(question)
+    refuse_profile(config, profile)
+    offer, market = _offer(config, question), _market(question)
+    degrees = config.sequence_parallel.by_kind
+    policies = default_policies(degrees) if policies is None else policies
     answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
-    return WhatIf(answers, profile, _in_words(market, question), offer, config.iterations, futures, curves)
+    said = market_in_words(market, question)
+    return WhatIf(answers, profile, said, offer, config.iterations, futures, curves, degrees)
 
 
 def time_line(
@@ -162,7 +196,7 @@ def time_line(
     question: MarketQuestion,
     policy: str,
     seed: int = 0,
-    policies: Sequence[Policy] = DEFAULT_POLICIES,
+    policies: Sequence[Policy] = POLICIES,
 ) -> dict[str, Any]:
     """What every device does in a policy's run, in the first of an answer's futures, as a Chrome trace.
 
@@ -176,16 +210,14 @@ def time_line(
         TraceError: the trace cannot be read, or is too short.
     """
     refuse_time_line(config, policy, policies)
-    offer = _offer(config)
+    offer = _offer(config, question)
     alone = policies_of([policy])
     runs = policy_runs(config, offer, profile, _market(question), 1, seed, policies=alone, keeps=policy)
     about = {"policy": policy, "profile": profile.name, "seed": seed, "iterations": config.iterations}
     return chrome_trace(runs[policy][0], about)
 
 
-def refuse_time_line(
-    config: RunConfig, policy: str | None, policies: Sequence[Policy] = DEFAULT_POLICIES
-) -> None:
+def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[Policy] = POLICIES) -> None:
     """Refuse a time line that cannot be drawn.
 
     Args:
@@ -209,7 +241,7 @@ def refuse_time_line(
         )
 
 
-def runs_of(futures: int, policies: Sequence[Policy] = DEFAULT_POLICIES) -> int:
+def runs_of(futures: int, policies: Sequence[Policy]) -> int:
     """How many runs an answer takes.
 
     Args:
@@ -219,78 +251,26 @@ def runs_of(futures: int, policies: Sequence[Policy] = DEFAULT_POLICIES) -> int:
     return futures * len(simulated_policies(policies))
 
 
-def chosen_policies(names: str | None) -> Sequence[Policy]:
-    """The policies to compare, from names with commas between; all for `all`, the default ones for None.
+def chosen_policies(names: str | None, config: RunConfig) -> Sequence[Policy]:
+    """The policies to compare.
+
+    Args:
+        names: with commas between; `all` for all that can be, None for the default ones.
+        config: of the run; by how many devices its samples are shared says which can be.
 
     Raises:
-        ConfigurationError: there is none of a name.
+        ConfigurationError: there is none of a name, or it cannot be simulated.
     """
+    degrees = config.sequence_parallel.by_kind
+    if names is None:
+        return default_policies(degrees)
     if names == "all":
-        return POLICIES
-    return DEFAULT_POLICIES if names is None else policies_of(name.strip() for name in names.split(","))
-
-
-def conclusions(result: WhatIf) -> list[str]:
-    """From which discount spot devices pay, and where exploration stops paying, as sentences."""
-    found = []
-    offer, even, worth = result.offer, result.break_even, result.exploration
-    if even is not None:
-        offered = 1 - offer.spot_usd_per_hour / offer.reserved_usd_per_hour
-        if even.median <= 0:
-            says = "Spot devices cost less than the same devices on demand even without a discount"
-        elif even.median > 1:
-            says = "Spot devices cost more than the same devices on demand even for nothing"
-        else:
-            says = (
-                "Spot devices cost less than the same devices on demand from a discount of "
-                f"{even.median:.0%} on (lowest and highest future {even.low:.0%} and {even.high:.0%})"
-            )
-        found.append(f"{says}; the discount is {offered:.0%}.")
-    if worth is not None:
-        found.append(_exploration_in_words(worth, result))
-    return found
-
-
-def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
-    low, needed, high = (
-        f"{max(0.0, share):.0%}"
-        for share in (worth.saving_needed.low, worth.saving_needed.median, worth.saving_needed.high)
-    )
-    says = f"An iteration with exploration beside training costs no more than one of {worth.cheapest}"
-    if high != "0%":
-        says = (
-            f"Exploration beside training costs less than {worth.cheapest} if it saves more than {needed} "
-            f"of the iterations ({low} to {high})"
-        )
-    until, curves = worth.pays_until_usd, result.curves
-    if curves is None or worth.known_to is None or (until is None and worth.stops_at is None):
-        return f"{says}."
-    if worth.known_to == 1:
-        level = f"the baseline's last score, {curves.target:.3g}"
-    else:
-        level = (
-            f"{worth.known_to:.0%} of the baseline's progress, a score of {worth.known_to_score:.3g} (most "
-            "of their explored runs end there)"
-        )
-    if worth.stops_at is None:
-        says += f"; by the curves {curves.name} it pays up to {level}"
-    else:
-        says += (
-            f"; by the curves {curves.name}, known up to {level}, it stops paying from "
-            f"{worth.stops_at:.0%} of the baseline's progress on, a score of {worth.stops_at_score:.3g}"
-        )
-    if until is None or worth.stops_at is not None:
-        return f"{says}."
-    sized = any(any(run.wanted for run in answer.runs) for answer in result.answers)
-    but = " (against policies other than sized, whose devices depend on it)" if sized else ""
-    if until.median >= result.offer.reserved_usd_per_hour:
-        return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."
-    if until.median == 0:
-        return f"{says}. So far it pays at no price of a spot device{but}."
-    return (
-        f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
-        f"({until.low:.2f} to {until.high:.2f}){but}."
-    )
+        return [policy for policy in POLICIES if not unfit(policy, degrees)]
+    chosen = policies_of(name.strip() for name in names.split(","))
+    for policy in chosen:
+        if why := unfit(policy, degrees):
+            raise ConfigurationError(f"policy {policy.name} {why}")
+    return chosen
 
 
 def refuse_unfit(config: RunConfig) -> None:
@@ -309,11 +289,17 @@ def refuse_unfit(config: RunConfig) -> None:
             f"the settings ask for {config.runtime.devices_in_words}, and a simulated one has none of its "
             "own; give their numbers: --reserved and --spot"
         )
-    if config.sequence_parallel.largest > 1:
-        raise ConfigurationError(
-            f"sequence_parallel lets {config.sequence_parallel.largest} devices share a sample, but "
-            "simulated devices work alone; set all its degrees to 1"
-        )
+
+
+def refuse_profile(config: RunConfig, profile: Profile) -> None:
+    """Refuse a profile that does not know what a denoising step takes as the settings let devices share it.
+
+    Raises:
+        ConfigurationError: naming what it lacks.
+    """
+    shared = sorted(set(config.sequence_parallel.by_kind.values()) - {AUTO})
+    # A device that no group has a place for works alone, and measured times begin with one that does.
+    profile.refuse_without(*sorted({1, *shared}))
 
 
 def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
@@ -351,42 +337,33 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
         ) from error
 
 
-def _offer(config: RunConfig) -> FleetPlan:
-    runtime, price = config.runtime, config.price
+def _offer(config: RunConfig, question: MarketQuestion) -> FleetPlan:
+    runtime, price, each = config.runtime, config.price, question.instance_devices
+    if each and runtime.least_spot % each:
+        raise ConfigurationError(
+            f"--per-instance is {each}, but {runtime.least_spot} spot devices are no whole number of such "
+            "instances; change --spot or --per-instance"
+        )
+    if config.sequence_parallel.largest > 1 and not each and runtime.least_workers > MOST_TOGETHER:
+        raise ConfigurationError(
+            f"{runtime.least_workers} devices that may share samples would be on one machine, above "
+            f"{MOST_TOGETHER}; say by --per-instance how many an instance has"
+        )
     return FleetPlan(
         runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
-        price.reserved_usd_per_hour, price.spot_usd_per_hour,
+        price.reserved_usd_per_hour, price.spot_usd_per_hour, instance_devices=each,
     )  # fmt: skip
 
 
 def _market(question: MarketQuestion) -> SpotMarket:
-    shape = TraceShape(capacity=1, length_s=1.0)
+    shape, each = TraceShape(capacity=1, length_s=1.0), max(1, question.instance_devices)
     if question.trace:
         if question.loss_rate is not None or question.joint is not None:
             raise ConfigurationError("--trace says which instances go; leave --loss-rate and --joint out")
-        return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice_s)
+        return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice_s, devices=each)
     rate = 3600 / shape.mean_lifetime_s if question.loss_rate is None else question.loss_rate
     joint = shape.multi_loss_share if question.joint is None else question.joint
     if rate == 0:
-        return SpotMarket(None, shape, losses=False)
+        return SpotMarket(None, shape, losses=False, devices=each)
     shape = TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=3600 / rate, multi_loss_share=joint)
-    return SpotMarket(None, shape, notice_s=question.notice_s)
-
-
-def _in_words(market: SpotMarket, question: MarketQuestion) -> str:
-    notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
-    if market.recorded is not None:
-        known = summarise(market.recorded)
-        rate = known.losses_per_instance_hour or 0.0
-        return (
-            f"windows of {Path(question.trace).name}: {known.length_s / 3600:.1f} h, {known.losses} losses, "
-            f"{rate:.2f} of an instance an hour{notice}"
-        )
-    if not market.losses:
-        return "no instance is lost"
-    shape = market.shape
-    return (
-        f"drawn traces: {3600 / shape.mean_lifetime_s:.2f} losses of an instance an hour, "
-        f"{shape.multi_loss_share:.0%} of them together; a replacement comes after "
-        f"{shape.mean_reacquire_s / 60:.0f} min{notice}"
-    )
+    return SpotMarket(None, shape, notice_s=question.notice_s, devices=each)

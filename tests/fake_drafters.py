@@ -14,11 +14,11 @@ import numpy as np
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage, SampleState, Trajectory
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.commit_interval import DRAFT_CHUNK_STEPS
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.protocol import ImageScorer, Worker
 from gpu_runtime.worker.samples_in_flight import SampleChunk

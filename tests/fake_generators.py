@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.diffusion.sampler import Sampler, SampleState
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice

@@ -24,14 +24,19 @@ def small_config(iterations: int = 3, prompts: int = 4, every: int = 0, **more: 
             "sampling": {"batch_size": 4, "rollout_steps": 5, "evaluate_steps": 7, "window_stop": 5},
             "algorithm": {"prompts_per_iteration": prompts, "group_size": 4},
             "evaluation": {"every": every, "prompts": 4},
-            "runtime": {"commit_steps": 2},
+            "runtime": {"commit_steps": 2, "spot_workers": 8},
             **more,
         }
     )
 
 
-def times_of(**seconds: float) -> WorkloadTimes:
-    """Times in seconds; those that are not named are a round number."""
+def times_of(shared: Mapping[int, float] | None = None, **seconds: float) -> WorkloadTimes:
+    """Times in seconds; those that are not named are a round number.
+
+    Args:
+        shared: a denoising step by how many devices share it, of those above one.
+        seconds: of each part.
+    """
     known = {
         "step": 1,
         "decode": 1,
@@ -45,7 +50,13 @@ def times_of(**seconds: float) -> WorkloadTimes:
         "loss": 0,
     }
     values = known | seconds
-    return WorkloadTimes(**{name: ticks(value) for name, value in values.items()}, step_s=values["step"])
+    steps = {degree: ticks(value) for degree, value in ({1: values["step"]} | dict(shared or {})).items()}
+    return WorkloadTimes(
+        **{name: ticks(value) for name, value in values.items()},
+        step_s=values["step"],
+        shared=steps,
+        shared_evaluation=steps,
+    )
 
 
 def small_profile(uncertainty: float = 0.0) -> Profile:
@@ -70,10 +81,11 @@ def simulated(
     notice_s: float = 0.0,
     times: WorkloadTimes | None = None,
     ways: Mapping[str, Any] | None = None,
+    instance_devices: int = 0,
     **more: Any,
 ) -> SimulatedRun:
     """A run on so many devices; `ways` are further fields of its plan."""
-    fleet = FleetPlan(reserved, spot, 1, 10.0, 2.5)
+    fleet = FleetPlan(reserved, spot, 1, 10.0, 2.5, instance_devices=instance_devices)
     replay = None if trace is None else Replay(trace, notice_s)
     plan = SimulatedPlan(fleet, timing, **(ways or {}))
     return Simulation(config, plan, times or times_of(), replay, **more).run()

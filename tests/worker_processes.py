@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from gpu_runtime.cluster.local_cluster import LocalActor, LocalCluster
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryPlace
 from gpu_runtime.worker.protocol import Worker

@@ -45,7 +45,8 @@ def _show(found: Profile) -> None:
         table.add_column(name, justify="right" if name in ("value", "spread") else "left")
     for step in found.steps:
         spread = found.step.uncertainty
-        what = f"step of {step.batch} samples, s"
+        shared = f" on {step.degree} devices" if step.degree > 1 else ""
+        what = f"step of {step.batch} samples{shared}, s"
         table.add_row(what, f"{step.seconds:.4g}", f"{spread:.0%}", found.step.evidence, found.step.source)
     for name, quantity in found.quantities.items():
         if name != "step":

@@ -48,6 +48,14 @@ def what_if(
         int | None, typer.Option(help="Reserved devices that train; the preset's by default.")
     ] = None,
     iterations: Annotated[int | None, typer.Option(help="Of a run; the preset's by default.")] = None,
+    degree: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="Devices that share a rollout's or evaluation's sample."),
+    ] = None,
+    per_instance: Annotated[
+        int,
+        typer.Option(min=0, max=64, help="Devices of an instance, lost together; 0 for all on one machine."),
+    ] = 0,
     trace: Annotated[
         str | None, typer.Option(metavar="FILE", help="A recorded trace of spot instances.")
     ] = None,
@@ -94,7 +102,7 @@ def what_if(
     ] = False,
 ) -> None:
     """Model what a run would take and cost: reserved, on demand, spot, exploring or not."""
-    changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price)]
+    changes = [*(set_ or []), *_settings(reserved, spot, trainers, iterations, price), *_sharing(degree)]
     config = given_configuration(preset, changes)
     from tasks.prices import with_prices
     from tasks.what_if import (
@@ -103,6 +111,7 @@ def what_if(
         chosen_policies,
         find_curves,
         find_profile,
+        refuse_profile,
         refuse_time_line,
         refuse_unfit,
         runs_of,
@@ -111,13 +120,14 @@ def what_if(
 
     config = config if price else with_prices(config)
     refuse_unfit(config)
-    compared = chosen_policies(policies)
+    compared = chosen_policies(policies, config)
     drawn = _drawn_file(timeline, policy)
     if drawn is not None:
         refuse_time_line(config, policy, compared)
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
-    question = MarketQuestion(trace or "", loss_rate, joint, notice)
+    refuse_profile(config, chosen)
+    question = MarketQuestion(trace or "", loss_rate, joint, notice, per_instance)
     with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
     if drawn is not None:
@@ -201,6 +211,7 @@ def show(result: WhatIf) -> None:
         f"prices: ${result.offer.reserved_usd_per_hour:g} an hour reserved, "
         f"${result.offer.spot_usd_per_hour:g} spot; {result.offer.trainers} of the reserved devices train",
         f"spot: {result.market}",
+        *_sharing_line(result),
         f"profile {result.profile.name}: {result.profile.summary}",
         *(f"  {evidence}: {', '.join(names)}" for evidence, names in result.profile.evidence.items()),
         "In the first table all policies do the same iterations: what is learned in them is not in it.",
@@ -209,6 +220,16 @@ def show(result: WhatIf) -> None:
         lines.append(f"curves {result.curves.name}: {result.curves.summary} ({result.curves.source})")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _sharing_line(result: WhatIf) -> list[str]:
+    """By how many devices samples are shared, where several may."""
+    if not result.shares:
+        return []
+    said = dict(result.sharing)
+    each = said.pop("instance_devices")
+    where = "all devices are on one machine" if each == "all" else f"an instance has {each} devices"
+    return [f"devices that share a sample: {', '.join(f'{k} {v}' for k, v in said.items())}; {where}"]
 
 
 def _show_milestones(console: Console, result: WhatIf) -> None:
@@ -284,6 +305,13 @@ def _settings(
         )
     names = ("price.reserved_usd_per_hour", "price.spot_usd_per_hour")
     return [*changes, "price.book=", "price.offer=", *(f"{n}={p}" for n, p in zip(names, parts, strict=True))]
+
+
+def _sharing(degree: str | None) -> list[str]:
+    """`--degree` as settings."""
+    return (
+        [] if degree is None else [f"sequence_parallel.{kind}={degree}" for kind in ("rollout", "evaluate")]
+    )
 
 
 def _time_unit(seconds: float) -> tuple[str, float]:

@@ -99,14 +99,18 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
     from tasks.what_if import MarketQuestion, answer, find_curves, find_profile
 
     with gone_soon_when_cancelled(), shown_in_prefect():
-        devices = {
+        devices: dict[str, int | str] = {
             "runtime.reserved_workers": form.reserved, "runtime.spot_workers": form.spot,
             "runtime.trainer_workers": form.trainers,
-        } | ({"iterations": form.iterations} if form.iterations else {})  # fmt: skip
+        }  # fmt: skip
+        if form.iterations:
+            devices["iterations"] = form.iterations
+        if form.degree != "1":
+            devices |= {f"sequence_parallel.{kind}": form.degree for kind in ("rollout", "evaluate")}
         settings = [*form.settings, *(f"{name}={value}" for name, value in devices.items())]
         config = with_prices(given_configuration(form.preset, settings))
         drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
-        question = MarketQuestion(form.trace, *drawn, form.notice_s)
+        question = MarketQuestion(form.trace, *drawn, form.notice_s, form.instance_devices)
         home = Home.from_environment()
         profile, curves = find_profile(home, config, form.profile or None), find_curves(home, config, None)
         result = answer(config, profile, question, form.windows, curves=curves).to_json()

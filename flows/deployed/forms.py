@@ -126,6 +126,13 @@ class WhatIfForm(Section):
     notice_s: float = Field(default=0.0, ge=0, le=3600, title="Notice")
     """Seconds of notice before a loss."""
 
+    degree: str = Field(default="1", pattern="^([1-9][0-9]?|auto)$", title="Devices that share a sample")
+    """In rollouts and evaluations: a number, or auto, with which measured times choose. Above 1 one device
+    trains."""
+
+    instance_devices: int = Field(default=0, ge=0, le=64)
+    """Devices of an instance, which may share samples and are lost together. 0: all are on one machine."""
+
     profile: str = ""
     """What the workload takes: a profile's name, a .json file, or a recorded run. Empty: that of the preset's
     model and size."""

@@ -17,12 +17,12 @@ from typing import Any
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, Phase
-from gpu_runtime.dispatch.work_left import UnderWay, WorkLeft
 from gpu_runtime.scheduling.commit_interval import steps_to_commit
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from gpu_runtime.scheduling.scheduler_counters import Counters
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
+from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
 from gpu_runtime.worker.history_log import HistoryLog, names_of
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.samples_in_flight import SampleChunk

@@ -14,7 +14,6 @@ from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.phase import Judge, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
@@ -26,6 +25,7 @@ from gpu_runtime.fleet.trainers import Trainers, trainer_gone
 from gpu_runtime.groups.measured_sharing import MeasuredSharing
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.scheduling.scheduler_counters import Counters
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.sequence_parallel.control_store import ControlStore
 from gpu_runtime.spot.notices.notice import Notice
 from gpu_runtime.worker.history_log import HistoryLog

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpu_runtime.dispatch.work_left import WorkLeft
-from gpu_runtime.groups.layout import Group, Layout, plan_layout
+from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
 from gpu_runtime.groups.makespan import batch_ends_s
 from gpu_runtime.groups.step_times import StepTimeTable
+from gpu_runtime.scheduling.work_left import WorkLeft
 
 LEAST_GAIN = 0.1
 """Share that a change of groups must save of the time left, and a larger degree of a step's time."""
@@ -53,9 +53,7 @@ def choose_layout(
     if trial is not None:
         under_way = any(len(group.members) == trial for group in standing)
         if under_way or 2 * step_times.regroup_s <= TRIAL_SHARE * max(stay_s):
-            # Large groups first: each weighs more than any smaller ones of as many devices.
-            weights = {degree: 1 / degree**2 for degree in degrees if degree <= trial}
-            return plan_layout(devices, weights, before, left.batches)
+            return plan_layout(devices, large_first(degrees, trial), before, left.batches)
     best, best_s = stay, stay_s
     for at_once in _falling(min(left.batches, len(devices))):
         layout = plan_layout(devices, usable, before, at_once)

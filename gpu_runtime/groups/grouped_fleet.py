@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.groups.generating_group import GeneratingGroup
 from gpu_runtime.groups.layout import Group, Layout, plan_layout
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice

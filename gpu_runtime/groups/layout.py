@@ -10,8 +10,9 @@ times, and noise must not tear groups apart.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from storage.errors import ConfigurationError
@@ -104,7 +105,11 @@ def plan_layout(
         for name in names
     }
     choices = [
-        list(_choices(len(instances[name]), rates, Counter(len(g.members) for g in standing[name])))
+        _choices(
+            len(instances[name]),
+            tuple(sorted(rates.items())),
+            tuple(sorted(Counter(len(g.members) for g in standing[name]).items())),
+        )
         for name in names
     ]
     chosen = _best(choices, len(devices) if at_once is None else at_once)
@@ -113,6 +118,18 @@ def plan_layout(
         groups += _assign(name, instances[name], choice.degrees, standing[name], before)
     used = {member for group in groups for member in group.members}
     return Layout(tuple(groups), tuple(device for device in sorted(devices) if device not in used))
+
+
+def large_first(degrees: Iterable[int], most: int) -> dict[int, float]:
+    """What `plan_layout` is to weigh degrees by where one is fixed: as many groups of it as there can be.
+
+    Each group weighs more than any smaller ones of as many devices, which what is left over forms.
+
+    Args:
+        degrees: by how many devices the model's sequences may be shared.
+        most: the fixed degree; larger ones are left out.
+    """
+    return {degree: 1 / degree**2 for degree in degrees if degree <= most}
 
 
 def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
@@ -141,15 +158,28 @@ def _intact(group: Group, devices: Mapping[str, str]) -> bool:
     return all(devices.get(member) == group.instance for member in group.members)
 
 
-def _choices(size: int, rates: Mapping[int, int], standing: Counter[int]) -> Iterator[_Choice]:
-    """Every way to divide an instance of `size` devices that could be best."""
+@lru_cache(maxsize=256)
+def _choices(
+    size: int, rates_by_degree: tuple[tuple[int, int], ...], standing_of: tuple[tuple[int, int], ...]
+) -> tuple[_Choice, ...]:
+    """Every way to divide an instance that could be best; asked for the same one again and again.
+
+    Args:
+        size: devices of the instance.
+        rates_by_degree: degree and rate.
+        standing_of: degree and number of its groups that exist.
+    """
+    rates, standing = dict(rates_by_degree), Counter(dict(standing_of))
+    found: list[_Choice] = []
     for working in _partitions(size, sorted(rates, reverse=True)):
         alone = size - sum(working) if 1 in rates else 0
         degrees = working + (1,) * alone
         there = Counter(degrees)
         kept = sum(degree * min(count, standing[degree]) for degree, count in there.items())
         rate = sum(rates[degree] for degree in working)
-        yield _Choice(_Worth(rate, sum(degrees) - size, kept, len(degrees)), len(working), degrees)
+        worth = _Worth(rate, sum(degrees) - size, kept, len(degrees))
+        found.append(_Choice(worth, len(working), degrees))
+    return tuple(found)
 
 
 def _partitions(size: int, degrees: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,6 @@ from queue import Empty
 
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet
-from gpu_runtime.dispatch.work_left import WorkLeft
 from gpu_runtime.groups.degree_choice import choose_layout
 from gpu_runtime.groups.generating_group import GeneratingGroup
 from gpu_runtime.groups.grouped_fleet import GroupedFleet, Rendezvous, group_of
@@ -22,6 +21,7 @@ from gpu_runtime.groups.layout import Layout
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.groups.step_times import StepTimeTable
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.work_left import WorkLeft
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
 from gpu_runtime.spot.notices.notice import Notice
 

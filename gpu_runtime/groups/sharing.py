@@ -10,6 +10,7 @@ from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.phase import GeneratingFleet, Phase
 from gpu_runtime.groups.grouped_fleet import GroupedFleet
+from gpu_runtime.groups.layout import large_first
 from gpu_runtime.groups.registry import GroupRegistry
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.sequence_parallel.control_store import ControlStore
@@ -75,8 +76,7 @@ class Sharing:
                 f"sequence parallelism: the model's sequences do not divide by degree {degree}; set "
                 f"sequence_parallel.rollout, evaluate and explore to {', '.join(map(str, possible))}"
             )
-        # Large groups first: each weighs more than any smaller ones of as many devices.
-        weights = {size: 1 / size**2 for size in possible if size <= degree}
+        weights = large_first(possible, degree)
         lease_s = self._config.runtime.lease_s
         return GroupedFleet(
             fleet, version, weights, self._rendezvous_of(), self._registry, self._instance_of, lease_s

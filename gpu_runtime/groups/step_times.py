@@ -101,6 +101,12 @@ class StepTimeTable:
         """Seconds that forming a group takes."""
         return median(self._regroups) if self._regroups else REGROUP_GUESS_S
 
+    def state(self) -> tuple[object, ...]:
+        """All that its answers depend on, now and after further times."""
+        kept = ((degree, tuple(times)) for degree, times in sorted(self._steady.items()))
+        first = ((degree, tuple(times)) for degree, times in sorted(self._first.items()))
+        return tuple(kept), tuple(first), tuple(self._regroups), frozenset(self._have_shared)
+
     def take_changed(self) -> dict[int, int]:
         """Known degrees of which chunks were timed since they were last taken: how many chunks."""
         taken = {degree: count for degree, count in self._changed.items() if degree in self.known}

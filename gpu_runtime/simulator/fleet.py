@@ -6,13 +6,12 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from heapq import heappop, heappush
 
 from gpu_runtime.scheduling.paid_time import PaidMeter
-from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.scheduling.timeline import Timeline
-from gpu_runtime.scheduling.work_items import Lease
-from gpu_runtime.simulator.virtual_time import Event, EventLoop, ticks
+from gpu_runtime.simulator.devices import PhaseOfDevices, SimulatedDevice
+from gpu_runtime.simulator.virtual_time import EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
 from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market
 from storage.errors import ConfigurationError
@@ -28,6 +27,8 @@ class FleetPlan:
         trainers: reserved devices that train together.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device.
         decided: whether `decide_capacity` says before each iteration how many of them are rented.
+        instance_devices: devices of an instance, which may share samples: reserved and spot ones fill
+            instances of their own. 0 where all are on one, as those of a local cluster.
 
     Raises:
         ConfigurationError: no device trains, or more train than are reserved.
@@ -39,6 +40,7 @@ class FleetPlan:
     reserved_usd_per_hour: float
     spot_usd_per_hour: float
     decided: bool = False
+    instance_devices: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.trainers <= self.reserved:
@@ -48,84 +50,18 @@ class FleetPlan:
         if self.spot < 0:
             raise ConfigurationError(f"{self.spot} spot devices; give 0 or more")
 
+    def instance(self, market: Market, place: int) -> str:
+        """The instance of a device; devices of one may share samples.
+
+        Args:
+            market: of the device.
+            place: its number among the places of its market.
+        """
+        return f"{market}-{place // self.instance_devices}" if self.instance_devices else ""
+
     def usd_per_hour(self, market: Market) -> float:
         """Price of a device."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
-
-
-@dataclass(slots=True, eq=False)
-class Flight:
-    """A lease on its device.
-
-    Attributes:
-        lease: of one batch.
-        since: when it was granted.
-        end: when the batch is finished, or handed back at a notice.
-        halted: when its instance went; None as long as it works.
-    """
-
-    lease: Lease[int]
-    since: int
-    end: Event
-    halted: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedDevice:
-    """A device: a few times, and what it does.
-
-    Attributes:
-        name: unlike any other.
-        market: how it is rented.
-        came: when its process began.
-        trains: whether it is one of the trainers.
-        loading: when it will have loaded its model; None once it has.
-        joined: it is one of the fleet's devices: from then on, its loading is on the bill.
-        known_gone: when the run can know that its instance has gone; None as long as that is there.
-        holds: version of its weights.
-        coming: when it will hold the phase's weights.
-        noticed: it is under a preemption notice.
-        free_at: until then it is busy with a call whose result is not used.
-        flight: what it works on.
-    """
-
-    name: str
-    market: Market
-    came: int = 0
-    trains: bool = False
-    loading: Event | None = None
-    joined: bool = False
-    known_gone: int | None = None
-    holds: WeightsVersion | None = None
-    coming: Event | None = None
-    noticed: bool = False
-    free_at: int = 0
-    flight: Flight | None = None
-
-    @property
-    def serves(self) -> bool:
-        """Whether it has joined and stays, as far as the run can know."""
-        return self.joined and self.known_gone is None and not self.noticed
-
-
-class PhaseOfDevices(Protocol):
-    """What goes on with the devices, and is told of what happens to them."""
-
-    def on_joined(self, device: SimulatedDevice) -> None:
-        """A device has loaded its model."""
-        ...
-
-    def on_notice(self, device: SimulatedDevice) -> None:
-        """A device is under a preemption notice."""
-        ...
-
-    def on_gone(self, device: SimulatedDevice) -> None:
-        """A device does nothing any more; the run does not know it yet."""
-        ...
-
-    def on_lost(self, device: SimulatedDevice) -> None:
-        """The run knows that a device that had something to do is lost; it is still on the time line."""
-        ...
 
 
 @dataclass
@@ -179,13 +115,15 @@ class SimulatedFleet:
         # Instances that are there without a slot for them; ordered, and in constant time at both ends.
         self._unused: OrderedDict[str, None] = OrderedDict()
         self._begun = 0
+        self._places = plan.spot
+        self._free_places = list(range(plan.spot))  # a heap: the first ones are filled first
         self._wanted = plan.spot
         # Counted as devices change: a fleet of ten thousand is not searched at each event.
         self._staying = 0  # spot devices without a notice
         self._loading = 0
         self._reserved_loading = 0
         for number in range(plan.reserved):
-            self._add(f"reserved-{number}", "reserved", number < plan.trainers)
+            self._add(f"reserved-{number}", "reserved", number, number < plan.trainers)
         self._await_trace()
 
     def __iter__(self) -> Iterator[SimulatedDevice]:
@@ -243,9 +181,10 @@ class SimulatedFleet:
             self._remove(device)
         self._fill()
 
-    def _add(self, name: str, market: Market, trains: bool = False) -> SimulatedDevice:
+    def _add(self, name: str, market: Market, place: int, trains: bool = False) -> SimulatedDevice:
         now = self._loop.now
         device = self._devices[name] = SimulatedDevice(name, market, now, trains)
+        device.place, device.instance = place, self._plan.instance(market, place)
         device.loading = self._loop.at(now + self._start, partial(self._on_loaded, device))
         self._loading += 1
         self._reserved_loading += market == "reserved"
@@ -257,6 +196,8 @@ class SimulatedFleet:
         """A device is no longer one of the fleet's, if it was."""
         if self._devices.pop(device.name, None) is not None:
             self._loading -= device.loading is not None
+            if device.market == "spot":
+                heappush(self._free_places, device.place)
             self._staying -= device.market == "spot" and not device.noticed
 
     def _on_loaded(self, device: SimulatedDevice) -> None:
@@ -317,7 +258,11 @@ class SimulatedFleet:
         """Workers begin on instances that are there, as many as there are slots without one that stays."""
         while self._unused and self._staying < self._wanted:
             instance, _ = self._unused.popitem(last=False)
-            self._on[instance] = self._add(f"spot-{self._begun}", "spot")
+            if not self._free_places:  # a device under notice still has its own
+                self._free_places.append(self._places)
+                self._places += 1
+            place = heappop(self._free_places)
+            self._on[instance] = self._add(f"spot-{self._begun}", "spot", place)
             self._begun += 1
 
     def _on_gone(self, device: SimulatedDevice) -> None:

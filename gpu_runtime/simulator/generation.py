@@ -15,7 +15,8 @@ from gpu_runtime.scheduling.commit_interval import steps_to_commit
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.scheduling.work_items import Lease, WorkItem
-from gpu_runtime.simulator.fleet import Flight, SimulatedDevice, SimulatedFleet
+from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
+from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
@@ -67,7 +68,7 @@ class GenerationPhase:
         self._state: DeviceState = "explore" if self._drafts else "rollout"
         self._chunk = steps_to_commit(work.commit_steps, times.step_s, self._drafts)
         # Those that may still pull. Ordered: taken from the front and from the middle in constant time.
-        self._idle: OrderedDict[str, SimulatedDevice] = OrderedDict()
+        self._idle: OrderedDict[str, Holder] = OrderedDict()
         # What the gate refuses once it refuses for the rest of the window, which only gets shorter: such a
         # device need not be asked again whenever a batch comes back.
         self._closed: set[str] = set()
@@ -121,17 +122,20 @@ class GenerationPhase:
             self._wake()
         self._call_trainers_back()
 
-    def _stop(self, device: SimulatedDevice) -> None:
-        self._idle.pop(device.name, None)
-        flight = device.flight
-        if flight is None:
-            return
-        done = -(-(self._loop.now - flight.since) // self._step)
-        reached = flight.lease.step + done
-        if reached < flight.lease.steps:  # what is being decoded is delivered
+    def _stop(self, holder: Holder) -> None:
+        self._idle.pop(holder.name, None)
+        flight = holder.flight
+        if flight is not None:
+            self._hand_back_after(holder, flight, -(-(self._loop.now - flight.since) // flight.step))
+
+    def _hand_back_after(self, holder: Holder, flight: Flight, steps: int) -> None:
+        """Let a lease end after so many of its denoising steps; one that is decoded by then is delivered."""
+        reached = flight.lease.step + steps
+        if reached < flight.lease.steps:
             flight.end.cancel()
-            at = flight.since + done * self._step
-            flight.end = self._loop.at(at, partial(self._hand_back, device, flight, reached))
+            flight.until = reached
+            at = flight.since + steps * flight.step
+            flight.end = self._loop.at(at, partial(self._hand_back, holder, flight, reached))
 
     def on_gone(self, device: SimulatedDevice) -> None:
         """A device does nothing any more, but holds what it has until the run knows that it is lost."""
@@ -155,27 +159,32 @@ class GenerationPhase:
             self._wake()
         self._call_trainers_back()
 
-    def _take_back(self, device: SimulatedDevice, flight: Flight) -> None:
-        device.flight = None
+    def _take_back(self, holder: Holder, flight: Flight) -> None:
+        holder.flight = None
         lease, now = flight.lease, self._loop.now
         assert flight.halted is not None, "a device is gone before it is lost"
-        done = (flight.halted - flight.since) // self._step
+        done = (flight.halted - flight.since) // flight.step
         # The last chunk ends with the images: it is delivered, not committed.
-        chunks = min(done // self._chunk, (lease.steps - lease.step - 1) // self._chunk)
-        committed = lease.step + chunks * self._chunk
+        chunks = min(done // flight.chunk, (lease.steps - lease.step - 1) // flight.chunk)
+        committed = lease.step + chunks * flight.chunk
         if committed > lease.step:
             self._scheduler.commit(lease, dict.fromkeys(lease.requests, (committed, None)), now)
-        begun = min(lease.steps, committed + self._chunk)
-        self._scheduler.on_worker_lost(device.name, dict.fromkeys(lease.requests, begun))
+        begun = min(lease.steps, committed + flight.chunk)
+        self._scheduler.on_worker_lost(holder.name, dict.fromkeys(lease.requests, begun))
         self.outcome.redone += begun - committed
+        self.outcome.redone_time += (begun - committed) * self._redone_step(flight)
         self._wake()
+
+    def _redone_step(self, flight: Flight) -> int:
+        """Ticks of devices' time that a step takes which is done again."""
+        return self._times.step
 
     def _take_in(self, device: SimulatedDevice) -> None:
         if not device.serves or self._is_away(device):
             return
         now, behind = self._loop.now, device.holds != self._work.version
         if not behind and device.free_at <= now:
-            self._pull(device)
+            self._on_ready(device)
             return
         self._enter(device, "load" if behind else "idle")
         ready = max(now, device.free_at) + (self._times.weights if behind else 0)
@@ -196,26 +205,43 @@ class GenerationPhase:
         self._busy -= 1
         device.coming = None
         device.holds = self._work.version
+        self._on_ready(device)
+
+    def _on_ready(self, device: SimulatedDevice) -> None:
+        """A device holds the weights and is free."""
         self._pull(device)
 
-    def _pull(self, device: SimulatedDevice) -> None:
-        now, lease = self._loop.now, None
-        if self._may_pull(device):
-            lease = self._scheduler.pull(device.name, now, self._work.version, 1, (self._work.kind,))
+    def _pull(self, holder: Holder) -> None:
+        lease = None
+        if self._may_pull(holder):
+            now = self._loop.now
+            lease = self._scheduler.pull(holder.name, now, self._work.version, 1, (self._work.kind,))
         if lease is None:
-            self._enter(device, "idle")
-            if not (device.noticed or self._is_away(device) or device.name in self._closed):
-                self._idle[device.name] = device
+            self._enter(holder, "idle")
+            if not (holder.noticed or self._is_away(holder) or holder.name in self._closed):
+                self._idle[holder.name] = holder
             return
         self._busy += 1
-        self._enter(device, self._state)
-        at = now + (lease.steps - lease.step) * self._step + self._times.decode
-        event = self._loop.at(at, partial(self._deliver, device))
-        device.flight = Flight(lease, now, event)
+        self._enter(holder, self._state)
+        self._begin(holder, lease, self._step, self._chunk)
 
-    def _may_pull(self, device: SimulatedDevice) -> bool:
+    def _begin(self, holder: Holder, lease: Lease[int], step: int, chunk: int) -> None:
+        """A lease begins.
+
+        Args:
+            holder: of it.
+            lease: on a batch.
+            step: ticks of a denoising step.
+            chunk: denoising steps between commits.
+        """
+        now = self._loop.now
+        at = now + (lease.steps - lease.step) * step + self._times.decode
+        event = self._loop.at(at, partial(self._deliver, holder))
+        holder.flight = Flight(lease, now, event, step, chunk)
+
+    def _may_pull(self, holder: Holder) -> bool:
         closed = self._work.deadline is not None and self._loop.now >= self._work.deadline
-        if device.noticed or closed or self._is_away(device):
+        if holder.noticed or closed or self._is_away(holder):
             return False
         kind = self._work.kind
         if not self._scheduler.waiting(kind):
@@ -225,15 +251,15 @@ class GenerationPhase:
         if self._gate is None:
             return True
         elapsed = self._loop.now - self._began
-        may_begin = self._gate.may_begin(device.name, elapsed, float(self._work.size))
+        may_begin = self._gate.may_begin(holder.name, elapsed, float(self._work.size))
         if not may_begin:
-            self._closed.add(device.name)
+            self._closed.add(holder.name)
         return may_begin
 
-    def _deliver(self, device: SimulatedDevice) -> None:
-        flight, now = device.flight, self._loop.now
+    def _deliver(self, holder: Holder) -> None:
+        flight, now = holder.flight, self._loop.now
         assert flight is not None
-        device.flight = None
+        holder.flight = None
         self._busy -= 1
         lease = flight.lease
         accepted = self._scheduler.deliver(lease, lease.requests, now)
@@ -241,7 +267,11 @@ class GenerationPhase:
         self.outcome.lease += now - flight.since
         self.outcome.share += (lease.steps - lease.step) / lease.steps
         self._judge(lease, now)
-        self._pull(device)
+        self._go_on(holder)
+
+    def _go_on(self, holder: Holder) -> None:
+        """A lease is delivered: the next one."""
+        self._pull(holder)
 
     def _judge(self, lease: Lease[int], now: int) -> None:
         """Scorers take images in turn; drafts that they have not judged at the deadline do not count."""
@@ -254,19 +284,23 @@ class GenerationPhase:
         if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
             self.outcome.judged += images
 
-    def _hand_back(self, device: SimulatedDevice, flight: Flight, reached: int) -> None:
+    def _hand_back(self, holder: Holder, flight: Flight, reached: int) -> None:
         """A device under notice gives its batch back, committed at the step that it has reached."""
-        device.flight = None
+        holder.flight = None
         self._busy -= 1
         lease = flight.lease
         if reached > lease.step:
             commits = dict.fromkeys(lease.requests, (reached, None))
             self._scheduler.commit(lease, commits, self._loop.now)
         self._scheduler.hand_back(lease)
-        self._enter(device, "idle")
+        self._stand_by(holder)
+
+    def _stand_by(self, holder: Holder) -> None:
+        """A lease is handed back."""
+        self._enter(holder, "idle")
         self._wake()
-        if device.serves and not self._is_away(device):  # a trainer that was called back meanwhile
-            self._pull(device)
+        if holder.serves and not self._is_away(holder):  # a trainer that was called back meanwhile
+            self._pull(holder)
 
     def _ask_for(self, batches: int) -> None:
         """Let the next batches wait."""
@@ -274,9 +308,9 @@ class GenerationPhase:
         self._scheduler.add([WorkItem(number, work.kind, work.steps, 0, work.version) for number in numbers])
         self._next += batches
 
-    def _is_away(self, device: SimulatedDevice) -> bool:
+    def _is_away(self, holder: Holder) -> bool:
         """Whether it trains, or waits for samples to train on."""
-        return device.trains and self._away
+        return self._away and holder.trains
 
     def _let_trainers_join(self) -> None:
         """The trainers roll out from now on."""
@@ -337,7 +371,7 @@ class GenerationPhase:
             flight = device.flight
             if flight is not None:
                 flight.end.cancel()
-                chunk = self._chunk * self._step
+                chunk = flight.chunk * flight.step
                 begun = max(1, -(-(now - flight.since) // chunk))
                 device.free_at = min(flight.end.at, flight.since + begun * chunk)
                 device.flight = None
@@ -346,6 +380,8 @@ class GenerationPhase:
                 self._enter(device, "idle")
         self._scheduler.drop_waiting(self._work.kind)
 
-    def _enter(self, device: SimulatedDevice, state: DeviceState) -> None:
-        self._fleet.enter(device, state)
-        self.entered.append((device, state, self._loop.now))
+    def _enter(self, holder: Holder, state: DeviceState) -> None:
+        """Book what a device does from now on; here each one pulls for itself."""
+        assert isinstance(holder, SimulatedDevice)
+        self._fleet.enter(holder, state)
+        self.entered.append((holder, state, self._loop.now))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.simulator.fleet import SimulatedDevice
+from gpu_runtime.simulator.devices import SimulatedDevice
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class PhaseOutcome:
         judged: images of drafts that were judged within the phase.
         judging: ticks that scorers need for the last images once all are delivered.
         redone: denoising steps of batches that losses took with them.
+        redone_time: ticks that devices need to do them again.
         returned: batches that went back to wait.
         trainers_left: ticks from the beginning until all trainers had stopped rolling out; None if they did
             not.
@@ -65,6 +66,7 @@ class PhaseOutcome:
     judged: int = 0
     judging: int = 0
     redone: int = 0
+    redone_time: int = 0
     returned: int = 0
     trainers_left: int | None = None
     trainers_back: int | None = None

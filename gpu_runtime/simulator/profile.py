@@ -9,14 +9,21 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from gpu_runtime.scheduling.requests import RequestKind
-from gpu_runtime.simulator.virtual_time import ticks
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, ticks
 from storage.errors import ConfigurationError
 from storage.json_file import read_json_model
 
@@ -24,6 +31,7 @@ Evidence = Literal["measured", "published", "modelled"]
 """`measured` on the device that is named, `published` in the document that is named, or `modelled`."""
 
 _REQUIRED = ("step", "decode_s", "score_s", "train_sample_s", "weights_s", "start_s", "regroup_s")
+_OF_EVERY_STEP = ("batch", "degree", "seconds")
 _OPTIONAL = ("evaluation", "driver_s", "opening_s", "loss_s")
 
 
@@ -62,6 +70,21 @@ class StepTime(_Part):
 
     seconds: float = Field(gt=0, le=1e6)
     """Of one step of the whole batch."""
+
+    evidence: Evidence | None = None
+    """Where it comes from; None as the profile's `step` says."""
+
+    source: str = ""
+    """The run, the document, or the assumption."""
+
+    uncertainty: float = Field(default=0.0, ge=0, le=2)
+    """As of a `Quantity`, on top of that of `step`: of what sharing makes of a step."""
+
+    @model_serializer(mode="wrap")
+    def _without_what_step_says(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """JSON values; of a time for which the profile's `step` speaks, no evidence of its own."""
+        values = write(self)
+        return values if self.evidence is not None else {name: values[name] for name in _OF_EVERY_STEP}
 
 
 class Profile(_Part):
@@ -120,6 +143,8 @@ class Profile(_Part):
         known = [(step.batch, step.degree) for step in self.steps]
         if len(set(known)) < len(known):
             raise ValueError("steps has two times of one batch and degree; keep one")
+        if any(step.uncertainty and step.evidence is None for step in self.steps):
+            raise ValueError("a time of steps has an uncertainty but no evidence; give its evidence")
         if not self.step.value > 0:
             raise ValueError("step.value is 0, but it multiplies all steps; it is 1 unless it corrects them")
         return self
@@ -129,6 +154,24 @@ class Profile(_Part):
         """The degrees that it has times of."""
         return tuple(sorted({step.degree for step in self.steps}))
 
+    def refuse_without(self, *degrees: int) -> None:
+        """Refuse to stand for runs whose devices share samples otherwise than it knows.
+
+        Args:
+            degrees: that are needed.
+
+        Raises:
+            ConfigurationError: it has no time of one of them.
+        """
+        for degree in degrees:
+            if degree not in self.degrees:
+                shared = "that one device does" if degree == 1 else f"that {degree} devices share"
+                raise ConfigurationError(
+                    f"profile {self.name} has no time of a denoising step {shared}; it has degrees "
+                    f"{', '.join(map(str, self.degrees))}: set sequence_parallel to one of them, or name "
+                    "another profile"
+                )
+
     def step_s(self, batch: int, degree: int = 1) -> float:
         """Seconds of a denoising step; between the batches of the profile along a straight line.
 
@@ -137,12 +180,8 @@ class Profile(_Part):
         Raises:
             ConfigurationError: it has no time of that degree.
         """
+        self.refuse_without(degree)
         known = sorted((step.batch, step.seconds) for step in self.steps if step.degree == degree)
-        if not known:
-            raise ConfigurationError(
-                f"profile {self.name} has no time of a step that {degree} devices share; it has degrees "
-                f"{', '.join(map(str, self.degrees))}"
-            )
         below = [pair for pair in known if pair[0] <= batch]
         above = [pair for pair in known if pair[0] >= batch]
         if not below or not above:
@@ -168,11 +207,18 @@ class Profile(_Part):
             return quantity.value if chance is None else quantity.drawn(chance)
 
         # Always in this order, so that a seed means the same for every policy.
-        step_s = self.step_s(batch) * (value(self.step) / self.step.value)
+        step = value(self.step) / self.step.value
         decode_s, score_s, train_s = map(value, (self.decode_s, self.score_s, self.train_sample_s))
         weights_s, start_s, regroup_s = map(value, (self.weights_s, self.start_s, self.regroup_s))
         driver_s, opening_s, loss_s = map(value, (self.driver_s, self.opening_s, self.loss_s))
         evaluation = value(self.evaluation)
+        # After all others, so that what is drawn for devices that work alone does not depend on degrees.
+        shared_s = {degree: self.step_s(batch, degree) * step for degree in self.degrees}
+        for degree in self.degrees:
+            if degree > 1:
+                shared_s[degree] *= self._sharing(degree).drawn(chance) if chance is not None else 1.0
+        # A profile may stand for runs alone whose devices all share.
+        step_s = shared_s.get(1, next(iter(shared_s.values())))
         return WorkloadTimes(
             step=max(1, ticks(step_s)),
             decode=ticks(batch * decode_s),
@@ -186,7 +232,16 @@ class Profile(_Part):
             loss=ticks(loss_s),
             evaluation_step=max(1, ticks(step_s * evaluation)),
             step_s=step_s,
+            shared={degree: max(1, ticks(seconds)) for degree, seconds in shared_s.items()},
+            shared_evaluation={
+                degree: max(1, ticks(seconds * evaluation)) for degree, seconds in shared_s.items()
+            },
         )
+
+    def _sharing(self, degree: int) -> Quantity:
+        """What is known of how sharing changes a step: 1, and its uncertainty."""
+        spread = max(step.uncertainty for step in self.steps if step.degree == degree)
+        return Quantity(value=1.0, uncertainty=spread)
 
     @property
     def evidence(self) -> Mapping[Evidence, tuple[str, ...]]:
@@ -194,6 +249,11 @@ class Profile(_Part):
         found: dict[Evidence, tuple[str, ...]] = {}
         for name, quantity in self.quantities.items():
             found[quantity.evidence] = (*found.get(quantity.evidence, ()), name)
+        for step in self.steps:
+            if step.evidence is not None and (name := f"step of {step.degree} devices") not in found.get(
+                step.evidence, ()
+            ):
+                found[step.evidence] = (*found.get(step.evidence, ()), name)
         return found
 
     @property
@@ -220,6 +280,9 @@ class WorkloadTimes:
         loss: from a loss to the moment when the run can know of it.
         evaluation_step: a denoising step of an evaluation's batch; 0 for that of a rollout's.
         step_s: `step` in seconds, by which commits are planned.
+        shared: a denoising step by how many devices share it, 1 among them; empty where none is known but
+            `step`.
+        shared_evaluation: likewise of an evaluation's batch.
     """
 
     step: int
@@ -234,10 +297,24 @@ class WorkloadTimes:
     opening: int = 0
     loss: int = 0
     evaluation_step: int = 0
+    shared: Mapping[int, int] = field(default_factory=dict)
+    shared_evaluation: Mapping[int, int] = field(default_factory=dict)
 
-    def step_of(self, kind: RequestKind) -> int:
-        """Ticks of a denoising step of a batch of a kind."""
+    def step_of(self, kind: RequestKind, degree: int = 1) -> int:
+        """Ticks of a denoising step of a batch of a kind that so many devices share."""
+        if degree > 1:
+            return (self.shared_evaluation if kind is RequestKind.EVALUATE else self.shared)[degree]
         return self.evaluation_step or self.step if kind is RequestKind.EVALUATE else self.step
+
+    @staticmethod
+    def step_seconds(step: int) -> float:
+        """A step in seconds, as a live run measures it."""
+        return step / TICKS_PER_S
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """By how many devices a step may be shared, as far as its time is known, rising."""
+        return tuple(sorted(self.shared)) or (1,)
 
 
 def read_profile(path: Path) -> Profile:

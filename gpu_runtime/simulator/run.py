@@ -22,6 +22,10 @@ from gpu_runtime.simulator.generation import GenerationPhase
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, devices_alike
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
+from gpu_runtime.simulator.sharing.grouped_generation import GroupedPhase
+from gpu_runtime.simulator.sharing.grouping import Grouping
+from gpu_runtime.simulator.sharing.measured_generation import MeasuredPhase
+from gpu_runtime.simulator.sharing.static_generation import StaticPhase
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
 from gpu_runtime.simulator.streamed_training import training_spans
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
@@ -84,9 +88,10 @@ class Simulation:
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
         self._calm: dict[Hashable, _Calm] = {}
+        self._grouping = Grouping(config.sequence_parallel.by_kind, times, plan)
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
-        self._run = SimulatedRun(prices, times.step, runs=plan.runs)
+        self._run = SimulatedRun(prices, runs=plan.runs)
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:
@@ -266,7 +271,8 @@ class Simulation:
         began = self._loop.now
         self._fleet.take_in()
         drafters = sum(device.serves and not device.trains for device in self._fleet)
-        budget = self._budget(drafters)
+        # Devices that share a draft make one at a time.
+        budget = self._budget(-(-drafters // self._config.sequence_parallel.explore))
         size = self._config.sampling.batch_size
         if drafters and budget >= size:
             steps = self._config.sampling.rollout_steps
@@ -314,12 +320,14 @@ class Simulation:
                 device.holds = work.version if holds else device.holds
             return self._count(work, calm.outcome)
         scheduler = self._dispatch(work)
-        phase = GenerationPhase(loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
+        memory = self._grouping.memory(work.kind)
+        phase = self._phase(scheduler, work, gate)
         self._next_batch += work.batches
         returned = scheduler.counters.returned
         outcome = phase.run()
         outcome.returned = scheduler.counters.returned - returned
-        if changes == self._fleet.counts.changes:
+        # What phases before have taught must stay as it was, too.
+        if changes == self._fleet.counts.changes and memory == self._grouping.memory(work.kind):
             places = {device: number for number, device in enumerate(devices)}
             self._calm[key] = _Calm(
                 loop.now - began,
@@ -328,6 +336,17 @@ class Simulation:
                 outcome,
             )
         return self._count(work, outcome)
+
+    def _phase(
+        self, scheduler: PullScheduler[int], work: PhaseWork, gate: DraftGate | None
+    ) -> GenerationPhase:
+        """By devices that work alone, or that share samples."""
+        parts = (self._loop, self._fleet, scheduler, self._times, work, self._next_batch, gate)
+        grouping = self._grouping
+        if not grouping.shares(work.kind):
+            return GenerationPhase(*parts)
+        elastic = MeasuredPhase if grouping.measured(work.kind) else GroupedPhase
+        return (StaticPhase if grouping.static else elastic)(*parts, grouping)
 
     def _dispatch(self, work: PhaseWork) -> PullScheduler[int]:
         """What says which device gets which batch of a phase."""
@@ -343,11 +362,14 @@ class Simulation:
         turns = tuple(None if at is None else at - now for at in moments)
         known = self._forecast.state() if gate is not None else {}
         forecast = tuple((name, tuple(values)) for name, values in known.items())
-        return work.kind, work.batches, turns, forecast, devices_alike(list(self._fleet), work, now)
+        devices = list(self._fleet)
+        alike = devices_alike(devices, work, now)
+        return work.kind, work.batches, turns, forecast, alike, self._grouping.key(work.kind, devices)
 
     def _count(self, work: PhaseWork, outcome: PhaseOutcome) -> PhaseOutcome:
         self._run.drafts += outcome.judged
         self._run.redone += outcome.redone
+        self._run.redone_time += outcome.redone_time
         self._run.returned += outcome.returned
         return outcome
 

@@ -28,6 +28,7 @@ class SimulatedPlan:
         pushes: batches are dealt to the devices when a phase begins, instead of pulled.
         seeds: trainers roll out for RLBoost's window, then train while the others roll out the rest.
         runs: 2 where two equal runs share the devices, and one trains while the other rolls out.
+        static_groups: devices that share samples stay together, and restart cold where their group changes.
     """
 
     fleet: FleetPlan
@@ -37,6 +38,18 @@ class SimulatedPlan:
     pushes: bool = False
     seeds: bool = False
     runs: int = 1
+    static_groups: bool = False
+
+    @property
+    def done_alone(self) -> str | None:
+        """What no live run does whose devices share samples, in words; None for none of it."""
+        ways = {
+            "a window in which trainers roll out": self.seeds,
+            "dealing batches beforehand": self.pushes,
+            "sharing devices between two runs": self.runs > 1,
+            "renting what times and prices say": self.fleet.decided,
+        }
+        return next((way for way, taken in ways.items() if taken), None)
 
 
 @dataclass
@@ -50,10 +63,10 @@ class SimulatedRun:
         spent: ticks by market and state, over all devices.
         paid: ticks by market, metered apart from the states.
         usd_per_hour: price of a device by market.
-        step: ticks of a batch's denoising step.
         drafts: made and judged in time.
         batches: rolled out.
         redone: denoising steps of batches that losses took with them.
+        redone_time: ticks that devices need to do them again.
         returned: batches that went back to wait.
         joined, notices, losses: spot devices.
         events: of the clock.
@@ -65,7 +78,6 @@ class SimulatedRun:
     """
 
     usd_per_hour: dict[Market, float]
-    step: int
     wall: int = 0
     phases: Counter[SimulatedPhase] = field(default_factory=Counter)
     iterations: list[int] = field(default_factory=list)
@@ -74,6 +86,7 @@ class SimulatedRun:
     drafts: int = 0
     batches: int = 0
     redone: int = 0
+    redone_time: int = 0
     returned: int = 0
     joined: int = 0
     notices: int = 0
@@ -114,7 +127,7 @@ class SimulatedRun:
         No state of its own: as in the ledger of a live run, it is in that which the device was in.
         """
         paid = sum(self.paid.values())
-        return self.redone * self.step / paid if paid else 0.0
+        return self.redone_time / paid if paid else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """JSON values; whole numbers are ticks."""

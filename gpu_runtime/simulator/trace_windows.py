@@ -23,24 +23,31 @@ class SpotMarket:
         shape: what drawn ones are like; capacity and length are set for each run.
         losses: whether any drawn instance is lost.
         notice_s: seconds before its removal at which an instance is warned.
+        devices: of an instance; they come and go together.
     """
 
     recorded: Trace | None
     shape: TraceShape
     losses: bool = True
     notice_s: float = 0.0
+    devices: int = 1
 
     def window(self, spot: int, length_s: float, chance: random.Random) -> Trace:
-        """A trace of at most `spot` instances at once for a run of so many seconds.
+        """A trace of at most `spot` devices at once for a run of so many seconds.
 
         Args:
-            spot: places for spot instances, at least 1.
+            spot: places for spot devices, a multiple of those of an instance.
             length_s: what the run takes at most; where it takes longer, what is there then stays.
             chance: says which window.
 
         Raises:
             TraceError: the recorded trace is too short, or nothing happens in it.
         """
+        trace = self._instances(spot // self.devices, length_s, chance)
+        return trace if self.devices == 1 else of_devices(trace, self.devices)
+
+    def _instances(self, spot: int, length_s: float, chance: random.Random) -> Trace:
+        """A trace of at most `spot` instances at once."""
         if self.recorded is not None:
             part = thinned(self.recorded, spot)
             if not part.events or part.length_s <= 0:
@@ -51,6 +58,21 @@ class SpotMarket:
             return Trace(events, length_s)
         shape = replace(self.shape, capacity=spot, length_s=length_s)
         return generate_trace(shape, chance.randrange(2**32))
+
+
+def of_devices(trace: Trace, each: int) -> Trace:
+    """A trace of devices, from one of instances: each has so many, which come and go together.
+
+    Args:
+        trace: of instances.
+        each: devices of an instance.
+    """
+    events = (
+        TraceEvent(event.at_s, event.kind, f"{event.instance}/{number}")
+        for event in trace.events
+        for number in range(each)
+    )
+    return Trace(tuple(events), trace.length_s)
 
 
 def repeated(trace: Trace, begins_s: float, length_s: float) -> Trace:

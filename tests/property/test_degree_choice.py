@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_runtime.dispatch.work_left import UnderWay, WorkLeft
 from gpu_runtime.groups.degree_choice import LEAST_GAIN, choose_layout, degree_to_try
 from gpu_runtime.groups.layout import Group, Layout
 from gpu_runtime.groups.makespan import batch_ends_s, name_of
 from gpu_runtime.groups.step_times import StepTimeTable
+from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
 from tests.examples import examples
 
 DEGREES = (1, 2, 3, 4)

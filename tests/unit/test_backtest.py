@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.backtest import Compared, Figures, _discoveries_s, _shifted, figures_of, ranking
-from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, LiveRun, _facts, _find
+from benchmarks.backtest_runs import QUICK, RUNS, KeptRun, LiveRun, _facts, _find, _kill
+from flows.disturbed_run import DisturbedRun
+from gpu_runtime.chaos.fault_injector import Done
+from gpu_runtime.chaos.fault_schedule import Fault
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.config.loading import load_config
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tasks.inputs import plugin_facts
+from tests.sample_run import write_sample_run
 
 TRACE = Trace((TraceEvent(0.0, "add", "i"), TraceEvent(30.0, "remove", "i")), 60.0)
 
@@ -100,4 +105,33 @@ def test_every_kind_of_run_has_another_to_take_a_profile_from():
     for live in RUNS:
         calm = [o for o in RUNS if o.kind == live.kind and o is not live and o.trace_seed is None]
         assert calm, live.name
+        assert not live.alone or any(other.kind == live.alone for other in RUNS)
     assert sum(live.trace_seed is not None for live in RUNS) >= 3
+
+
+def test_runs_that_share_samples_are_counted_apart():
+    two = replace(compared(10.0, 10.8, usd=(2.0, 2.1)), degree=2)
+    figures = figures_of([compared(10.0, 10.1), two], [two.kept], 10)
+    assert figures["runs_sharing"] == 1
+    assert figures["error_sharing_median"] == pytest.approx(0.08)
+    assert figures["dollars_error_sharing_median"] == pytest.approx(0.05)
+
+
+def test_a_spot_worker_that_is_killed_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    home = Home(tmp_path).ensure()
+    write_sample_run(RunStore(home), "killed", iterations=2)
+    with RunStore(home).database.reading() as connection:
+        (began_at,) = connection.execute("SELECT min(started_at) FROM worker_states").fetchone() or (0.0,)
+    asked: list[float | None] = []
+
+    def disturbed(home: Home, run_id: str, arguments: object, faults: list[Fault]) -> DisturbedRun:
+        asked.extend(fault.at_s for fault in faults)
+        done = tuple(Done(fault, began_at + 33.0, ("spot-0",)) for fault in faults)
+        return DisturbedRun(done, (), 0, False, 50.0)
+
+    monkeypatch.setattr("benchmarks.backtest_runs.disturb", disturbed)
+    known = _kill(home, "killed", [], TRACE)
+    assert asked == [30.0] and known["began_at"] == began_at and known["length_s"] == 50.0
+    assert known["events"] == [
+        (0.0, "add", "worker-0"), (33.0, "remove", "worker-0"), (33.0, "add", "worker-1"),
+    ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.groups.layout import Group, Layout, plan_layout
+from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
 from storage.errors import ConfigurationError
 
 STEP_S = {1: 1.0, 2: 0.55, 4: 0.3}
@@ -85,3 +85,9 @@ def test_nothing_lives_and_nothing_is_laid_out():
 def test_wrong_figures_are_refused(step_s: dict[int, float], at_once: int | None, match: str):
     with pytest.raises(ConfigurationError, match=match):
         plan_layout(devices(a=2), step_s, at_once=at_once)
+
+
+def test_with_a_fixed_degree_its_groups_come_first_and_smaller_ones_use_what_is_left():
+    assert large_first((1, 2, 4, 8), 4) == {1: 1.0, 2: 0.25, 4: 0.0625}
+    seven = plan_layout({name: "i" for name in "abcdefg"}, large_first((1, 2, 4, 8), 4))
+    assert [len(group.members) for group in seven.groups] == [4, 2, 1]

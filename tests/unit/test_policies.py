@@ -14,7 +14,12 @@ import pytest
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
-from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, policies_of
+from gpu_runtime.simulator.comparison.policies import (
+    DEFAULT_POLICIES,
+    POLICIES,
+    default_policies,
+    policies_of,
+)
 from gpu_runtime.simulator.comparison.what_if import simulated_policies
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
@@ -58,11 +63,21 @@ def run(of: Trace | None, notice_s: float = 0.0, spot: int = 1, **ways: Any) -> 
         ("pushed", SimulatedPlan(OFFER, DraftTiming.NEVER, pushes=True)),
         ("larger-batch", SimulatedPlan(OFFER, DraftTiming.NEVER, more_samples=24.0)),
         ("shared", SimulatedPlan(OFFER, DraftTiming.NEVER, runs=2)),
+        ("static-sp", SimulatedPlan(OFFER, DraftTiming.NEVER, static_groups=True)),
     ],
 )
 def test_the_plan_of_each_policy(name: str, plan: SimulatedPlan):
     (policy,) = policies_of([name])
     assert policy.plan(OFFER, 24.0) == plan
+
+
+def test_what_no_live_run_does_with_groups_is_left_out_and_static_groups_are_compared():
+    alone = {"rollout": 1, "evaluate": 1, "explore": 1}
+    assert default_policies(alone) == DEFAULT_POLICIES
+    shared = [policy.name for policy in default_policies(alone | {"rollout": 2})]
+    assert shared == ["reserved", "on-demand", "spot", "spotlight", "critical-path", "static-sp"]
+    measured = [policy.name for policy in default_policies(alone | {"rollout": 0})]
+    assert measured == shared[:-1]
 
 
 def test_what_is_dealt_to_an_idle_device_that_is_gone_is_dealt_again():

@@ -55,7 +55,7 @@ def made(reserved_h: float, spot_h: float, iterations: int = 10, **more: object)
     """A run whose iterations take all of its time: ten hours; 10 and 2 dollars an hour."""
     length = 10 * HOUR // iterations
     paid = {"reserved": round(reserved_h * HOUR), "spot": round(spot_h * HOUR)}
-    run = SimulatedRun({"reserved": 10.0, "spot": 2.0}, 1, 10 * HOUR, **more)  # type: ignore[arg-type]
+    run = SimulatedRun({"reserved": 10.0, "spot": 2.0}, 10 * HOUR, **more)  # type: ignore[arg-type]
     run.iterations = [length] * iterations
     run.paid.update(paid)  # type: ignore[arg-type]
     return run

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from flows.cli.command_line import app
 from gpu_runtime.simulator.comparison.what_if import compare_policies
 from gpu_runtime.simulator.fleet import FleetPlan
-from gpu_runtime.simulator.profile import Profile, StepTime, read_profile
+from gpu_runtime.simulator.profile import Profile, Quantity, StepTime, read_profile
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.generator import TraceShape
@@ -104,6 +104,55 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
 
 
+def shared_profile() -> Profile:
+    """The small profile, with a step that two devices share; it takes 0.6 of one alone."""
+    two = StepTime(batch=4, degree=2, seconds=0.6, evidence="published", source="a paper", uncertainty=0.2)
+    alone = small_profile()
+    return alone.model_copy(update={"steps": (*alone.steps, two), "regroup_s": Quantity(value=0.05)})
+
+
+def test_devices_share_samples_and_static_groups_are_compared(tmp_path: Path):
+    file = tmp_path / "shared.json"
+    file.write_text(shared_profile().model_dump_json())
+    options = (*SMALL, "--profile", str(file), "--loss-rate", "60", "--degree", "2", "--iterations", "6")
+    answer = json.loads(asked(*options, "--json"))
+    names = ["reserved", "on-demand", "spot", "spotlight", "critical-path", "static-sp"]
+    assert [row["policy"] for row in answer["policies"]] == names
+    assert answer["sharing"] == {"rollout": 2, "evaluate": 2, "explore": 1, "instance_devices": "all"}
+    time = {row["policy"]: row["wall_s"]["median"] for row in answer["policies"]}
+    assert time["spot"] < time["static-sp"], "a cold restart takes longer than another group"
+    assert answer == json.loads(asked(*options, "--json"))
+    table = asked(*options)
+    assert "devices that share a sample: rollout 2, evaluate 2, explore 1; all devices are on one" in table
+    assert "published: step of 2 devices" in table
+
+
+def test_instances_of_several_devices_come_and_go_whole(tmp_path: Path):
+    file = tmp_path / "shared.json"
+    file.write_text(shared_profile().model_dump_json())
+    options = (*SMALL, "--profile", str(file), "--spot", "4", "--iterations", "6", "--loss-rate", "20")
+    instances = ("--per-instance", "2", "--policies", "spot", "--json")
+    whole = json.loads(asked(*options, "--degree", "2", *instances))
+    assert whole["sharing"]["instance_devices"] == 2
+    assert whole["policies"][0]["losses"]["high"] % 2 == 0
+    alone = json.loads(asked(*options, *instances))
+    assert "sharing" not in alone and alone["policies"][0]["losses"]["high"] % 2 == 0
+
+
+def test_what_is_not_known_of_sharing_changes_no_device_that_works_alone():
+    known, shared = small_profile(0.3), shared_profile()
+    data = known.model_dump() | {"steps": shared.model_dump()["steps"]}
+    data["steps"] = (*known.model_dump()["steps"], shared.steps[-1].model_dump())
+    both = Profile.model_validate(data).times(4, 1, 1, random.Random(3))
+    alone = known.times(4, 1, 1, random.Random(3))
+    assert (both.step, both.score, both.start) == (alone.step, alone.score, alone.start)
+    assert both.shared[1] == both.step and both.shared[2] != ticks(0.6 * both.step_s)
+    with pytest.raises(ValueError, match="has an uncertainty but no evidence"):
+        Profile.model_validate(data | {"steps": ({"batch": 4, "seconds": 1.0, "uncertainty": 0.1},)})
+    old = StepTime(batch=4, seconds=1.0)
+    assert old.model_dump() == {"batch": 4, "degree": 1, "seconds": 1.0}, "files keep their old form"
+
+
 def test_a_trace_is_read_and_thinned(tmp_path: Path):
     trace = tmp_path / "zone.csv"
     trace.write_text("0,add,a\n0,add,b\n0,add,c\n20000,remove,a\n60000,remove,b\n90000,add,d\n")
@@ -170,7 +219,35 @@ def test_what_is_not_known_widens_the_answer():
         (("--spot", "2000"), "runtime.spot_workers"),
         (("--trainers", "9"), "runtime.trainer_workers is 9, above runtime.reserved_workers=1"),
         (("--iterations", "200000"), "iterations is 200,000, above 100,000"),
-        (("--set", "sequence_parallel.rollout=2"), "simulated devices work alone"),
+        (
+            ("--set", "sequence_parallel.rollout=2"),
+            "profile glyphs-cpu has no time of a denoising step that 2 devices share; it has degrees 1",
+        ),
+        (("--degree", "two"), "sequence_parallel.rollout is 'two'; give the number of devices"),
+        (("--per-instance", "2"), "--per-instance is 2, but 3 spot devices are no whole number of such"),
+        (("--degree", "2", "--policies", "sized"), "policy sized means renting what times and prices say"),
+        (
+            ("--degree", "auto", "--policies", "static-sp"),
+            "policy static-sp keeps groups of devices together",
+        ),
+        (("--policies", "static-sp"), "needs a number above 1 as sequence_parallel.rollout"),
+        (
+            (
+                "--preset",
+                "qwen-image-ocr-512",
+                "--trainers",
+                "1",
+                "--set",
+                "model.compile=false",
+                "--degree",
+                "2",
+                "--spot",
+                "20",
+                "--reserved",
+                "1",
+            ),
+            "21 devices that may share samples would be on one machine, above 16; say by --per-instance",
+        ),
         (("--profile", "nothing"), "--profile 'nothing' is no profile (glyphs-cpu, "),
         (("--preset", "flux-ocr-512", "--reserved", "1"), "no profile of flux 512x512; name one"),
         (("--trace", "t.csv", "--joint", "0.5"), "leave --loss-rate and --joint out"),
@@ -269,7 +346,7 @@ def test_steps_between_two_batches_lie_on_a_line_and_beyond_them_in_proportion()
     }
     profile = Profile.model_validate(data)
     assert [profile.step_s(batch) for batch in (2, 4, 6, 8, 16)] == pytest.approx([0.5, 1.0, 1.3, 1.6, 3.2])
-    with pytest.raises(ConfigurationError, match="no time of a step that 2 devices share; it has degrees 1"):
+    with pytest.raises(ConfigurationError, match="no time of a denoising step that 2 devices share"):
         profile.step_s(4, degree=2)
     times = profile.times(batch=4, scorers=2, trainers=2)
     assert (times.score, times.train_sample, times.decode) == (ticks(0.25), ticks(0.5), ticks(1.0))

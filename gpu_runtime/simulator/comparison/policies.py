@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,6 +19,10 @@ SPOT, ON_DEMAND = "spot", "on-demand"
 
 Arm = Literal["plain", "stale", "fresh", "larger_batch"]
 """What is learned from: the settings' samples, with stale or fresh drafts, or more samples."""
+
+
+_ANY = FleetPlan(1, 1, 1, 0.0, 0.0)
+"""Devices to ask a policy what it does."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,10 @@ def _larger_batch(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     return SimulatedPlan(offer, DraftTiming.NEVER, more_samples=drafts)
 
 
+def _static_groups(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER, static_groups=True)
+
+
 def _shared(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     return SimulatedPlan(offer, DraftTiming.NEVER, runs=2)
 
@@ -101,11 +109,44 @@ POLICIES = (
     ),
     Policy("shared", "two such runs share the devices: one trains, the other rolls out; time of both,"
            " dollars of one", _shared),
+    Policy("static-sp", "as spot, but groups of devices stay as they are: where one loses a member, the"
+           " others restart cold", _static_groups),
 )  # fmt: skip
 """In the order in which they are shown. `spotlight` stands before what needs its drafts."""
 
 DEFAULT_POLICIES = POLICIES[:7]
-"""Those that are compared unless others are named."""
+"""Those that are compared unless others are named, where devices work alone."""
+
+
+def default_policies(degrees: Mapping[str, int]) -> tuple[Policy, ...]:
+    """Those that are compared unless others are named.
+
+    Args:
+        degrees: by how many devices samples are shared, by kind of request.
+    """
+    return tuple(
+        policy
+        for policy in POLICIES
+        if (policy in DEFAULT_POLICIES or policy.plan(_ANY, 1.0).static_groups) and not unfit(policy, degrees)
+    )
+
+
+def unfit(policy: Policy, degrees: Mapping[str, int]) -> str | None:
+    """Why a policy cannot be simulated; None where it can.
+
+    Args:
+        policy: which.
+        degrees: by how many devices samples are shared, by kind of request; 0 where measured times choose.
+    """
+    plan = policy.plan(_ANY, 1.0)
+    if plan.static_groups and degrees["rollout"] <= 1:
+        return "keeps groups of devices together, and needs a number above 1 as sequence_parallel.rollout"
+    if plan.done_alone is not None and set(degrees.values()) != {1}:
+        return (
+            f"means {plan.done_alone}, which is simulated for devices that work alone; leave it out, or set "
+            "all degrees of sequence_parallel to 1"
+        )
+    return None
 
 
 def policies_of(names: Iterable[str]) -> tuple[Policy, ...]:

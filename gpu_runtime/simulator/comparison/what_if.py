@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,9 @@ from storage.config.run_config import RunConfig
 
 _MARGIN = 1.5
 """Length of a trace, over what the run would take the reserved devices alone."""
+
+KINDS = tuple(RequestKind)
+"""Of requests: each may have a degree of its own."""
 
 _ALIKE = 0.01
 """Shares of dollars within which policies cost the same."""
@@ -136,7 +139,7 @@ def policy_runs(
     for future in range(futures):
         drafts, traces = 0.0, dict[tuple[int, float], Trace]()
         for policy in simulated:
-            plan = policy.plan(offer, drafts)
+            plan = _possible(policy.plan(offer, drafts), offer, config)
             keeps_it = policy.name == keeps
             run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
             if policy.name == SPOTLIGHT:
@@ -144,6 +147,13 @@ def policy_runs(
             runs[policy.name].append(run)
             on_run()
     return runs
+
+
+def _possible(plan: SimulatedPlan, offer: FleetPlan, config: RunConfig) -> SimulatedPlan:
+    """A plan as a live run can follow it: where devices share samples, no more train than were asked for."""
+    if config.sequence_parallel.largest == 1:
+        return plan
+    return replace(plan, fleet=replace(plan.fleet, trainers=min(plan.fleet.trainers, offer.trainers)))
 
 
 def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
@@ -216,33 +226,45 @@ def trace_length_s(config: RunConfig, times: WorkloadTimes, reserved: int) -> fl
         times: of its parts.
         reserved: devices that stay.
     """
-    return _MARGIN * undisturbed(config, times, reserved) / TICKS_PER_S
+    shares = config.sequence_parallel
+    if shares.largest == 1:
+        return _MARGIN * undisturbed(config, times, reserved) / TICKS_PER_S
+    # Whichever degree is slowest: groups change, and measured times may choose any.
+    known = [degree for degree in times.degrees if degree <= min(shares.largest, reserved)]
+    slowest = max(undisturbed(config, times, reserved // d * d, dict.fromkeys(KINDS, d)) for d in known)
+    return _MARGIN * slowest / TICKS_PER_S
 
 
-def undisturbed(config: RunConfig, times: WorkloadTimes, devices: int) -> int:
+def undisturbed(
+    config: RunConfig, times: WorkloadTimes, devices: int, degrees: Mapping[str, int] | None = None
+) -> int:
     """Ticks of a run on devices that are alike and stay, without drafts: by formula, not by simulation.
 
     Args:
         config: the workload.
         times: of its parts.
-        devices: that generate; `times` has how many train.
+        devices: that generate; `times` has how many train. They are a multiple of every degree, and so are
+            those of each instance.
+        degrees: how many of them share a sample, by kind; None for the settings' fixed degrees.
     """
     sampling, algorithm, evaluation = config.sampling, config.algorithm, config.evaluation
+    degrees = config.sequence_parallel.by_kind if degrees is None else degrees
 
-    def generate(images: int, steps: int, step: int) -> int:
-        size = sampling.batch_size
+    def generate(images: int, steps: int, kind: RequestKind) -> int:
+        size, groups = sampling.batch_size, devices // degrees[kind]
+        step = times.step_of(kind, degrees[kind])
         batches = -(-images // size)
-        turns, turn = -(-batches // devices), steps * step + times.decode
+        turns, turn = -(-batches // groups), steps * step + times.decode
         # Scorers take a turn's images as it ends: the first turn whose images wait is the first or one of the
         # last two, since all turns but the last bring as much.
         judged = max(
-            (ended * turn + (images - (ended - 1) * devices * size) * times.score)
+            (ended * turn + (images - (ended - 1) * groups * size) * times.score)
             for ended in {1, max(1, turns - 1), turns}
         )
-        return times.weights + judged
+        return times.weights + (times.regroup if degrees[kind] > 1 else 0) + judged
 
     samples = algorithm.prompts_per_iteration * algorithm.group_size
-    rollout = generate(samples, sampling.rollout_steps, times.step)
+    rollout = generate(samples, sampling.rollout_steps, RequestKind.ROLLOUT)
     iteration = rollout + samples * times.train_sample + times.driver
     every = evaluation.every
     evaluations = 1 + (config.iterations // every + bool(config.iterations % every) if every else 1)
@@ -252,5 +274,5 @@ def undisturbed(config: RunConfig, times: WorkloadTimes, devices: int) -> int:
     return whole + evaluations * generate(
         evaluation.prompts * evaluation.images_per_prompt,
         sampling.evaluate_steps,
-        times.step_of(RequestKind.EVALUATE),
+        RequestKind.EVALUATE,
     )

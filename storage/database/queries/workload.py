@@ -58,6 +58,24 @@ def evaluation_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Da
     ).df()
 
 
+def degree_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
+    """Device time of generating by how many devices shared the samples, where they worked in groups.
+
+    Columns: phase, iteration, degree, device_s (in state `rollout`).
+    """
+    return connection.execute(
+        """
+        SELECT phase, iteration, degree,
+            sum(least(s.ended_at, g.ended_at) - greatest(s.started_at, g.started_at)) AS device_s
+        FROM worker_states s JOIN sequence_groups g USING (run_id, phase, iteration)
+        WHERE run_id = $run AND s.state = 'rollout' AND s.started_at < g.ended_at
+            AND g.started_at < s.ended_at AND list_contains(string_split(g.members, '+'), s.worker)
+        GROUP BY phase, iteration, degree ORDER BY phase, iteration, degree
+        """,
+        {"run": run_id},
+    ).df()
+
+
 def changes_of_state(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.DataFrame:
     """How long devices loaded weights and formed groups, a row each time. Columns: state, lasted_s.
 

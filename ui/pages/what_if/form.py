@@ -74,7 +74,7 @@ def _numbers() -> dict[str, Any]:
             help="Of drawn traces: losses that take several devices at once, from 0 to 1.",
         ),
     }  # fmt: skip
-    row = st.columns(4)
+    row = st.columns(5)
     return {
         **devices,
         **prices,
@@ -84,4 +84,12 @@ def _numbers() -> dict[str, Any]:
             help="Windows of the trace, each with a draw of the profile within its uncertainty.",
         ),
         "seed": row[2].number_input("Random seed", value=0, min_value=0, help="Of the futures."),
+        "degree": row[3].selectbox(
+            "Devices that share a sample", ["the settings'", "1", "2", "4", "8", "auto"],
+            help="In rollouts and evaluations. Above 1 one device trains, as in a live run.",
+        ).replace("the settings'", ""),
+        "per_instance": row[4].number_input(
+            "Devices of an instance", value=None, min_value=1, max_value=64, placeholder="all on one machine",
+            help="They may share samples, and are lost together.",
+        ),
     }  # fmt: skip

@@ -42,6 +42,8 @@ class Question:
         profile: what the workload takes: a profile's name, or a recorded run.
         futures: windows of the trace, each with a draw of the profile.
         seed: of the futures.
+        degree: devices that share a sample in rollouts and evaluations: a number, or `auto`.
+        per_instance: devices of an instance.
     """
 
     preset: str
@@ -58,6 +60,8 @@ class Question:
     profile: str = ""
     futures: int = 5
     seed: int = 0
+    degree: str = ""
+    per_instance: int | None = None
 
     def arguments(self, futures: int | None = None) -> list[str]:
         """It as options of the command.
@@ -74,6 +78,7 @@ class Question:
             "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
             "profile": self.profile or None,
             "windows": futures or self.futures, "seed": self.seed,
+            "degree": self.degree or None, "per-instance": self.per_instance,
         }  # fmt: skip
         # One argument each: a value that begins with a dash stays a value.
         return [f"--{name}={_plain(value)}" for name, value in named.items() if value is not None]

@@ -1,0 +1,364 @@
+"""A phase of generating whose samples are shared by groups of devices, under the virtual clock. Pure.
+
+As in a live run, groups are planned when devices join, are lost or get a notice. A group that a plan
+dissolves does the chunks that it has begun; one that loses a member is broken, and its batch goes on from the
+last commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from gpu_runtime.exploration.window import DraftGate
+from gpu_runtime.groups.layout import Group, Layout
+from gpu_runtime.scheduling.commit_interval import steps_to_commit
+from gpu_runtime.scheduling.history_check import MEMBERS_JOINED_BY
+from gpu_runtime.scheduling.pull_scheduler import PullScheduler
+from gpu_runtime.scheduling.work_items import Lease
+from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
+from gpu_runtime.simulator.devices import Flight, Holder, SimulatedDevice
+from gpu_runtime.simulator.fleet import SimulatedFleet
+from gpu_runtime.simulator.generation import GenerationPhase
+from gpu_runtime.simulator.phase_work import PhaseWork
+from gpu_runtime.simulator.profile import WorkloadTimes
+from gpu_runtime.simulator.sharing.grouping import Grouping
+from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
+from gpu_runtime.simulator.virtual_time import Event, EventLoop
+from storage.database.records import DeviceState
+
+_CALLS_AHEAD = 2
+"""Chunks that a group has begun at a time, as the dispatcher of a live run starts them; of drafts one."""
+
+
+class GroupedPhase(GenerationPhase):
+    """Devices take the phase's weights, form groups that pull batches, and form others as devices change.
+
+    Args:
+        loop, fleet, scheduler, times, work, first, gate: as of every phase.
+        grouping: the run's sharing.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        fleet: SimulatedFleet,
+        scheduler: PullScheduler[int],
+        times: WorkloadTimes,
+        work: PhaseWork,
+        first: int,
+        gate: DraftGate | None,
+        grouping: Grouping,
+    ) -> None:
+        super().__init__(loop, fleet, scheduler, times, work, first, gate)
+        self._grouping = grouping
+        self._registry = grouping.registry
+        self._pool: dict[str, SimulatedDevice] = {}  # those that hold the weights
+        self._groups: dict[WorkerGroup, SimulatedGroup] = {}
+        self._leaving: dict[str, SimulatedGroup] = {}  # devices that still have chunks of a former group
+        self._broken: list[WorkerGroup] = []
+        self._planned: frozenset[str] | None = None
+        self._plan_due: Event | None = None
+        self._ahead = 1 if self._drafts else _CALLS_AHEAD
+
+    def on_notice(self, device: SimulatedDevice) -> None:
+        """Members stop at the end of the denoising step that they do; the others form another group."""
+        group = self._group_of(device)
+        if group is not None and group.flight is not None:
+            if group.flight.halted is None:
+                self._stop(group)
+        elif device.name in self._pool:
+            self._plan_soon()
+
+    def on_gone(self, device: SimulatedDevice) -> None:
+        """A group halts with its member; nothing of it is free until the run knows that one is lost."""
+        group = self._group_of(device)
+        if group is None:
+            self._pool.pop(device.name, None)
+            if device.coming is not None:
+                device.coming.cancel()
+        elif group.flight is not None:
+            flight = group.flight
+            flight.end.cancel()
+            flight.halted = self._loop.now if flight.halted is None else flight.halted
+        elif group.forming is not None:
+            group.forming.cancel()
+        else:
+            self._idle.pop(group.name, None)
+            self._pool.pop(device.name)
+            if len(group.members) > 1:  # else no call fails: the next phase learns of it
+                self._await_loss(device)
+
+    def on_lost(self, device: SimulatedDevice) -> None:
+        """A group without a member is broken: its batch goes on elsewhere, and the others form new groups."""
+        group = self._group_of(device)
+        self._pool.pop(device.name, None)
+        self._grouping.gone(device)
+        if group is None:  # it was taking the weights, or is the second one that its group has lost
+            self._busy -= 1
+        else:
+            self._break(group, device)
+
+    def _on_ready(self, device: SimulatedDevice) -> None:
+        self._pool[device.name] = device
+        self._enter(device, "idle")
+        self._plan_soon()
+
+    @property
+    def _all_groups(self) -> list[SimulatedGroup]:
+        """The groups of now, and those that still have chunks."""
+        return list(dict.fromkeys((*self._groups.values(), *self._leaving.values())))
+
+    def _group_of(self, device: SimulatedDevice) -> SimulatedGroup | None:
+        """The group whose calls a device does, or waits to do."""
+        if device.name in self._leaving:
+            return self._leaving[device.name]
+        place = self._registry.group_of(device.name)
+        return None if place is None else self._groups.get(place)
+
+    def _await_loss(self, device: SimulatedDevice) -> None:
+        """Something waits for a device that is gone, as the run does not know of it yet."""
+        assert device.known_gone is not None, "it is gone"
+        device.coming = Event(device.known_gone, lambda: None)
+        self._busy += 1
+
+    def _break(self, group: SimulatedGroup, lost: SimulatedDevice) -> None:
+        self._plan_soon()  # first: what waits then is pulled by the groups of the plan
+        flight = group.flight
+        if group.place in self._groups:
+            del self._groups[group.place]
+            self._broken.append(group.place)
+        group.over = True
+        self._busy -= 1
+        lost.coming = None
+        if flight is not None:
+            self._take_back(group, flight)
+        elif group.forming is not None:
+            self._call_off(group)
+        members = [d for d in group.members if self._leaving.get(d.name, group) is group and d is not lost]
+        for device in group.members:
+            if self._leaving.get(device.name) is group:
+                del self._leaving[device.name]
+        for device in members:
+            if device.known_gone is None:
+                self._survive(device)
+            else:
+                self._pool.pop(device.name, None)
+                if device.coming is None:
+                    self._await_loss(device)
+
+    def _survive(self, device: SimulatedDevice) -> None:
+        """The group of a device is broken, and it can go on in another one."""
+        self._enter(device, "idle" if device.noticed else "regroup")
+        self._release(device)
+
+    def _call_off(self, group: SimulatedGroup) -> None:
+        """Members need not meet any more."""
+        assert group.forming is not None
+        group.forming.cancel()
+        group.forming = None
+        for device in group.members:
+            device.coming = None
+
+    def _plan_soon(self) -> None:
+        """Plan once all that happens at this moment has happened."""
+        if self._plan_due is None:
+            self._plan_due = self._loop.at(self._loop.now, self._plan)
+            self._busy += 1
+
+    def _plan(self) -> None:
+        """Go over to the groups that the devices of now should form; those that are idle pull."""
+        self._plan_due = None
+        self._busy -= 1
+        usable = {name: d for name, d in self._pool.items() if not (d.noticed or self._is_away(d))}
+        if self._is_due(usable):
+            self._follow(usable)
+        for _ in range(len(self._idle)):
+            self._pull(self._idle.popitem(last=False)[1])
+
+    def _is_due(self, usable: Mapping[str, SimulatedDevice]) -> bool:
+        """Whether other groups may be wanted."""
+        return frozenset(usable) != self._planned or bool(self._broken)
+
+    def _layout(self, devices: Mapping[str, str], standing: Sequence[Group]) -> Layout:
+        """The groups that devices should form.
+
+        Args:
+            devices: those that may be used, with their instances.
+            standing: the groups so far.
+        """
+        return self._grouping.fixed(self._work.kind, devices, standing)
+
+    def _follow(self, usable: dict[str, SimulatedDevice]) -> None:
+        devices = {name: device.instance for name, device in usable.items()}
+        standing = [
+            Group(self._groups[place].members[0].instance, place.members)
+            for place in self._registry.groups
+            if place in self._groups
+        ]
+        change = self._registry.follow(self._layout(devices, standing), self._broken)
+        self._planned, self._broken = frozenset(usable), []
+        if change is None:
+            return
+        for place in change.dissolved:
+            if place in self._groups:
+                self._retire(self._groups.pop(place))
+        for place in change.formed:
+            group = SimulatedGroup(place, [usable[name] for name in place.members])
+            self._groups[place] = group
+            self._form(group)
+
+    def _retire(self, group: SimulatedGroup) -> None:
+        """A group gets no further chunk than those that it has begun."""
+        group.over = True
+        self._idle.pop(group.name, None)
+        flight = group.flight
+        if flight is not None:
+            self._leaving |= {device.name: group for device in group.members}
+            if flight.until is None and flight.halted is None:
+                self._hand_back_after(group, flight, self._begun(flight) - flight.lease.step)
+            return
+        if group.forming is not None:
+            self._call_off(group)
+            self._busy -= 1
+            for device in group.members:
+                if device.known_gone is not None:
+                    self._await_loss(device)
+        for device in group.members:
+            if device.known_gone is None and device.name not in self._leaving:
+                self._enter(device, "idle")
+
+    def _begun(self, flight: Flight) -> int:
+        """Denoising step at the end of the chunks that are begun."""
+        if flight.until is not None:
+            return flight.until
+        chunks = self._loop.now - flight.since
+        chunks //= flight.chunk * flight.step
+        return min(flight.lease.steps, flight.lease.step + (chunks + self._ahead) * flight.chunk)
+
+    def _form(self, group: SimulatedGroup) -> None:
+        """Members meet once the last one is free; before that, where they have to, they begin anew."""
+        free = [device for device in group.members if device.name not in self._leaving]
+        waits = len(free) < len(group.members)
+        forming = self._grouping.forming(group.members)
+        for device in free:
+            if waits or forming.regroup:
+                self._enter(device, "regroup")
+        if waits:
+            return
+        gone = [device for device in free if device.known_gone is not None]
+        if not (forming.restart or forming.regroup or gone):
+            self._on_formed(group)
+            return
+        self._busy += 1
+        at = self._loop.now + forming.restart
+        if forming.restart:
+            for device in free:
+                self._enter(device, "load")
+        # What waited for their loss is this group now.
+        self._busy -= sum(device.coming is not None for device in gone)
+        if gone:
+            group.forming = Event(at + forming.regroup, lambda: None)
+        elif forming.restart and forming.regroup:
+            group.forming = self._loop.at(at, partial(self._meet, group, forming.regroup))
+        else:
+            group.forming = self._loop.at(at + forming.regroup, partial(self._on_formed, group))
+        for device in free:
+            device.coming = group.forming
+
+    def _meet(self, group: SimulatedGroup, regroup: int) -> None:
+        """Members that began anew have loaded."""
+        group.forming = self._loop.at(self._loop.now + regroup, partial(self._on_formed, group))
+        for device in group.members:
+            device.coming = group.forming
+            self._enter(device, "regroup")
+
+    def _on_formed(self, group: SimulatedGroup) -> None:
+        if group.forming is not None:
+            group.forming = None
+            self._busy -= 1
+        for device in group.members:
+            device.coming = None
+        group.formed = True
+        self._grouping.formed(group.members)
+        if group.noticed:
+            self._plan_soon()
+        else:
+            self._pull(group)
+
+    def _release(self, device: SimulatedDevice) -> None:
+        """A device is free: the group that waits for it may form."""
+        place = self._registry.group_of(device.name)
+        group = None if place is None else self._groups.get(place)
+        if group is not None and not group.formed and group.forming is None:
+            self._form(group)
+
+    def _may_pull(self, holder: Holder) -> bool:
+        return holder.serves and super()._may_pull(holder)
+
+    def _begin(self, holder: Holder, lease: Lease[int], step: int, chunk: int) -> None:
+        assert isinstance(holder, SimulatedGroup)
+        degree = len(holder.members)
+        if degree > 1:
+            step = self._times.step_of(self._work.kind, degree)
+            step_s = self._times.step_seconds(self._times.shared[degree])
+            chunk = steps_to_commit(self._work.commit_steps, step_s, self._drafts)
+        super()._begin(holder, lease, step, chunk)
+
+    def _go_on(self, holder: Holder) -> None:
+        assert isinstance(holder, SimulatedGroup)
+        self._after_lease(holder)
+
+    def _stand_by(self, holder: Holder) -> None:
+        assert isinstance(holder, SimulatedGroup)
+        self._after_lease(holder)
+        self._wake()
+
+    def _after_lease(self, group: SimulatedGroup) -> None:
+        """A group is free, and goes on, waits for the plan, or is no more."""
+        if group.over:
+            for device in group.members:
+                del self._leaving[device.name]
+                self._enter(device, "idle")
+            for device in group.members:
+                self._release(device)
+        elif group.noticed:
+            self._enter(group, "idle")
+            self._plan_soon()
+        else:
+            self._take_next(group)
+
+    def _take_next(self, group: SimulatedGroup) -> None:
+        """A group is free and stays."""
+        self._pull(group)
+
+    def _wake(self) -> None:
+        if self._plan_due is None:
+            super()._wake()
+
+    def _redone_step(self, flight: Flight) -> int:
+        return flight.step * len(flight.lease.holder.split(MEMBERS_JOINED_BY))
+
+    def _end(self) -> None:
+        if self._plan_due is not None:
+            self._plan_due.cancel()
+        for group in self._all_groups:
+            if group.forming is not None:
+                self._call_off(group)
+            if group.flight is not None and len(group.members) > 1:
+                # It is called off: no member waits for another one any more.
+                group.flight.end.cancel()
+                self._scheduler.drop(group.flight.lease.requests)
+                group.flight = None
+        self._registry.follow(Layout((), ()))
+        super()._end()
+
+    def _enter(self, holder: Holder, state: DeviceState) -> None:
+        devices: Sequence[SimulatedDevice]
+        if isinstance(holder, SimulatedGroup):
+            devices = holder.members
+        else:
+            assert isinstance(holder, SimulatedDevice)
+            devices = (holder,)
+        for device in devices:
+            super()._enter(device, state)

@@ -1,0 +1,155 @@
+"""By how many devices a simulated run's samples are shared, and what forming a group takes. Pure.
+
+The groups are chosen by the functions that choose those of a live run: `plan_layout` where a degree is fixed,
+`choose_layout` where measured times choose it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpu_runtime.groups.degree_choice import choose_layout
+from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
+from gpu_runtime.groups.registry import GroupRegistry
+from gpu_runtime.groups.step_times import StepTimeTable
+from gpu_runtime.scheduling.requests import RequestKind
+from gpu_runtime.scheduling.work_left import WorkLeft
+from gpu_runtime.simulator.devices import SimulatedDevice
+from gpu_runtime.simulator.profile import WorkloadTimes
+from gpu_runtime.simulator.simulated_run import SimulatedPlan
+from storage.config.sequence_parallel import AUTO
+from storage.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Forming:
+    """What devices do until they are a group, in ticks.
+
+    Attributes:
+        restart: their processes begin anew, load the model and take the weights.
+        regroup: they meet.
+    """
+
+    restart: int = 0
+    regroup: int = 0
+
+
+class Grouping:
+    """The sharing of a whole run: its epochs, its measured times.
+
+    Args:
+        by_kind: degree of each kind of request, as the settings have it; `AUTO` lets measured times choose.
+        times: of the workload; a degree without a time is not used.
+        plan: of the run. With static groups all kinds have the rollout's degree.
+
+    Raises:
+        ConfigurationError: a degree without a time, static groups whose degree is to be measured, or a way to
+            do a run that no live one has whose devices share samples.
+    """
+
+    def __init__(self, by_kind: Mapping[str, int], times: WorkloadTimes, plan: SimulatedPlan) -> None:
+        self.registry = GroupRegistry()
+        self.step_times = StepTimeTable()
+        self.static = static = plan.static_groups
+        self._times = times
+        self._by_kind = dict.fromkeys(by_kind, by_kind["rollout"]) if static else dict(by_kind)
+        self._together: dict[str, tuple[str, ...]] = {}  # where groups are static: each device's group
+        if static and AUTO in self._by_kind.values():
+            raise ConfigurationError(
+                "static groups have a fixed degree, but sequence_parallel.rollout is auto; set it to a number"
+            )
+        for kind, degree in self._by_kind.items():
+            if degree not in (AUTO, *times.degrees):
+                raise ConfigurationError(
+                    f"sequence_parallel.{kind} is {degree}, but a step's time is known of degrees "
+                    f"{', '.join(map(str, times.degrees))} only"
+                )
+
+        if any(map(self.shares, RequestKind)) and (alone := plan.done_alone):
+            raise ConfigurationError(
+                f"{alone} is simulated for devices that work alone; set all degrees of sequence_parallel to 1"
+            )
+
+    def shares(self, kind: RequestKind) -> bool:
+        """Whether several devices may share a request of a kind."""
+        return self._by_kind[kind] != 1
+
+    def measured(self, kind: RequestKind) -> bool:
+        """Whether measured times choose the degree of a kind."""
+        return self._by_kind[kind] == AUTO
+
+    def fixed(self, kind: RequestKind, devices: Mapping[str, str], before: Sequence[Group]) -> Layout:
+        """The groups that devices should form where the degree is fixed.
+
+        Args:
+            kind: of what they do.
+            devices: those that may be used, with their instances.
+            before: the groups so far.
+        """
+        return plan_layout(devices, large_first(self._times.degrees, self._by_kind[kind]), before)
+
+    def groups_of(self, devices: Mapping[str, str]) -> list[Group]:
+        """The groups that devices' processes began as, where groups are static.
+
+        Args:
+            devices: with their instances.
+        """
+        begun = dict.fromkeys(names for name, names in self._together.items() if name in devices)
+        return [Group(devices[next(n for n in names if n in devices)], names) for names in begun]
+
+    def chosen(self, devices: Mapping[str, str], before: Sequence[Group], left: WorkLeft) -> Layout:
+        """The groups that end a phase soonest, by the measured times.
+
+        Args:
+            devices: those that may be used, with their instances.
+            before: the groups so far.
+            left: what is left of the phase.
+        """
+        return choose_layout(devices, before, left, self.step_times, self._times.degrees)
+
+    def forming(self, members: Sequence[SimulatedDevice]) -> Forming:
+        """What devices have to do to become a group.
+
+        Args:
+            members: of it.
+        """
+        names = tuple(device.name for device in members)
+        regroup = self._times.regroup if len(names) > 1 else 0
+        if not self.static:
+            return Forming(regroup=regroup)
+        began = [self._together.get(name) for name in names]
+        if all(other == names for other in began):
+            return Forming()
+        restart = self._times.start + self._times.weights if any(began) else 0
+        return Forming(restart, regroup)
+
+    def formed(self, members: Sequence[SimulatedDevice]) -> None:
+        """Devices are a group."""
+        names = tuple(device.name for device in members)
+        if self.static:
+            self._together |= dict.fromkeys(names, names)
+        elif len(names) > 1:
+            self.step_times.note_regroup(self._times.step_seconds(self._times.regroup), names)
+
+    def gone(self, device: SimulatedDevice) -> None:
+        """A device is lost."""
+        self._together.pop(device.name, None)
+
+    def memory(self, kind: RequestKind) -> Hashable:
+        """What of the phases before the course of a phase depends on."""
+        if self.static:
+            return tuple(sorted(self._together.items()))
+        return self.step_times.state() if self.measured(kind) else ()
+
+    def key(self, kind: RequestKind, devices: Sequence[SimulatedDevice]) -> Hashable:
+        """All that the course of a phase depends on of its devices' names and places.
+
+        Args:
+            kind: of what they do.
+            devices: of the fleet.
+        """
+        if not self.shares(kind):
+            return ()
+        order = sorted(range(len(devices)), key=lambda number: devices[number].name)
+        return tuple(order), tuple(device.instance for device in devices), self.memory(kind)

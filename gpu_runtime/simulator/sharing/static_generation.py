@@ -1,0 +1,68 @@
+"""A phase of generating by groups that stay as they were begun: what elastic groups are compared with. Pure.
+
+No live run does it. Where a group loses a member, the processes of the others begin anew: they load the model
+and take the weights before they form another group, with the devices that are in none then. Between phases a
+group stays; at the beginning of one, the processes of a group that should be another one begin anew, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from gpu_runtime.groups.layout import Group, Layout
+from gpu_runtime.simulator.devices import SimulatedDevice
+from gpu_runtime.simulator.sharing.grouped_generation import GroupedPhase
+from gpu_runtime.simulator.sharing.simulated_group import SimulatedGroup
+
+
+class StaticPhase(GroupedPhase):
+    """Devices form groups that only a loss, a notice, or the beginning of a phase changes."""
+
+    def _layout(self, devices: Mapping[str, str], standing: Sequence[Group]) -> Layout:
+        kind = self._work.kind
+        if self._planned is None:
+            return self._grouping.fixed(kind, devices, self._grouping.groups_of(devices))
+        stay = [group for group in standing if all(member in devices for member in group.members)]
+        # The others of a group that does not stay begin anew first.
+        taken = {member for group in standing for member in group.members} | self._leaving.keys()
+        free = {name: instance for name, instance in devices.items() if name not in taken}
+        return Layout((*stay, *self._grouping.fixed(kind, free, ()).groups), ())
+
+    def _survive(self, device: SimulatedDevice) -> None:
+        if device.noticed:
+            super()._survive(device)
+        else:
+            self._restart(device)
+
+    def _retire(self, group: SimulatedGroup) -> None:
+        super()._retire(group)
+        if group.formed and group.flight is None:
+            self._restart_members(group)
+
+    def _after_lease(self, group: SimulatedGroup) -> None:
+        super()._after_lease(group)
+        if group.over:
+            self._restart_members(group)
+
+    def _restart_members(self, group: SimulatedGroup) -> None:
+        for device in group.members:
+            if device.known_gone is None and not device.noticed:
+                self._restart(device)
+
+    def _restart(self, device: SimulatedDevice) -> None:
+        """A process begins anew, and is in no group then."""
+        self._pool.pop(device.name, None)
+        self._grouping.gone(device)
+        self._enter(device, "load")
+        self._busy += 1
+        again = self._times.start + self._times.weights
+        device.coming = self._loop.at(self._loop.now + again, partial(self._ready, device))
+
+    def _end(self) -> None:
+        begun = {group: group.forming.at for group in self._groups.values() if group.forming is not None}
+        super()._end()
+        for group, at in begun.items():  # processes that begin anew do so to the end
+            self._grouping.formed(group.members)
+            for device in group.members:
+                device.free_at = at

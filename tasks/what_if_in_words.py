@@ -1,0 +1,101 @@
+"""What an answer of `spotlight what-if` says in words: where spot devices and exploration pay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpu_runtime.simulator.comparison.to_score import ExplorationWorth
+from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.spot.traces.summary import summarise
+
+if TYPE_CHECKING:  # which says what is said here
+    from tasks.what_if import MarketQuestion, WhatIf
+
+
+def conclusions(result: WhatIf) -> list[str]:
+    """From which discount spot devices pay, and where exploration stops paying, as sentences."""
+    found = []
+    offer, even, worth = result.offer, result.break_even, result.exploration
+    if even is not None:
+        offered = 1 - offer.spot_usd_per_hour / offer.reserved_usd_per_hour
+        if even.median <= 0:
+            says = "Spot devices cost less than the same devices on demand even without a discount"
+        elif even.median > 1:
+            says = "Spot devices cost more than the same devices on demand even for nothing"
+        else:
+            says = (
+                "Spot devices cost less than the same devices on demand from a discount of "
+                f"{even.median:.0%} on (lowest and highest future {even.low:.0%} and {even.high:.0%})"
+            )
+        found.append(f"{says}; the discount is {offered:.0%}.")
+    if worth is not None:
+        found.append(_exploration_in_words(worth, result))
+    return found
+
+
+def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
+    low, needed, high = (
+        f"{max(0.0, share):.0%}"
+        for share in (worth.saving_needed.low, worth.saving_needed.median, worth.saving_needed.high)
+    )
+    says = f"An iteration with exploration beside training costs no more than one of {worth.cheapest}"
+    if high != "0%":
+        says = (
+            f"Exploration beside training costs less than {worth.cheapest} if it saves more than {needed} "
+            f"of the iterations ({low} to {high})"
+        )
+    until, curves = worth.pays_until_usd, result.curves
+    if curves is None or worth.known_to is None or (until is None and worth.stops_at is None):
+        return f"{says}."
+    if worth.known_to == 1:
+        level = f"the baseline's last score, {curves.target:.3g}"
+    else:
+        level = (
+            f"{worth.known_to:.0%} of the baseline's progress, a score of {worth.known_to_score:.3g} (most "
+            "of their explored runs end there)"
+        )
+    if worth.stops_at is None:
+        says += f"; by the curves {curves.name} it pays up to {level}"
+    else:
+        says += (
+            f"; by the curves {curves.name}, known up to {level}, it stops paying from "
+            f"{worth.stops_at:.0%} of the baseline's progress on, a score of {worth.stops_at_score:.3g}"
+        )
+    if until is None or worth.stops_at is not None:
+        return f"{says}."
+    sized = any(any(run.wanted for run in answer.runs) for answer in result.answers)
+    but = " (against policies other than sized, whose devices depend on it)" if sized else ""
+    if until.median >= result.offer.reserved_usd_per_hour:
+        return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."
+    if until.median == 0:
+        return f"{says}. So far it pays at no price of a spot device{but}."
+    return (
+        f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
+        f"({until.low:.2f} to {until.high:.2f}){but}."
+    )
+
+
+def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
+    """When spot instances come and go.
+
+    Args:
+        market: as it is simulated.
+        question: as it was asked for.
+    """
+    notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
+    if market.recorded is not None:
+        known = summarise(market.recorded)
+        rate = known.losses_per_instance_hour or 0.0
+        return (
+            f"windows of {Path(question.trace).name}: {known.length_s / 3600:.1f} h, {known.losses} losses, "
+            f"{rate:.2f} of an instance an hour{notice}"
+        )
+    if not market.losses:
+        return "no instance is lost"
+    shape = market.shape
+    return (
+        f"drawn traces: {3600 / shape.mean_lifetime_s:.2f} losses of an instance an hour, "
+        f"{shape.multi_loss_share:.0%} of them together; a replacement comes after "
+        f"{shape.mean_reacquire_s / 60:.0f} min{notice}"
+    )

@@ -1,0 +1,115 @@
+"""What holds of every simulated run whose devices share samples, whatever is lost."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.comparison.what_if import undisturbed
+from gpu_runtime.simulator.simulated_run import SimulatedRun
+from gpu_runtime.spot.traces.trace import Trace
+from tests.property.test_simulated_runs import rough_trace
+from tests.simulated import simulated, small_config, times_of
+
+SECONDS = st.floats(0.001, 3.0)
+DRAWN = settings(max_examples=15, deadline=None)
+DEGREES = st.sampled_from([1, 2, 4])
+SHARED = {2: 0.6, 4: 0.4}
+
+
+def shared_run(trace: Trace, spot: int, degrees: dict[str, Any], **more: Any) -> SimulatedRun:
+    config = small_config(sequence_parallel=degrees)
+    return simulated(config, more.pop("reserved"), spot, trace, keeps_intervals=True, **more)
+
+
+def check(runs: list[SimulatedRun], reserved: int) -> None:
+    """Every paid moment is in one state, and what is repeated is what would have been worked out."""
+    run = runs[0]
+    for market in ("reserved", "spot"):
+        assert sum(time for (of, _), time in run.spent.items() if of == market) == run.paid[market]
+    assert run.paid["reserved"] == reserved * run.wall
+    ends: dict[str, float] = {}
+    for interval in sorted(run.intervals, key=lambda i: (i.worker, i.started_at)):
+        assert interval.started_at < interval.ended_at
+        assert ends.get(interval.worker, interval.started_at) == interval.started_at
+        ends[interval.worker] = interval.ended_at
+    assert run.batches == 3 * 4, "each batch of an iteration is rolled out, whatever was lost"
+    assert json.dumps(runs[0].to_json()) == json.dumps(runs[1].to_json())
+    assert run.intervals == runs[1].intervals
+
+
+@DRAWN
+@given(
+    reserved=st.integers(1, 3),
+    spot=st.integers(1, 6),
+    seed=st.integers(0, 10_000),
+    degrees=st.sampled_from(
+        [{"rollout": 2}, {"rollout": 4, "evaluate": 2}, {"rollout": 2, "explore": 2}, {"evaluate": 4},
+         {"rollout": "auto", "evaluate": "auto"}, {"rollout": "auto", "evaluate": 2}]
+    ),
+    timing=st.sampled_from(list(DraftTiming)),
+    notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
+    loss=st.sampled_from([0.0, 0.7, 20.0]),
+    regroup=st.sampled_from([0.0, 0.3, 5.0]),
+    instance_devices=st.sampled_from([0, 2, 3]),
+)  # fmt: skip
+def test_with_groups_every_paid_moment_is_in_one_state_and_repeating_changes_nothing(
+    reserved: int, spot: int, seed: int, degrees: dict[str, Any], timing: DraftTiming, notice_s: float,
+    loss: float, regroup: float, instance_devices: int,
+):  # fmt: skip
+    times = times_of(SHARED, loss=loss, regroup=regroup)
+    runs = [
+        shared_run(
+            rough_trace(spot, seed), spot, degrees, reserved=reserved, timing=timing, notice_s=notice_s,
+            times=times, instance_devices=instance_devices, repeats=repeats,
+        )
+        for repeats in (True, False)
+    ]  # fmt: skip
+    check(runs, reserved)
+
+
+@DRAWN
+@given(
+    reserved=st.integers(1, 3),
+    spot=st.integers(1, 6),
+    seed=st.integers(0, 10_000),
+    degree=st.sampled_from([2, 4]),
+    notice_s=st.sampled_from([0.0, 0.4, 30.0]),
+    loss=st.sampled_from([0.0, 0.7, 20.0]),
+    regroup=st.sampled_from([0.0, 0.3]),
+)
+def test_static_groups_are_booked_as_exactly(
+    reserved: int, spot: int, seed: int, degree: int, notice_s: float, loss: float, regroup: float
+):
+    runs = [
+        shared_run(
+            rough_trace(spot, seed), spot, {"rollout": degree}, reserved=reserved, notice_s=notice_s,
+            times=times_of(SHARED, loss=loss, regroup=regroup), repeats=repeats, ways={"static_groups": True},
+        )
+        for repeats in (True, False)
+    ]  # fmt: skip
+    check(runs, reserved)
+
+
+@DRAWN
+@given(
+    groups=st.integers(1, 3),
+    degrees=st.tuples(DEGREES, DEGREES),
+    prompts=st.integers(1, 9),
+    every=st.integers(0, 3),
+    ema=st.sampled_from([0.0, 0.9]),
+    seconds=st.tuples(*[SECONDS] * 5),
+)
+def test_without_losses_groups_and_the_formula_agree_to_the_tick(
+    groups: int, degrees: tuple[int, int], prompts: int, every: int, ema: float, seconds: tuple[float, ...]
+):
+    two, four, score, weights, regroup = seconds
+    times = times_of({2: two, 4: four}, score=score, weights=weights, regroup=regroup)
+    settings = dict(zip(("rollout", "evaluate"), degrees, strict=True))
+    config = small_config(3, prompts, every, optimizer={"ema_decay": ema}, sequence_parallel=settings)
+    run = simulated(config, 4 * groups, times=times, instance_devices=4)
+    assert run.wall == undisturbed(config, times, 4 * groups)

@@ -143,7 +143,7 @@ def test_no_call_waits_beyond_the_limit():
 
 def test_devices_that_hold_different_weights_end_the_run():
     stage = Stage("digest a", "digest b")
-    with pytest.raises(RuntimeFailure, match="reserved-0 digest a, reserved-1 digest b$"):
+    with pytest.raises(RuntimeFailure, match=r"reserved-0 digest a, reserved-1 digest b$"):
         stage.trainers.use_training_weights(WeightsVersion(1))
     assert not stage.trainers.holds(WeightsVersion(1))
     same = Stage("digest a", "digest a")

@@ -267,14 +267,13 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
 
     store = RunStore(home)
-    interrupted = store.reconcile()
     RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
     with prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url:
         from flows.post_train import post_train
         from flows.process.cancellation import cancellable
 
         try:
-            close_orphaned_flow_runs([*interrupted, run_id])
+            close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
             with cancellable(run_id):
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id)

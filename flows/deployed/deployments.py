@@ -25,6 +25,7 @@ from flows.artifacts import (
 from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.process.cancellation import gone_soon_when_cancelled
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
@@ -46,9 +47,9 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         else:
             config = start.new_configuration(form.preset, _settings(form))
             run_id = start.free_run_id(store, config, name_given_in_prefect())
-        interrupted = store.reconcile()
+        close_flow_runs_of_ended_runs(home)
         run_preflight(config)
-        close_orphaned_flow_runs([*interrupted, run_id])
+        close_orphaned_flow_runs([run_id])
         name_flow_run(run_id)
         result = _function("flows.post_train", "post_train")(config, run_id)
         show_result(result)

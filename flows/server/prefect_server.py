@@ -12,10 +12,10 @@ import httpx
 
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, unfinished_flow_runs
 from flows.progress import reporter
+from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer
 from flows.server.loss import hand_over
 from flows.server.password import password_file
-from flows.server.up_state import living_dashboard
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 
@@ -93,7 +93,7 @@ def _read_settings_again() -> None:
 
 
 def _dashboard_of(home: Home) -> dict[str, str]:
-    """The address that a run's links to the dashboard begin with, where an `up` serves one."""
+    """The address that a run's links to the dashboard begin with, where one is served."""
     address = living_dashboard(home)
     return {DASHBOARD_URL_VARIABLE: address} if address else {}
 

@@ -182,6 +182,29 @@ def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
     return chosen
 
 
+def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None) -> str:
+    """The identifier of a new evaluation: the one that is asked for, or a new one.
+
+    Args:
+        home: where it is kept.
+        config: whose name a new identifier has.
+        evaluation_id: what is asked for; None makes one up.
+
+    Raises:
+        ConfigurationError: it has other characters than identifiers have, or an evaluation or a run has it.
+    """
+    from storage.evaluations.separate import EvaluationStore
+
+    chosen = new_run_id(f"evaluate-{config.name}") if evaluation_id is None else evaluation_id
+    check_run_id(chosen)
+    taken = [row.evaluation_id for row in EvaluationStore(home).all()]
+    if chosen in taken:
+        raise ConfigurationError(
+            f"evaluation {chosen!r} exists already; `spotlight evaluations` lists them: choose another name"
+        )
+    return free_run_id(RunStore(home), config, chosen)
+
+
 def resumed_configuration(
     home: Home,
     run_id: str,

@@ -24,6 +24,7 @@ def evaluate_model(
     run_id: str | None = None,
     images: Path | None = None,
     compare: str | None = None,
+    evaluation_id: str | None = None,
 ) -> dict[str, Any]:
     """Score a run's newest checkpoint, or the untouched model of the configuration, and keep the scores.
 
@@ -32,6 +33,7 @@ def evaluate_model(
         run_id: the run whose newest checkpoint is scored; None scores the untouched model.
         images: an empty folder for the images, in GenEval's layout; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated, to compare with.
+        evaluation_id: its identifier, not used before; made up where it is missing.
 
     Returns:
         `evaluation_id`, the run and the iteration, `score`, `exact`, their intervals, overall and by tag,
@@ -43,7 +45,7 @@ def evaluate_model(
     earlier = None if compare is None else comparable(home, config, compare)
     reporter().note(f"evaluating {run_id or config.model.path}")
     evaluated = evaluate_weights(home, config, run_id)
-    evaluation_id = new_run_id(f"evaluate-{config.name}")
+    evaluation_id = evaluation_id or new_run_id(f"evaluate-{config.name}")
     result = record_separately(home, config, evaluation_id, evaluated, images)
     back_up(RunStore(home))
     if earlier is not None:

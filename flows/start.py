@@ -182,6 +182,29 @@ def free_run_id(store: RunStore, config: RunConfig, run_id: str | None) -> str:
     return chosen
 
 
+def free_evaluation_id(home: Home, config: RunConfig, evaluation_id: str | None) -> str:
+    """The identifier of a new evaluation: the one that is asked for, or a new one.
+
+    Args:
+        home: where it is kept.
+        config: whose name a new identifier has.
+        evaluation_id: what is asked for; None makes one up.
+
+    Raises:
+        ConfigurationError: it has other characters than identifiers have, or an evaluation or a run has it.
+    """
+    from storage.evaluations.separate import EvaluationStore
+
+    chosen = new_run_id(f"evaluate-{config.name}") if evaluation_id is None else evaluation_id
+    check_run_id(chosen)
+    taken = [row.evaluation_id for row in EvaluationStore(home).all()]
+    if chosen in taken:
+        raise ConfigurationError(
+            f"evaluation {chosen!r} exists already; `spotlight evaluations` lists them: choose another name"
+        )
+    return free_run_id(RunStore(home), config, chosen)
+
+
 def resumed_configuration(
     home: Home,
     run_id: str,
@@ -267,14 +290,13 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
 
     store = RunStore(home)
-    interrupted = store.reconcile()
     RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
     with prefect_server(home, lambda: _check_and_import(config, "flows.post_train")) as ui_url:
         from flows.post_train import post_train
         from flows.process.cancellation import cancellable
 
         try:
-            close_orphaned_flow_runs([*interrupted, run_id])
+            close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
             with cancellable(run_id):
                 summary = post_train.with_options(flow_run_name=run_id)(config, run_id)

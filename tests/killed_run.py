@@ -8,7 +8,9 @@ from pathlib import Path
 
 from benchmarks.resume import start, state_of
 from flows.server.local_server import LocalServer
+from flows.server.note import living_server
 from storage.home import Home
+from tests.running_up import client_of
 
 
 @contextmanager
@@ -26,3 +28,12 @@ def undisturbed_state(home: Path, settings: Sequence[str]) -> dict[str, bytes]:
     child.communicate(timeout=400)
     assert child.returncode == 0
     return state_of(home, "undisturbed")
+
+
+def flow_states(home: Path, run_id: str) -> list[str]:
+    """The states in Prefect of a run's flow runs, in the order in which they began."""
+    note = living_server(Home(home))
+    assert note is not None
+    asked = {"flow_runs": {"name": {"any_": [run_id]}}, "sort": "START_TIME_ASC"}
+    found = client_of(Home(home)).post(f"{note.api_url}/flow_runs/filter", json=asked).json()
+    return [flow_run["state"]["type"] for flow_run in found]

@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from flows.cli.listings import print_whole
 from storage.evaluations.separate import SeparateEvaluation
 
 
@@ -35,15 +36,16 @@ def show_figures(figures: dict[str, Any], title: str, signed: bool = False) -> N
 
 
 def show_evaluations(rows: Sequence[SeparateEvaluation]) -> None:
-    """One row an evaluation."""
-    table = Table("evaluation", "when (UTC)", "of", "iteration", "images", "score", "exact")
-    for row in rows:
-        table.add_row(
+    """One row an evaluation, its identifiers whole."""
+    cells = [
+        (
             row.evaluation_id, time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.started_at)),
             row.run_id or "untouched model", str(row.iteration), str(row.images),
             _number(row.score), _number(row.exact),
-        )  # fmt: skip
-    Console().print(table)
+        )
+        for row in rows
+    ]  # fmt: skip
+    print_whole(("evaluation", "when (UTC)", "of", "iteration", "images", "score", "exact"), cells)
 
 
 def evaluation_facts(row: SeparateEvaluation) -> dict[str, Any]:

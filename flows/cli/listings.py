@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -51,7 +52,7 @@ def runs(
     if not rows:
         typer.echo("no runs yet; start one with `spotlight train --preset glyphs`")
         return
-    _print_whole([_cells(row) for row in rows])
+    print_whole(_HEADINGS, [_cells(row) for row in rows])
 
 
 def presets() -> None:
@@ -65,9 +66,14 @@ def presets() -> None:
         typer.echo("\n".join(lines))
 
 
-def _print_whole(rows: list[tuple[str, ...]]) -> None:
-    """Print runs as a table, or as two lines each where the terminal would cut the identifiers."""
-    table = Table(*_HEADINGS)
+def print_whole(headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table, or two lines a row where the terminal would cut the identifiers.
+
+    Args:
+        headings: of the columns; the first is that of the identifiers.
+        rows: one cell a column.
+    """
+    table = Table(*headings)
     for row in rows:
         table.add_row(*row)
     console = Console()
@@ -75,10 +81,10 @@ def _print_whole(rows: list[tuple[str, ...]]) -> None:
     if needed <= console.width or not sys.stdout.isatty():
         Console(width=max(needed, console.width)).print(table)
         return
-    for run_id, *facts in rows:
-        typer.echo(run_id)
+    for identifier, *facts in rows:
+        typer.echo(identifier)
         typer.echo(
-            "    " + ", ".join(f"{name} {fact}" for name, fact in zip(_HEADINGS[1:], facts, strict=True))
+            "    " + ", ".join(f"{name} {fact}" for name, fact in zip(headings[1:], facts, strict=True))
         )
 
 

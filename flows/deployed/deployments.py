@@ -25,6 +25,7 @@ from flows.artifacts import (
 from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.process.cancellation import gone_soon_when_cancelled
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
@@ -46,9 +47,9 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         else:
             config = start.new_configuration(form.preset, _settings(form))
             run_id = start.free_run_id(store, config, name_given_in_prefect())
-        interrupted = store.reconcile()
+        close_flow_runs_of_ended_runs(home)
         run_preflight(config)
-        close_orphaned_flow_runs([*interrupted, run_id])
+        close_orphaned_flow_runs([run_id])
         name_flow_run(run_id)
         result = _function("flows.post_train", "post_train")(config, run_id)
         show_result(result)
@@ -62,8 +63,11 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
         home = Home.from_environment().ensure()
         preset = None if form.run_id else form.preset
         config = start.evaluated_configuration(home, form.run_id or None, preset, form.settings)
+        evaluation_id = start.free_evaluation_id(home, config, name_given_in_prefect())
         run_preflight(config)
-        result = _function("flows.evaluate", "evaluate_model")(config, form.run_id or None)
+        name_flow_run(evaluation_id)
+        evaluate = _function("flows.evaluate", "evaluate_model")
+        result = evaluate(config, form.run_id or None, evaluation_id=evaluation_id)
         show_result(result)
     return result
 
@@ -84,8 +88,12 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
     with gone_soon_when_cancelled(), shown_in_prefect():
+        given = name_given_in_prefect()
+        if given is not None:
+            store = RunStore(Home.from_environment().ensure())
+            start.free_run_id(store, RunConfig(), given)
         module = importlib.import_module("flows.reproduce")
-        done = module.do_again(form, named=name_flow_run)
+        done = module.do_again(form, given, named=name_flow_run)
         show_result(done.summary())
         show_differences(done.differences)
         module.refuse_drift(done)

@@ -25,8 +25,10 @@ from flows.deployed.deployments import (
 )
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from flows.process.run_processes import watch_closely
 from flows.server.prefect_server import close_orphaned_flow_runs
+from storage.home import Home
 
 POLL_S = 2.0
 """How often the server is asked for what is due."""
@@ -83,6 +85,7 @@ async def serve(served: list[RunnerDeployment], runs_at_once: int, ready: Path |
     ids = [await runner.aadd_deployment(deployment) for deployment in served]
     # What an earlier `up` was running when it was killed.
     await asyncio.to_thread(close_orphaned_flow_runs, deployment_ids=ids)
+    await asyncio.to_thread(close_flow_runs_of_ended_runs, Home.from_environment())
     going = asyncio.create_task(runner.start())
     while not runner.started:
         if going.done():

@@ -16,6 +16,10 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage.home import Home
 
 _ORDERLY = b"."
 _WAIT_S = 30.0
@@ -115,21 +119,32 @@ def main() -> None:
     from storage.home import Home
 
     reason = f"{' and then '.join(ended)} ended before it" if ended else "perhaps killed, or out of memory"
-    done = ""
     store = RunStore(Home(folder))
     try:
         store.reconcile(reason)
         row = store.run(run_id)
-        if row.status != "interrupted" or row.pid != pid:
-            return  # it did say how it ended, or it has been resumed
+        # Otherwise it did say how it ended, or it has been resumed.
+        is_silent = row.status == "interrupted" and row.pid == pid
         done = f" after iteration {row.last_iteration or 0}"
     except SpotlightError as error:
-        done = f" ({error})"
-    print(
-        f"error: run {run_id} was interrupted{done}: process {pid} ended without a word ({reason}); "
-        f"go on with `spotlight resume {run_id}`",
-        file=sys.stderr,
-    )
+        is_silent, done = True, f" ({error})"
+    if is_silent:
+        print(
+            f"error: run {run_id} was interrupted{done}: process {pid} ended without a word ({reason}); "
+            f"go on with `spotlight resume {run_id}`",
+            file=sys.stderr, flush=True,
+        )  # fmt: skip
+    _tell_prefect(store.home)
+
+
+def _tell_prefect(home: Home) -> None:
+    """Close the run's flow run; where its server has ended with the run, the next one has that done."""
+    if "PREFECT_API_URL" not in os.environ:
+        return
+    os.environ["PREFECT_CLIENT_MAX_RETRIES"] = "0"  # of the run's process it had those that wait for a server
+    from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+
+    close_flow_runs_of_ended_runs(home)
 
 
 if __name__ == "__main__":

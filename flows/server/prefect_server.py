@@ -10,11 +10,12 @@ from uuid import UUID
 
 import httpx
 
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, unfinished_flow_runs
 from flows.progress import reporter
+from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer
 from flows.server.loss import hand_over
 from flows.server.password import password_file
-from flows.server.up_state import living_dashboard
 from storage.errors import ServerError
 from storage.home import DASHBOARD_URL_VARIABLE, Home
 
@@ -50,6 +51,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
                 "variable to have a local one started"
             )
         meanwhile()
+        close_flow_runs_of_ended_runs(home)
         try:
             yield configured.removesuffix("/api")
         finally:
@@ -67,6 +69,7 @@ def prefect_server(home: Home, meanwhile: Callable[[], object] = lambda: None) -
         meanwhile()
         with reporter().stage("start the Prefect server"):
             server.wait_ready()
+        close_flow_runs_of_ended_runs(home)
         with server.kept_alive():
             try:
                 yield f"{server.ui_url} (log in with the line in {password_file(home)})"
@@ -90,7 +93,7 @@ def _read_settings_again() -> None:
 
 
 def _dashboard_of(home: Home) -> dict[str, str]:
-    """The address that a run's links to the dashboard begin with, where an `up` serves one."""
+    """The address that a run's links to the dashboard begin with, where one is served."""
     address = living_dashboard(home)
     return {DASHBOARD_URL_VARIABLE: address} if address else {}
 
@@ -107,23 +110,16 @@ def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequen
     successor of the same name. The flow run that this process does may have the name already.
     """
     from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import (
-        DeploymentFilter,
-        DeploymentFilterId,
-        FlowRunFilter,
-        FlowRunFilterName,
-        FlowRunFilterState,
-    )  # fmt: skip
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
     from prefect.runtime import flow_run
     from prefect.states import Crashed
 
-    unfinished = FlowRunFilter(
-        name=FlowRunFilterName(any_=list(run_ids)) if run_ids else None,
-        state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}),
-    )
     deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
     with get_client(sync_client=True) as client:
-        for orphan in client.read_flow_runs(flow_run_filter=unfinished, deployment_filter=deployed):
+        found = client.read_flow_runs(
+            flow_run_filter=unfinished_flow_runs(run_ids), deployment_filter=deployed
+        )
+        for orphan in found:
             if str(orphan.id) == flow_run.get_id():
                 continue
             client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)

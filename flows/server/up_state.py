@@ -112,18 +112,6 @@ def read_state(home: Home) -> UpState | None:
         ) from error
 
 
-def living_dashboard(home: Home) -> str:
-    """Address of the dashboard of a home's `up`; empty where none runs on this machine."""
-    try:
-        state = read_state(home)
-    except ServerError:  # who ends or starts an `up` is told
-        return ""
-    if state is None or state.host != socket.gethostname():
-        return ""
-    lives = process_is_alive(state.supervisor.pid, state.supervisor.started_at)
-    return state.dashboard_url if lives else ""
-
-
 def forget_state(home: Home) -> None:
     """Remove the note: nothing is left of it."""
     state_file(home).unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from storage.config.run_config import MIRROR_VARIABLE
 from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.damaged_database import overwrite_a_page
-from tests.killed_run import served, undisturbed_state
+from tests.killed_run import flow_states, served, undisturbed_state
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +59,9 @@ def test_the_final_state_is_that_of_a_run_never_killed(home, undisturbed, kill, 
     row = RunStore(Home(home)).run(run_id)
     assert row.status == "finished"
     assert row.summary["score_after"] == expected_score
+    if kill.victim != "server":  # which ends with the run, where it is the run's own
+        lives = ["COMPLETED"] if how == "survived" else ["CRASHED", "COMPLETED"]
+        assert flow_states(home, run_id) == lives
 
 
 def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damaged(home, undisturbed):
@@ -79,6 +82,7 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
     store = RunStore(Home(home))
     assert store.run("ended").status == "interrupted"
     assert "Ray's dashboard agent" in (store.run("ended").error or "")
+    assert flow_states(home, "ended") == ["CRASHED"]
     summary = store.run("undisturbed").summary
     overwrite_a_page(Home(home).database)
     again = start(home, "ended", "resume")

@@ -9,7 +9,9 @@ import sys
 import pytest
 
 from storage.config.loading import list_presets
+from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
+from storage.evaluations.separate import EvaluationStore, SeparateEvaluation
 from storage.home import Home
 from tests.sample_run import write_sample_run
 from tests.terminal import ROOT, Terminal
@@ -48,6 +50,17 @@ def test_identifiers_can_be_copied_from_a_terminal_and_a_pipe(home: Home):
         words = shown.split()
         assert LONG in words and USUAL in words
         assert "finished" in shown and "1/40" in shown
+
+
+def test_identifiers_of_evaluations_can_be_copied_too(home: Home):
+    row = SeparateEvaluation(
+        f"evaluate-{LONG}", LONG, 1, 1, 1.7e9, 1.7e9, 0.5, 0.25, 0, None, RunConfig().model_dump_json(), {}
+    )
+    EvaluationStore(home).commit(row, [])
+    for shown in (on_terminal(home, "evaluations"), piped(home, "evaluations")):
+        words = shown.replace(",", " ").split()
+        assert f"evaluate-{LONG}" in words and LONG in words
+        assert "0.500" in words
 
 
 def test_descriptions_of_presets_are_whole_and_break_between_words(home: Home):

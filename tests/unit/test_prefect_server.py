@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from flows.server import prefect_server as module
+from flows.server.dashboards import noted_dashboard
 from flows.server.prefect_server import is_healthy, prefect_server
 from storage.errors import ServerError
-from storage.home import Home
+from storage.home import DASHBOARD_URL_VARIABLE, Home
 
 
 def closed_port() -> int:
@@ -98,6 +99,17 @@ def test_prefect_talks_to_the_server_of_now_also_where_it_was_imported_before(
     look()
     first, second = (f"http://127.0.0.1:9/{name}/api" for name in ("first", "second"))
     assert seen == [first, first, second, second, None]
+
+
+def test_flow_runs_link_to_a_dashboard_that_runs_without_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv(DASHBOARD_URL_VARIABLE, raising=False)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(module, "LocalServer", SilentServer)
+    monkeypatch.delitem(sys.modules, "prefect", raising=False)  # whose settings stay as they are
+    home = Home(tmp_path).ensure()
+    with noted_dashboard(home, "127.0.0.1", 8639), prefect_server(home):
+        assert os.environ[DASHBOARD_URL_VARIABLE] == "http://127.0.0.1:8639"
+    assert DASHBOARD_URL_VARIABLE not in os.environ
 
 
 def test_a_server_that_ends_while_starting_names_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

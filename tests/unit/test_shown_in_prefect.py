@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-import socket
 from contextlib import nullcontext
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +20,6 @@ from flows.artifacts import link_to_dashboard, name_given_in_prefect
 from flows.deployed.up import UpOptions, _say_where
 from flows.run_identity import is_made_up
 from flows.server.prefect_server import close_orphaned_flow_runs
-from flows.server.up_state import Member, UpState, living_dashboard, write_state
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -122,25 +118,6 @@ def test_a_run_links_to_its_page_of_the_dashboard(monkeypatch: pytest.MonkeyPatc
     page = "http://127.0.0.1:8600/?run=mine"
     assert made == [(page, "Open the run in the dashboard", "dashboard", f"[mine]({page})")]
     assert dashboard_page("a b") == "http://127.0.0.1:8600/?run=a%20b"
-
-
-def test_the_dashboard_of_a_living_up_is_known(tmp_path: Path):
-    home = Home(tmp_path).ensure()
-    assert living_dashboard(home) == ""
-    state = UpState(
-        socket.gethostname(), "t", "http://127.0.0.1:1/api", Member.of("up", os.getpid()),
-        dashboard_url="http://127.0.0.1:8600",
-    )  # fmt: skip
-    write_state(home, state)
-    assert living_dashboard(home) == "http://127.0.0.1:8600"
-    for other in (
-        replace(state, host="elsewhere"),
-        replace(state, supervisor=Member("up", os.getpid(), 0.0)),
-    ):
-        write_state(home, other)
-        assert living_dashboard(home) == ""
-    (tmp_path / "up.json").write_text("{")
-    assert living_dashboard(home) == "", "who ends or starts an `up` is told"
 
 
 def test_no_line_says_that_a_task_went_well():

@@ -1,0 +1,96 @@
+"""Flow runs whose process was killed: Prefect learns from the database what became of their runs."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from storage.database.run_store import RunRow, RunStore, run_is_alive
+from storage.errors import StorageError
+from storage.home import Home
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.filters import FlowRunFilter
+    from prefect.client.schemas.objects import FlowRun, State
+
+_FLOWS_OF_RUNS = ("post-train", "reproduce")
+"""Flows whose flow run bears the name of the run that it does."""
+
+_NAMES_A_QUESTION = 100
+
+_log = logging.getLogger(__name__)
+
+
+def close_flow_runs_of_ended_runs(home: Home) -> None:
+    """Give the flow runs of runs that are over the state of the run, where their process could not do so.
+
+    A process that is killed, or whose end takes too long, tells Prefect nothing: its flow run would stay
+    Running for ever. What keeps the server or the database from being asked is left to the next command.
+
+    Args:
+        home: whose runs are meant.
+    """
+    try:
+        ended = _ended_runs(home)
+    except StorageError:
+        return
+    if not ended:
+        return
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName
+    from prefect.exceptions import ObjectNotFound
+
+    names, of_runs = list(ended), FlowFilter(name=FlowFilterName(any_=list(_FLOWS_OF_RUNS)))
+    try:
+        with get_client(sync_client=True) as client:
+            for first in range(0, len(names), _NAMES_A_QUESTION):
+                unfinished = unfinished_flow_runs(names[first : first + _NAMES_A_QUESTION])
+                for found in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=unfinished):
+                    row = ended[found.name]
+                    if _began_before(found, row):
+                        client.set_flow_run_state(found.id, _state_of(row), force=True)
+    except (httpx.HTTPError, ObjectNotFound) as error:
+        _log.debug("flow runs of runs that are over stay as they are: %s", error)
+
+
+def _ended_runs(home: Home) -> Mapping[str, RunRow]:
+    """Runs that are over, and whose process is gone: what Prefect shows of them nobody else will change."""
+    if not home.database.exists():
+        return {}
+    store = RunStore(home)
+    store.reconcile()
+    here = socket.gethostname()
+    return {
+        row.run_id: row
+        for row in store.runs()
+        if row.status != "running"
+        and (not run_is_alive(row) or (row.host != here and row.status == "interrupted"))
+    }
+
+
+def _began_before(found: FlowRun, row: RunRow) -> bool:
+    """Whether a flow run began before its run's end; a later one resumes the run this very moment."""
+    began = found.start_time or (found.state.timestamp if found.state else None)
+    return began is not None and row.ended_at is not None and began.timestamp() < row.ended_at
+
+
+def _state_of(row: RunRow) -> State[Any]:
+    """Prefect's state for a run that is over."""
+    from prefect.states import Cancelled, Completed, Crashed, Failed
+
+    made = {"cancelled": Cancelled, "failed": Failed, "finished": Completed}.get(row.status, Crashed)
+    return made(message=row.error or f"the run is {row.status}")
+
+
+def unfinished_flow_runs(run_ids: Sequence[str]) -> FlowRunFilter:
+    """What selects the flow runs of these names (of any, where there are none) that are not over."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
+
+    return FlowRunFilter(
+        name=FlowRunFilterName(any_=list(run_ids)) if run_ids else None,
+        state=FlowRunFilterState.model_validate({"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}),
+    )

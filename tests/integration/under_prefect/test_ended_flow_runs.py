@@ -1,0 +1,103 @@
+"""The flow run of a run whose process was killed gets the run's state, and no other flow run is touched."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import Flow, flow
+from prefect.client.orchestration import get_client
+from prefect.settings import get_current_settings
+from prefect.states import Running
+
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+from storage.config.run_config import RunConfig
+from storage.database.records import RunStatus
+from storage.database.run_store import RunStore
+from storage.home import Home
+from tests.fault.test_run_guard import run
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("prefect")]  # a Prefect server
+
+
+@flow(name="post-train")
+def training() -> None:
+    """Stands for the flow whose process is killed."""
+
+
+@flow(name="evaluate")
+def other() -> None:
+    """A flow whose flow runs bear no run's name but by accident."""
+
+
+def running(name: str, of: Flow[..., Any] = training) -> UUID:
+    """A flow run that Prefect takes for a living one."""
+    with get_client(sync_client=True) as client:
+        return client.create_flow_run(of, name=name, state=Running()).id
+
+
+def state(flow_run_id: UUID) -> tuple[str, str | None]:
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_run(flow_run_id).state
+    assert found is not None
+    return found.type.value, found.message
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a run, until it is killed."""
+    child = subprocess.Popen(["sleep", "600"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [("running", "CRASHED"), ("cancelled", "CANCELLED"), ("failed", "FAILED"), ("finished", "COMPLETED")],
+)
+def test_it_gets_the_state_of_the_run(
+    home: Home, process: subprocess.Popen[bytes], status: RunStatus, shown: str
+):
+    store, name = RunStore(home), f"killed-{status}"
+    store.create_run(name, RunConfig(), {}, process.pid)
+    flow_run_id = running(name)
+    if status != "running":
+        store.set_status(name, status, "why")
+    close_flow_runs_of_ended_runs(home)
+    assert state(flow_run_id)[0] == "RUNNING", "its process may still say so itself"
+    process.kill()
+    process.wait()
+    close_flow_runs_of_ended_runs(home)
+    message = f"its process {process.pid} ended without a word" if status == "running" else "why"
+    assert state(flow_run_id) == (shown, message)
+
+
+def test_what_goes_on_is_left_alone(home: Home, process: subprocess.Popen[bytes]):
+    store = RunStore(home)
+    store.create_run("goes-on", RunConfig(), {}, os.getpid())
+    store.create_run("resumed", RunConfig(), {}, process.pid)
+    going, namesake = running("goes-on"), running("resumed", other)
+    process.kill()
+    process.wait()
+    store.reconcile()
+    time.sleep(0.01)
+    resuming = running("resumed")  # the flow run of the command that resumes it begins before the run does
+    close_flow_runs_of_ended_runs(home)
+    assert [state(one)[0] for one in (going, namesake, resuming)] == ["RUNNING"] * 3
+
+
+def test_the_guard_tells_a_server_that_lives(
+    prefect_server: None, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+):
+    url = get_current_settings().api.url
+    assert url is not None
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    flow_run_id = running("r")
+    run(Home(tmp_path_factory.mktemp("guarded")), "out of memory")
+    assert state(flow_run_id)[0] == "CRASHED"

@@ -110,7 +110,7 @@ class _Life:
         return min(away_s, key=away_s.__getitem__, default=lease.worker)
 
     def warned(self, worker: str) -> bool:
-        """Whether a worker was known to be under notice in time: both by the driver's clock, never another's."""
+        """Whether a worker was known to be under notice in time, by the driver's clock."""
         seen = self.noticed_at.get(worker)
         end = self.lost_at.get(worker)
         return seen is not None and (end is None or end - seen > LEAST_WARNING_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import io
+import json
 import os
 import subprocess
 import sys
@@ -115,6 +116,15 @@ def skypilot(path: Path) -> Found:
     yield f"skypilot {version}: task {task.name}, {resources.accelerators}, {spot}"
 
 
+def grafana(path: Path) -> Found:
+    """JSON, with a query in each panel."""
+    panels = json.loads(path.read_text(encoding="utf-8"))["panels"]
+    for panel in panels:
+        if not all(target["expr"] for target in panel["targets"]):
+            raise ValueError(f"panel {panel['title']!r} has no query")
+    yield f"json: {len(panels)} panels"
+
+
 def shell(path: Path) -> Found:
     """A shell reads it."""
     subprocess.run(["sh", "-n", str(path)], check=True)
@@ -128,6 +138,7 @@ FILES: dict[str, Callable[[Path], Found]] = {
     "compose.yaml": compose,
     "compose.gpu.yaml": compose,
     "drain": shell,
+    "grafana.json": grafana,
     "train-or-resume": shell,
     "kuberay/raycluster.yaml": kubernetes,
     "kuberay/rayjob.yaml": kubernetes,

@@ -12,6 +12,7 @@ from uuid import UUID
 import httpx
 from prefect.artifacts import (
     create_link_artifact,
+    create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
     update_progress_artifact,
@@ -132,16 +133,41 @@ def show_policies(policies: Sequence[Mapping[str, Any]]) -> None:
     """
     rows = [
         {
-            name: f"{_short(value['median'])} [{_short(value['low'])}, {_short(value['high'])}]"
-            if isinstance(value, Mapping)
-            else str(value)
+            name: _spread(value)
             for name, value in policy.items()
-            if name != "milestones"  # a table of its own, in the result
+            if name != "milestones"  # `show_conclusions` has them
         }
         for policy in policies
     ]
     with _server_may_be_away():
         create_table_artifact(rows, key="what-if", description="Simulated: what each policy would come to")
+
+
+def show_conclusions(result: Mapping[str, Any]) -> None:
+    """What follows from simulated policies, in words, and what each takes to a share of the progress.
+
+    Args:
+        result: of `spotlight what-if --json`.
+    """
+    lines = [f"- {line}" for line in result["conclusions"]]
+    reached = [(policy["policy"], each) for policy in result["policies"] for each in policy["milestones"]]
+    if reached:
+        names = list(reached[0][1])
+        lines += ["", f"| policy | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+        lines += [
+            f"| {policy} | {' | '.join(_spread(each[name]) for name in names)} |" for policy, each in reached
+        ]
+    if lines:
+        with _server_may_be_away():
+            create_markdown_artifact(
+                "\n".join(lines), key="what-if-conclusions", description="Simulated: what follows"
+            )
+
+
+def _spread(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{_short(value['median'])} [{_short(value['low'])}, {_short(value['high'])}]"
+    return str(value)
 
 
 def _short(value: float) -> str:

@@ -83,7 +83,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
             log.ready()
             needed = session.runtime.needed_processes()
             guard.follow(needed)
-            with names_what_ended(run_id, needed):
+            with names_what_ended(run_id, needed, config.runtime.ray_address):
                 summary = _train(session)
         store.set_summary(run_id, summary)
         store.set_status(run_id, "finished")

@@ -14,6 +14,7 @@ import typer
 from flows import start
 from flows.cli.evaluations import evaluations, show_evaluation
 from flows.cli.listings import presets, runs
+from flows.cli.metrics import metrics
 from flows.cli.operating import down, reproduce, up
 from flows.cli.profile import profile
 from flows.cli.prompts import prompts
@@ -255,6 +256,7 @@ def report(
     raise typer.Exit(write_report(Home.from_environment(), run_id, out))
 
 
+app.command(epilog="Example: spotlight metrics --port 9464")(metrics)
 app.command(epilog="Example: spotlight up --schedule --timezone Europe/Berlin")(up)
 app.command(epilog="Example: spotlight down")(down)
 app.command(epilog="Example: spotlight reproduce glyphs-20261121-101500-a1b2")(reproduce)

@@ -17,6 +17,7 @@ from flows import start
 from flows.artifacts import (
     name_flow_run,
     name_given_in_prefect,
+    show_conclusions,
     show_differences,
     show_policies,
     show_result,
@@ -123,6 +124,7 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         profile, curves = find_profile(home, config, form.profile or None), find_curves(home, config, None)
         result = answer(config, profile, question, form.windows, curves=curves).to_json()
         show_policies(result["policies"])
+        show_conclusions(result)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -10,9 +11,12 @@ import psutil
 from storage.clock import process_is_alive, process_start_s
 from storage.errors import ClusterLostError, RuntimeFailure
 
+_ANSWER_S = 5.0
+"""For the head of a joined cluster to take a connection."""
+
 
 @contextmanager
-def names_what_ended(run_id: str, needed: Mapping[str, int]) -> Iterator[None]:
+def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") -> Iterator[None]:
     """Let an error of the runtime name the run, and what of the cluster has ended.
 
     When Ray's processes end, its core ends this process without a word (then the run's guard says why), or
@@ -21,9 +25,10 @@ def names_what_ended(run_id: str, needed: Mapping[str, int]) -> Iterator[None]:
     Args:
         run_id: the run.
         needed: processes that the run cannot do without, name -> pid.
+        address: of the cluster that the run has joined, HOST:PORT of its head; empty where it joined none.
 
     Raises:
-        ClusterLostError: the runtime failed, and one of these has ended.
+        ClusterLostError: the runtime failed, and one of these has ended, or the head does not answer.
         RuntimeFailure: it failed for another reason.
     """
     begun = {name: _start_s(pid) for name, pid in needed.items()}
@@ -34,7 +39,26 @@ def names_what_ended(run_id: str, needed: Mapping[str, int]) -> Iterator[None]:
         ended = [name for name, at_s in begun.items() if not process_is_alive(needed[name], at_s)]
         if ended:
             raise ClusterLostError(f"{error}: {' and '.join(ended)} ended; {go_on}") from error
+        if _is_silent(address):
+            raise ClusterLostError(
+                f"{error}: the head of the Ray cluster at {address} does not answer any more; start it "
+                f"again and {go_on}, or go on elsewhere with `spotlight resume {run_id} --ray-address "
+                "HOST:PORT`; on a machine without this home, set SPOTLIGHT_CHECKPOINT__MIRROR to the run's "
+                "checkpoint.mirror and add --take-over"
+            ) from error
         raise RuntimeFailure(f"{error}; {go_on}") from error
+
+
+def _is_silent(address: str) -> bool:
+    """Whether nothing listens at a HOST:PORT; an address of another form (`auto`) is not asked."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return False
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except OSError:
+        return True
+    return False
 
 
 def _start_s(pid: int) -> float | None:

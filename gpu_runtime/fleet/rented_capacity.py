@@ -85,7 +85,7 @@ class RentedCapacity:
     def _decide(self, batches: int, left: int, reserved: int) -> None:
         price, wanted_before = self._config.price, self._wanted
         terms = RentingTerms(
-            reserved, price.reserved_usd_per_hour, price.spot_usd_per_hour, self._most, self._use_of_rest
+            reserved, price.reserved_usd_per_hour, self._spot_usd_per_hour, self._most, self._use_of_rest
         )
         forecast = self._measured.forecast(batches, left)
         decision = decide_capacity(forecast, terms, self.devices)
@@ -94,6 +94,17 @@ class RentedCapacity:
             self._notes.append(decision.reason)
         deadline_s = None if forecast is None else left * forecast.iteration_s(reserved + self._wanted)
         self._provider.wanted(self._wanted, deadline_s)
+
+    @property
+    def _spot_usd_per_hour(self) -> float:
+        """Price of a spot device by which renting is decided: the median of the offers that say theirs."""
+        said = [
+            offer.usd_per_hour
+            for offer in self._staying
+            if offer.usd_per_hour is not None
+            for _ in range(offer.devices)
+        ]
+        return statistics.median(said) if said else self._config.price.spot_usd_per_hour
 
     @property
     def devices(self) -> int:

@@ -32,7 +32,7 @@ MEMBERS_JOINED_BY = "+"
 """Between the names of workers that share a lease."""
 
 LEAST_WARNING_S = 0.25
-"""A notice that a worker saw this shortly before its end, or later, was no warning."""
+"""A notice that the driver knew of this shortly before a worker's end, or later, was no warning."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class _Life:
         return min(away_s, key=away_s.__getitem__, default=lease.worker)
 
     def warned(self, worker: str) -> bool:
-        """Whether a worker had seen a notice in time."""
+        """Whether a worker was known to be under notice in time, by the driver's clock."""
         seen = self.noticed_at.get(worker)
         end = self.lost_at.get(worker)
         return seen is not None and (end is None or end - seen > LEAST_WARNING_S)
@@ -220,9 +220,7 @@ def _read_driver(life: _Life, line: HistoryLine) -> None:
 
 def _read_worker(life: _Life, line: HistoryLine) -> None:
     facts = line.facts
-    if line.event == "notice":
-        life.noticed_at.setdefault(line.by, line.at)
-    elif line.event == "chunk":
+    if line.event == "chunk":
         lease = life.leases[facts["lease"]]
         lease.interval = max(lease.interval, facts["until"] - facts["from"])
     elif line.event == "step":

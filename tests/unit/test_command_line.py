@@ -28,6 +28,7 @@ from tests.sample_run import write_sample_run
 COMMANDS = (
     "train", "resume", "evaluate", "evaluations", "export", "pretrain", "ui", "runs", "presets", "doctor",
     "chaos", "up", "down", "report", "reproduce", "rebuild", "prompts", "settings", "what-if", "profile",
+    "metrics",
 )  # fmt: skip
 
 

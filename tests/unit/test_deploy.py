@@ -240,3 +240,17 @@ def test_the_tools_that_read_the_files_find_them_valid():
         pytest.skip("the tools are not installed; `make lint-deploy` installs them and checks the same")
     done = subprocess.run([str(python), str(DEPLOY / "lint.py")], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_heads_notice_a_dead_host_within_five_seconds():
+    """Ray's head waits for an answer, and asks again after a period, as often as the threshold says."""
+    pod = {one["name"]: one.get("value") for one in container(groups()["head"])["env"]}
+    (task,) = documents("skypilot/head.yaml")
+    shown = dict(re.findall(r"(RAY_health_check_\w+)=(\d+)", (ROOT / "docs" / "gpus.md").read_text("utf-8")))
+    for variables in (pod, task["envs"], shown):
+        period_ms, timeout_ms, threshold = (
+            int(variables[f"RAY_health_check_{name}"])
+            for name in ("period_ms", "timeout_ms", "failure_threshold")
+        )
+        assert threshold * (period_ms + timeout_ms) <= 5000
+        assert timeout_ms >= 1000, "a busy machine answers late"

@@ -80,12 +80,25 @@ def test_more_than_the_commit_interval_is_a_broken_promise():
 def test_with_a_notice_in_time_only_one_step_may_be_redone(seen_before_s, limit):
     story = killed(reached=2, committed=0)
     (lost,) = [line for line in story.lines if line.event == "lost"]
-    story.tell("w", "notice", at=lost.at - seen_before_s, provider="gcp")
+    story.driver("notice", at=lost.at - seen_before_s, worker="w")
     report = story.report()
     assert report.redone[0].limit == limit and report.redone[0].most == 2
     assert len(report.broken()) == (limit == 1)
     assert report.losses(with_notice=True) == (limit == 1)
     assert report.most_redone(with_notice=limit == 1) == 2
+
+
+@pytest.mark.parametrize("ahead_s", [-300.0, 300.0])
+def test_a_worker_s_clock_decides_nothing(ahead_s):
+    """Its host's clock may be minutes off: only what the driver wrote is compared."""
+    for known in (False, True):
+        story = killed(reached=2, committed=0)
+        (lost,) = [line for line in story.lines if line.event == "lost"]
+        story.tell("w", "notice", at=lost.at - 5.0 + ahead_s, provider="gcp")
+        if known:
+            story.driver("notice", at=lost.at - 5.0, worker="w")
+        (loss,) = story.report().redone
+        assert loss.with_notice is known
 
 
 def test_handing_back_at_a_notice_costs_nothing():

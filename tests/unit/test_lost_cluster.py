@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 
 import pytest
@@ -44,3 +45,22 @@ def test_another_failure_of_the_runtime_says_how_to_go_on():
 def test_other_errors_are_left_as_they_are():
     with pytest.raises(RewardError, match=r"^no scorer$"), names_what_ended("r", {}):
         raise RewardError("no scorer")
+
+
+def test_a_joined_head_that_does_not_answer_is_named_with_how_to_go_on_elsewhere():
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(RuntimeFailure) as alive, names_what_ended("r", {}, address):
+            raise RuntimeFailure("no device is left")
+    assert str(alive.value) == "no device is left; go on with `spotlight resume r`"
+    with pytest.raises(ClusterLostError) as lost, names_what_ended("r", {}, address):
+        raise RuntimeFailure("no device is left")
+    assert f"the head of the Ray cluster at {address} does not answer any more" in str(lost.value)
+    assert "`spotlight resume r --ray-address HOST:PORT`" in str(lost.value)
+    assert "SPOTLIGHT_CHECKPOINT__MIRROR" in str(lost.value) and "--take-over" in str(lost.value)
+    assert status_after(type(lost.value)) == "interrupted"
+
+
+def test_an_address_without_a_port_is_not_asked():
+    with pytest.raises(RuntimeFailure, match=r"^no device is left; go on"), names_what_ended("r", {}, "auto"):
+        raise RuntimeFailure("no device is left")

@@ -13,6 +13,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.fleet import rented_capacity, scoring_pool, trainers
 from gpu_runtime.fleet.capacity.protocol import Offer
 from gpu_runtime.fleet.capacity.registry import CAPACITY, CapacityPlugin
+from gpu_runtime.fleet.capacity_decision import CapacityDecision, RentingTerms, decide_capacity
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.rented_capacity import RentedCapacity
 from gpu_runtime.fleet.scoring_pool import ScoringPool
@@ -244,6 +245,24 @@ def test_an_offer_s_price_is_on_the_bill(provider: FakeCapacity):
     stage.prepare()
     price = {part.worker: part.usd_per_hour for part in stage.fleet.accounts.take_intervals()}
     assert price == {"reserved-0": 10.0, "spot-0": 1.25, "spot-1": 2.0}
+
+
+def test_how_many_pay_is_decided_by_the_median_of_the_offers_prices(
+    provider: FakeCapacity, monkeypatch: pytest.MonkeyPatch
+):
+    used: list[float] = []
+
+    def note(forecast: object, terms: RentingTerms, now: int) -> CapacityDecision:
+        used.append(terms.spot_usd_per_hour)
+        return decide_capacity(None, terms, now)
+
+    monkeypatch.setattr(rented_capacity, "decide_capacity", note)
+    prices = [Offer("a", usd_per_hour=9.0), Offer("b", usd_per_hour=1.0), Offer("c"), Offer("d", 3, 4.0)]
+    provider.offers = prices
+    stage = Stage(provider)
+    assert used == [2.0], "before there is an offer, by the settings"
+    stage.fleet.decide_capacity(64, 10)
+    assert used == [2.0, 4.0], "the devices' prices are 1, 4, 4, 4 and 9"
 
 
 def test_an_instance_that_vanishes_while_its_worker_loads_costs_what_it_was_offered_for(

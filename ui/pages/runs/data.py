@@ -14,8 +14,8 @@ import streamlit as st
 from storage.database.database import Database
 from storage.database.queries import comparisons
 from storage.database.run_notes import RunNotes, read_notes
+from storage.database.run_status import shown_statuses
 from storage.home import Home
-from storage.run_log import read_activity
 from ui.charts.layout import Measure
 from ui.data.prices import is_modelled
 from ui.data.run import CACHE_S
@@ -46,7 +46,7 @@ def load_table(home: Path) -> pd.DataFrame:
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
     return table.assign(
         **{name: [fact[name] for fact in facts] for name in _FACTS},
-        status=[_status(home, *row) for row in zip(table["run_id"], table["status"], strict=True)],
+        status=shown_statuses(Home(home), table),
         tags=[list(note.tags) for note in noted],
         note=[note.note for note in noted],
         archived=[note.archived for note in noted],
@@ -72,12 +72,6 @@ def _facts(settings: Any, environment: Mapping[str, str], name: str) -> dict[str
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
         "modelled": is_modelled(settings, environment),
     }
-
-
-def _status(home: Path, run_id: str, status: str) -> str:
-    if status != "running":
-        return status
-    return "starting" if read_activity(Home(home), run_id, 0).is_starting else status
 
 
 def matching(

@@ -294,7 +294,7 @@ def runs() -> pd.DataFrame:
     store.reconcile()
     with store.database.reading() as connection:
         found = run_overview(connection)
-    return found.drop(columns=["host", "pid", "process_started_at"])
+    return found.drop(columns=["host", "pid", "process_started_at", "archived"])
 
 
 def load_run(run_id: str) -> Run:

@@ -13,6 +13,7 @@ import streamlit as st
 
 from storage.database.database import Database
 from storage.database.queries import runs as queries
+from storage.database.run_notes import RunNotes, read_notes
 from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
 from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
@@ -62,6 +63,7 @@ class RunView:
     Attributes:
         status: as `storage.database.run_status.shown_status` has it, like every page.
         change: None before there are two evaluations.
+        notes: what a person noted about it.
         activity: what its log says; empty for a run that has ended, or of a version without logs.
     """
 
@@ -74,6 +76,7 @@ class RunView:
     events: pd.DataFrame
     change: Change | None
     activity: Activity = field(default_factory=Activity)
+    notes: RunNotes = field(default_factory=RunNotes)
 
     @property
     def is_live(self) -> bool:
@@ -203,6 +206,7 @@ def read_run(store: RunStore, run_id: str) -> RunView:
             events=queries.events(connection, run_id),
             change=_change(queries.paired_scores(connection, run_id)),
             activity=activity,
+            notes=read_notes(connection).get(run_id, RunNotes()),
         )
 
 

@@ -116,12 +116,16 @@ def _show_nothing(home: Path) -> None:
 def _choose(overview: pd.DataFrame) -> str | None:
     """The run to show: the address's `?run=`, else that of the page before, else the newest.
 
+    An archived run is offered only where it is that one, or where all are archived.
+
     None where the address names a run that is not there: another one would be taken for it.
     """
-    ids = overview["run_id"].tolist()
     labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
     named = st.query_params.get("run")
     wanted = st.session_state.get(_CHOSEN) if named is None else named
+    known = list(zip(overview["run_id"].tolist(), overview["archived"].tolist(), strict=True))
+    ids = [run_id for run_id, archived in known if run_id == wanted or not archived]
+    ids = ids or [run_id for run_id, _ in known]
     index = ids.index(wanted) if wanted in ids else 0 if named is None else None
     chosen = st.selectbox(
         "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
@@ -156,6 +160,17 @@ def _show_title(run_id: str, status: str) -> None:
     st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
 
 
+def _show_notes(view: RunView) -> None:
+    """What a person noted about the run; nothing where there is nothing."""
+    badges = [f":gray-badge[{plain_markdown(tag)}]" for tag in view.notes.tags]
+    if view.notes.archived:
+        badges.insert(0, ":gray-badge[:material/archive: archived]")
+    if badges:
+        st.markdown(" ".join(badges))
+    if view.notes.note:
+        st.caption(plain_markdown(view.notes.note))
+
+
 def _label(row: dict) -> str:
     text = f"{row['run_id']} · {row['status']} · {moment(row['created_at'])}"
     if row["status"] in LIVE or pd.isna(row["score_before"]):  # the list is older than the page below
@@ -169,6 +184,7 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
         if live and not view.is_live:
             st.rerun()  # it has ended: the whole page again, without the refreshing
         _show_title(view.row.run_id, view.status)
+        _show_notes(view)
         show_links(load_links(home, view))
         _show_trouble(view)
         if view.is_live:

@@ -95,7 +95,13 @@ def report_page(store: RunStore, run_id: str) -> str:
 def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     row = view.row
     ended = "" if row.ended_at is None else f", ended {moment(row.ended_at)}"
-    report.sentence(f"{view.status}; started {moment(row.created_at)}{ended}.", "note")
+    report.sentence(
+        f"{view.status}{', archived' * view.notes.archived}; started {moment(row.created_at)}{ended}.", "note"
+    )
+    if view.notes.tags:
+        report.table(pd.DataFrame({"tags": [", ".join(view.notes.tags)]}))
+    if view.notes.note:
+        report.preformatted(view.notes.note)
     if row.error:
         report.preformatted(row.error)
     report.sentence(verdict(view).text)

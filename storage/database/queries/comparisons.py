@@ -20,8 +20,13 @@ _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings in which two runs may differ that are still the same but for the seed."""
 
 
-def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame:
+def run_table(connection: duckdb.DuckDBPyConnection, limit: int, archived: bool = True) -> pd.DataFrame:
     """The latest runs, newest first.
+
+    Args:
+        connection: open connection to the database.
+        limit: how many at most.
+        archived: whether archived runs are among them, and count.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
     score_now, score_best, exact_now (NaN before an evaluation), wall_s (at work, from the loading of the
@@ -31,7 +36,9 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame
     return connection.execute(
         """
         WITH latest AS (
-            SELECT *, count(*) OVER () AS of FROM runs ORDER BY created_at DESC, run_id DESC LIMIT $limit
+            SELECT *, count(*) OVER () AS of FROM runs
+            WHERE $archived OR run_id NOT IN (SELECT run_id FROM run_notes WHERE archived)
+            ORDER BY created_at DESC, run_id DESC LIMIT $limit
         ),
         spans AS (
             SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN latest USING (run_id)
@@ -64,7 +71,7 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame
             LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
         ORDER BY created_at DESC, run_id DESC
         """,
-        {"limit": limit},
+        {"limit": limit, "archived": archived},
     ).df()
 
 

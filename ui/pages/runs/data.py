@@ -25,8 +25,8 @@ MOST_RUNS = 200
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_table(home: Path) -> pd.DataFrame:
-    """The latest runs, archived ones among them.
+def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
+    """The latest runs; archived ones are among them, and count, only where they are asked for.
 
     Columns: those of `storage.database.queries.comparisons.run_table`, and preset, reward, strategy, task
     (what is judged, on which held-out prompts), modelled (whether its dollars are), tags, note, archived.
@@ -35,7 +35,7 @@ def load_table(home: Path) -> pd.DataFrame:
         StorageError: the database stayed locked, or is of another version.
     """
     with Database(Home(home).database).reading() as connection:
-        table = comparisons.run_table(connection, MOST_RUNS)
+        table = comparisons.run_table(connection, MOST_RUNS, archived)
         notes = read_notes(connection)
     facts = [
         _facts(json.loads(config), json.loads(environment), name)

@@ -15,14 +15,14 @@ from ui.elements.run_page import show_home_page
 from ui.pages.runs.charts import comparison_chart, paid_chart
 from ui.pages.runs.data import first_compared, load_courses, load_table, shared_target, time_to_score
 from ui.pages.runs.notes import show_notes
-from ui.pages.runs.table import show_filters, show_table
+from ui.pages.runs.table import show_filters, show_table, shows_archived
 
 _AT_FIRST = 3  # runs that are compared before a choice
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
 
 
 def _show_runs(home: Path) -> None:
-    table = load_table(home)
+    table = load_table(home, archived=shows_archived())
     st.header("Runs", anchor=False)
     shown, filtered_by = show_filters(table)
     show_table(shown)

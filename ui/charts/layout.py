@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.ledger.modelled import MODELLED
 from ui.elements.formatting import time_unit
 from ui.elements.palette import REFERENCE_COLOUR
 
@@ -31,17 +33,23 @@ PLOT_SETTINGS = {
 """For `st.plotly_chart`: one button, which saves the plot as PNG."""
 
 
-def axis_titles(over: Axis, longest_s: float) -> tuple[str, str]:
+def dollars(modelled: bool) -> str:
+    """The title of an axis of dollars."""
+    return f"US dollars {MODELLED}" if modelled else "US dollars"
+
+
+def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[str, str]:
     """The title of a chart and that of its bottom axis, with the unit.
 
     Args:
         over: what runs along the bottom.
         longest_s: where a time axis ends, in seconds.
+        modelled: whether dollars are those of a model.
     """
     if over == "iteration":
         return "Over iterations", "Iteration"
     if over == "usd":
-        return "Over cost", "US dollars paid"
+        return "Over cost", dollars(modelled) if modelled else "US dollars paid"
     return "Over wall-clock", f"Wall-clock ({time_unit(longest_s)[1]})"
 
 
@@ -102,8 +110,8 @@ def _fit_first_points(figure: go.Figure) -> None:
 
 
 def _numbers(values: Any) -> list[float]:
-    found = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").dropna()
-    return [float(value) for value in found if math.isfinite(value)]
+    given = [] if values is None else list(values)
+    return [float(value) for value in given if isinstance(value, numbers.Real) and math.isfinite(value)]
 
 
 def add_level(figure: go.Figure, level: float, text: str = "") -> None:

@@ -17,8 +17,8 @@ from storage.database.run_notes import RunNotes, read_notes
 from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
 from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
+from storage.ledger.modelled import is_modelled
 from storage.run_log import Activity, read_activity
-from ui.data.prices import is_modelled
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""
@@ -103,8 +103,7 @@ class RunView:
     @property
     def is_modelled(self) -> bool:
         """Whether its dollars are those of a model: no device was rented."""
-        settings = json.loads(self.row.config_json)
-        return is_modelled(settings if isinstance(settings, dict) else {}, self.row.environment)
+        return is_modelled(json.loads(self.row.config_json), self.row.environment)
 
     @property
     def paid_usd(self) -> float:

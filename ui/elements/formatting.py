@@ -6,6 +6,8 @@ import math
 import re
 import time
 
+from storage.ledger.modelled import MODELLED
+
 
 def duration(seconds: float) -> str:
     """Seconds as `42 s`, `12 min 5 s` or `3 h 20 min`, to the second."""
@@ -37,11 +39,8 @@ def usd(amount: float) -> str:
     return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
 
 
-MODELLED = "(modelled)"
-"""Beside a sum that was not paid: no device was rented."""
-
 MODELLED_BADGE = ":gray-badge[modelled]"
-"""The same in Streamlit's markdown."""
+"""`MODELLED` in Streamlit's markdown."""
 
 SIMULATED = "(simulated)"
 """Beside a figure of a run that nothing has done."""

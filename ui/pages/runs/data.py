@@ -16,8 +16,8 @@ from storage.database.queries import comparisons
 from storage.database.run_notes import RunNotes, read_notes
 from storage.database.run_status import shown_statuses
 from storage.home import Home
+from storage.ledger.modelled import is_modelled
 from ui.charts.layout import Measure
-from ui.data.prices import is_modelled
 from ui.data.run import CACHE_S
 
 MOST_RUNS = 200

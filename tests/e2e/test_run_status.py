@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from storage.run_log import Activity, RunLog, read_activity
 from tests.dashboard_page import opened_page, page_file, ran, read_anew
 from tests.sample_run import write_sample_run
 from ui.data.run import read_run
+from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
@@ -112,3 +114,14 @@ def test_a_run_of_a_form_is_starting_before_its_checks(store: RunStore, monkeypa
     [activity] = seen
     assert activity.is_starting
     assert activity.is_alive
+
+
+def test_the_report_says_levels_and_endings_in_words(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    store.set_status("r", "cancelled", "TerminationSignal")
+    report = report_page(store, "r")
+    assert "it was told to end, by Cancel in Prefect" in report
+    assert "TerminationSignal" not in report
+    levels = re.findall(r'<p class="(problem|warning|passed|unknown)"><b>(\w+)', report)
+    assert len(levels) > 5
+    assert all(word.lower() == level for level, word in levels)

@@ -13,7 +13,7 @@ from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
 from ui.data.links import load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
-from ui.elements.formatting import moment, plain_markdown
+from ui.elements.formatting import ending_in_words, moment, plain_markdown
 from ui.elements.links import show_links
 from ui.elements.live_run import show_live
 from ui.server.login import fragment
@@ -25,12 +25,6 @@ _COLOURS = {
     "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
     "interrupted": "orange",
 }  # fmt: skip
-
-_ENDINGS = {
-    "TerminationSignal": "it was told to end, by Cancel in Prefect's UI or by SIGTERM",
-    "KeyboardInterrupt": "it was stopped with Ctrl-C",
-    "SystemExit": "its process was told to end",
-}
 
 RunPage = Callable[[Path, RunView], None]
 """Draws a page below the title of the run, from the home's folder and the run."""
@@ -214,15 +208,9 @@ def _show_trouble(view: RunView) -> None:
         )
     elif view.status in ("failed", "interrupted", "cancelled"):
         happened = "failed" if view.status == "failed" else f"was {view.status}"
-        error = _in_words(view.row.error or "")
+        error = ending_in_words(view.row.error or "")
         reason = f": {plain_markdown(error.rstrip('.'))}" if error else ""
         st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
-
-
-def _in_words(error: str) -> str:
-    """Why a run ended, where what was recorded is the name of a signal only."""
-    name, _, said = error.partition(":")
-    return error if said.strip() else _ENDINGS.get(name.strip(), error)
 
 
 def _advice(run_id: str, error: str | None) -> str:

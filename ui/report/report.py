@@ -23,7 +23,7 @@ from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
-from ui.elements.formatting import duration, moment, money, percent
+from ui.elements.formatting import duration, ending_in_words, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
@@ -104,7 +104,7 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     if view.notes.note:
         report.preformatted(view.notes.note)
     if row.error:
-        report.preformatted(row.error)
+        report.preformatted(ending_in_words(row.error))
     report.sentence(verdict(view).text)
     idle = spot.ledger.spot_idle_share
     facts = {
@@ -160,7 +160,9 @@ def _health(report: Report, view: RunView, spot: SpotView, quality: QualityView)
     findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
     for level, listed in by_level(findings).items():
         for finding in listed:
-            report.sentence(f"**{finding.title}.** {finding.text} {finding.advice}".strip(), level)
+            report.sentence(
+                f"**{level.capitalize()}: {finding.title}.** {finding.text} {finding.advice}".strip(), level
+            )
 
 
 def _costs(report: Report, view: RunView, spot: SpotView) -> None:

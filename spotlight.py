@@ -293,7 +293,8 @@ def runs() -> pd.DataFrame:
     store = RunStore(Home.from_environment())
     store.reconcile()
     with store.database.reading() as connection:
-        return run_overview(connection)
+        found = run_overview(connection)
+    return found.drop(columns=["host", "pid", "process_started_at", "archived"])
 
 
 def load_run(run_id: str) -> Run:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Column
 
 from storage.database.records import EvaluationRecord, IterationRecord
+from storage.ledger.modelled import MODELLED
 
 _SPEED_PERIOD_S = 7 * 86_400.0
 """Of iterations that the time left is told by: rich's own 30 s may hold none."""
@@ -115,7 +116,8 @@ class Reporter:
             self.note(f"exploration judged {result['drafts']:,} drafts{more}")
         if result["spot_idle"] is not None:
             self.note(f"spot workers were idle for {result['spot_idle']:.0%} of their time in iterations")
-        self.note(f"modelled cost at the prices of the settings: ${result['cost_usd']:.2f}")
+        mark = f" {MODELLED}" if result.get("prices") == "modelled" else ""
+        self.note(f"cost at the prices of the settings: ${result['cost_usd']:.2f}{mark}")
         if result["judge_usd"]:
             self.note(f"the judge's answers, at usd_per_image: ${result['judge_usd']:.2f}")
 

@@ -16,6 +16,7 @@ be of a package that the reader of a run does not have."""
 CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""
 
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
 
 
@@ -42,7 +43,7 @@ def _processor() -> str:
 
 
 def _accelerators() -> str:
-    """GPUs that the driver of NVIDIA names, without torch; `none` where there is none."""
+    """GPUs that the drivers of NVIDIA and AMD name, without torch; `none` where there is none."""
     found: Counter[str] = Counter()
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         try:
@@ -50,6 +51,13 @@ def _accelerators() -> str:
         except OSError:
             continue
         found.update(line.partition(":")[2].strip() for line in lines if line.startswith("Model"))
+    for file in sorted(_AMD_NODES.glob("*/properties")):
+        try:
+            facts = dict(line.split(None, 1) for line in file.read_text().splitlines() if " " in line)
+        except OSError:
+            continue
+        if int(facts.get("simd_count", "0")) > 0:  # 0: a processor
+            found[f"AMD gfx{facts.get('gfx_target_version', '').strip()}"] += 1
     return ", ".join(f"{count} x {name}" for name, count in found.items()) or "none"
 
 

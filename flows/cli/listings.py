@@ -18,6 +18,7 @@ from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.ledger.modelled import MODELLED, is_modelled
 
 _LEAST_WIDTH = 60
 """Of a description; on a narrower terminal the terminal breaks the lines."""
@@ -93,8 +94,12 @@ def _cells(row: RunRow) -> tuple[str, ...]:
     return (
         row.run_id, row.status, f"{row.last_iteration or 0}/{_planned(row)}",
         _figure(summary.get("score_before")), _figure(summary.get("score_after")),
-        _figure(summary.get("cost_usd"), "${:.2f}"),
+        _figure(summary.get("cost_usd"), "${:.2f}" + f" {MODELLED}" * _is_modelled(row)),
     )  # fmt: skip
+
+
+def _is_modelled(row: RunRow) -> bool:
+    return is_modelled(json.loads(row.config_json), row.environment)
 
 
 def _not_archived(home: Home, rows: list[RunRow]) -> list[RunRow]:
@@ -120,6 +125,7 @@ def _facts(row: RunRow) -> dict[str, Any]:
         "status": row.status,
         "iterations": row.last_iteration or 0,
         "error": row.error,
+        "modelled": _is_modelled(row),
         **row.summary,
     }
 

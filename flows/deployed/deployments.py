@@ -32,6 +32,7 @@ from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.run_log import RunLog
 
 
 @flow(name="post-train", persist_result=False)
@@ -49,6 +50,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
             config = start.new_configuration(form.preset, _settings(form))
             run_id = start.free_run_id(store, config, name_given_in_prefect())
         close_flow_runs_of_ended_runs(home)
+        RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row
         run_preflight(config)
         close_orphaned_flow_runs([run_id])
         name_flow_run(run_id)

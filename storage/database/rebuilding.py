@@ -22,7 +22,8 @@ from storage.database.backups import newest_backup
 from storage.database.database import Database
 from storage.database.results import run_result
 from storage.database.run_rebuilding import restore_run
-from storage.database.run_store import RunRow, RunStore, run_is_alive, run_rows
+from storage.database.run_status import run_is_alive
+from storage.database.run_store import RunRow, RunStore, run_rows
 from storage.errors import ConfigurationError, DatabaseDamagedError, StorageError
 from storage.home import Home
 

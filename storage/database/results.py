@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
 from storage.database.database import Database
 from storage.ledger.device_starts import failed_starts, unjoined_devices
 from storage.ledger.judge_costs import judge_usd
+from storage.ledger.modelled import is_modelled
 
 _SPOT_IDLE = """
     SELECT sum(ended_at - started_at) FILTER (state = 'idle') / sum(ended_at - started_at)
@@ -69,7 +71,8 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
     Returns:
         `run_id`, `score_before`, `score_after`, `exact_before`, `exact_after` (None where not yet
         evaluated), `iterations` committed, `wall_s` that the run was at work (a break between a kill
-        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time, `judge_usd` of
+        and a resume is left out), `max_ratio_deviation`, `cost_usd` of all paid device time,
+        `prices` (`modelled` where no device was rented, else `as set`), `judge_usd` of
         answers of judges with a price, `drafts` judged,
         `variance_gain` (spread of the chosen groups' draft scores over that of random groups of the same
         drafts; None without drafts), `spot_idle` (share of the spot devices' time in iterations; None where
@@ -93,6 +96,9 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
             "SELECT sum(value) FILTER (name = 'scorer_errors'), sum(value) FILTER (name = 'groups_failed'), "
             "sum(value) FILTER (name = 'drafts') FROM iteration_metrics WHERE run_id = ?",
             [run_id],
+        ).fetchall()[0]
+        config, environment = connection.execute(
+            "SELECT config, environment FROM runs WHERE run_id = ?", [run_id]
         ).fetchall()[0]
         (unjudged,) = connection.execute(
             "SELECT count(*) FROM evaluation_images WHERE run_id = ? AND error IS NOT NULL", [run_id]
@@ -120,6 +126,7 @@ def run_result(database: Database, run_id: str) -> dict[str, Any]:
         "wall_s": wall_s or 0.0,
         "max_ratio_deviation": deviation or 0.0,
         "cost_usd": cost_usd or 0.0,
+        "prices": "modelled" if is_modelled(json.loads(config), json.loads(environment)) else "as set",
         "judge_usd": judging_usd,
         "drafts": int(drafts or 0),
         "variance_gain": variance_gain,

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import duckdb
 import psutil
 
-from storage.clock import now, process_is_alive, process_start_s
+from storage.clock import now, process_start_s
 from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
 from storage.database.backups import back_up
@@ -24,6 +24,7 @@ from storage.database.database import LOCK_WAIT_S, Database
 from storage.database.journal import EntryKind, Journal, journal_line
 from storage.database.record_writing import discard_iterations, write_evaluation, write_iteration
 from storage.database.records import EvaluationRecord, IterationRecord, RunStatus
+from storage.database.run_status import run_is_alive
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 
@@ -331,17 +332,6 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
             f"`spotlight resume {row.run_id} --take-over`"
         )
     raise ConfigurationError(message)
-
-
-def run_is_alive(row: RunRow) -> bool:
-    """Whether the run's very process still runs on this machine.
-
-    A later process that was given the same pid does not count; a run of another machine cannot be
-    seen from here and passes for alive.
-    """
-    if row.host != socket.gethostname():
-        return True
-    return process_is_alive(row.pid, row.process_started_at)
 
 
 def run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:

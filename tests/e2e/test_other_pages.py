@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 
 import pytest
+from rich.console import Console
 from streamlit.testing.v1 import AppTest
 
+from flows.progress import Reporter
 from storage.config.run_config import RunConfig
+from storage.database.results import run_result
 from storage.database.run_store import RunStore
 from tests.dashboard_page import CACHE_S, figures, opened_page, page_file, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
 from tests.sample_spot import write_spot_run
+from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
@@ -225,6 +230,7 @@ def test_every_sum_of_a_run_on_cpu_is_called_modelled(store: RunStore, name: str
         f"{tile} {badge}" for tile in tiles
     ]
     assert badge in sentences(page)
+    assert all(chart.count("US dollars") == chart.count("US dollars (modelled)") for chart in charts(page))
     assert "saved" not in sentences(page)
     assert not [box for box in page.success if r"\$" in box.value and name == "cost"]
 
@@ -233,3 +239,21 @@ def test_sums_of_rented_devices_are_not_called_modelled(recorded: None):
     page = opened("cost", run="glyphs-1")
     assert "modelled" not in sentences(page) + captions(page)
     assert not [metric.label for metric in page.metric if "modelled" in metric.label]
+
+
+def test_every_sum_of_a_report_and_a_comparison_on_cpu_is_called_modelled(store: RunStore):
+    on_cpu(store, "cpu")
+    report = report_page(store, "cpu")
+    for text in [report.rpartition("<body>")[2], *charts(opened("runs"))]:
+        assert text.count("US dollars") == text.count("US dollars (modelled)")
+    assert "<th>usd (modelled)</th>" in report
+    assert "<th>usd</th>" not in report
+    assert run_result(store.database, "cpu")["prices"] == "modelled"
+
+
+@pytest.mark.parametrize(("prices", "mark"), [("modelled", " (modelled)"), ("as set", "")])
+def test_the_command_line_marks_modelled_dollars_only(prices: str, mark: str):
+    reporter = Reporter(Console(file=(said := io.StringIO()), width=200))
+    figures = {"score_before": None, "drafts": 0, "spot_idle": None, "judge_usd": 0.0}
+    reporter.result({**figures, "cost_usd": 1.5, "prices": prices})
+    assert said.getvalue().splitlines() == [f"cost at the prices of the settings: $1.50{mark}"]

@@ -78,14 +78,17 @@ def test_every_plot_is_as_wide_as_its_place(
 
 
 @pytest.mark.takes(30)
-def test_the_plots_fit_on_paper_and_on_the_screen_again(new_page: NewPage, report: str, album: Path):
+@pytest.mark.parametrize("paper", ["A4", "Letter"])
+def test_the_plots_fit_on_paper_and_on_the_screen_again(
+    new_page: NewPage, report: str, album: Path, paper: str
+):
     with new_page(width=1440) as page:
         page.emulate_media(color_scheme="dark")
         before = opened(page, report)
-        page.pdf(path=album / "report.pdf", format="A4", print_background=True)
+        page.pdf(path=album / f"report-{paper}.pdf", format=paper, print_background=True)
         assert page.evaluate(_BOXES) == before
     titles = []
-    for sheet in pdfium.PdfDocument(album / "report.pdf"):
+    for sheet in pdfium.PdfDocument(album / f"report-{paper}.pdf"):
         width, _ = sheet.get_size()
         text = sheet.get_textpage()
         # Each glyph has its place here, also where the paper's edge cuts it off; spaces have no width.

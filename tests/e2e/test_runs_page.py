@@ -14,7 +14,9 @@ from storage.database.run_notes import NoteStore, RunNotes
 from storage.database.run_store import RunStore
 from tests.dashboard_page import opened_page, page_file, ran, read_anew
 from tests.sample_run import evaluation_record, iteration_record
+from ui.pages.runs import data
 from ui.pages.runs.data import first_compared, time_to_score
+from ui.report.report import report_page
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
@@ -126,3 +128,44 @@ def test_a_run_without_an_evaluation_before_training_counts_from_its_start():
 def test_no_more_runs_are_compared_at_first_than_fit():
     table = pd.DataFrame({"run_id": list("abcd"), "score_now": [0.5] * 4, "task": ["x", "y", "x", "x"]})
     assert first_compared(table, 2) == ["a", "c"]
+
+
+def test_archived_runs_take_no_place_of_those_that_are_listed(
+    store: RunStore, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(data, "MOST_RUNS", 2)
+    for number in range(4):
+        store.create_run(f"r-{number}", RunConfig(), {}, os.getpid())
+    for number in (2, 3):
+        NoteStore(store.home).change(f"r-{number}", archived=True)
+    read_anew()
+    page = opened_page(page_file("runs"), {})
+    assert listed(page) == ["r-1", "r-0"]
+    assert "of 4 runs" not in "".join(caption.value for caption in page.caption)
+    page.toggle("run_archived").set_value(True).run()
+    assert listed(page) == ["r-3", "r-2"]
+
+
+def test_the_run_box_leaves_archived_runs_out_but_for_the_one_of_the_address(store: RunStore):
+    for number in range(3):
+        store.create_run(f"r-{number}", RunConfig(), {}, os.getpid())
+    NoteStore(store.home).change("r-2", tags=["paper", "a_b"], note="see *this* $1", archived=True)
+    read_anew()
+
+    def offered(**query: str) -> list[str]:
+        page = opened_page(page_file("health"), query)
+        return [option.partition(" ")[0] for option in page.selectbox[0].options]
+
+    assert offered() == ["r-1", "r-0"], "the newest that is not archived is shown"
+    assert offered(run="r-2") == ["r-2", "r-1", "r-0"]
+    page = opened_page(page_file("health"), {"run": "r-2"})
+    text = "\n".join(part.value for part in [*page.markdown, *page.caption])
+    assert all(words in text for words in ("archived]", "-badge[paper]", r"a\_b", r"see \*this\* \$1"))
+    report = report_page(store, "r-2")
+    assert "running, archived; started" in report
+    assert "paper, a_b" in report
+    assert "see *this* $1" in report
+    for number in range(2):
+        NoteStore(store.home).change(f"r-{number}", archived=True)
+    read_anew()
+    assert offered() == ["r-2", "r-1", "r-0"], "all are archived"

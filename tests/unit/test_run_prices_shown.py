@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from storage import environment
 from storage.ledger.ledger import Entry, Ledger, Spent
-from ui.data.prices import is_modelled
+from storage.ledger.modelled import is_modelled
 from ui.pages.cost.data import on_demand_cost, saving
 
 
@@ -17,6 +20,11 @@ from ui.pages.cost.data import on_demand_cost, saving
         ({"gone": 1}, {}, True),
         ({"runtime": {"cluster": "ray"}}, {"accelerators": "1 x NVIDIA H100"}, False),
         ({"runtime": {"cluster": "10.0.0.1:6379"}}, {"accelerators": "none"}, False),
+        ({"runtime": {"cluster": "auto"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "127.0.0.1:6379"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"ray_address": "ray://localhost:10001"}}, {"accelerators": "none"}, True),
+        ({"runtime": {"cluster": "auto"}}, {"accelerators": "8 x AMD gfx90402"}, False),
+        ({"runtime": {"cluster": "10.0.0.1:6379"}, "model": {"device": "cpu"}}, {}, True),
         ({"runtime": {"ray_address": "10.0.0.1:6379"}}, {"accelerators": "none"}, False),
     ],
 )
@@ -57,3 +65,12 @@ def test_modelled_dollars_save_nothing():
 
 def test_spot_devices_at_the_reserved_price_save_nothing():
     assert "as much as reserved" in claimed(ledger(60, 40, 0.003), modelled=False).why_not
+
+
+def test_gpus_of_amd_are_accelerators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for node, simds in enumerate((0, 304, 304)):
+        folder = tmp_path / str(node)
+        folder.mkdir()
+        (folder / "properties").write_text(f"simd_count {simds}\ngfx_target_version 90402\n")
+    monkeypatch.setattr(environment, "_AMD_NODES", tmp_path)
+    assert "2 x AMD gfx90402" in environment.environment()["accelerators"]

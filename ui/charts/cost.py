@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui.charts.layout import laid_out
+from ui.charts.layout import dollars, laid_out
 from ui.data.run import RunView
 from ui.elements.palette import MARKET_COLOURS
 
@@ -20,7 +20,7 @@ def cost_chart(view: RunView) -> go.Figure:
             x=view.cost["iteration"], y=view.cost[f"{market}_usd"], name=market, mode="lines",
             stackgroup="markets", line={"color": colour, "width": 1.5}, hovertemplate="$%{y:.4g}",
         )  # fmt: skip
-    figure = laid_out(figure, "Cost so far, by market", "Iteration", "US dollars")
+    figure = laid_out(figure, "Cost so far, by market", "Iteration", dollars(view.is_modelled))
     return figure.update_yaxes(rangemode="tozero", tickprefix="$")
 
 
@@ -28,10 +28,12 @@ def state_chart(view: RunView) -> go.Figure:
     """What the paid device time went into, the most expensive state first."""
     frame = view.cost_by_state
     states = {state: state for state in dict.fromkeys(frame["state"])}
-    return market_bars(frame, "state", states, "What was paid for")
+    return market_bars(frame, "state", states, "What was paid for", view.is_modelled)
 
 
-def market_bars(frame: pd.DataFrame, column: str, names: Mapping[str, str], title: str) -> go.Figure:
+def market_bars(
+    frame: pd.DataFrame, column: str, names: Mapping[str, str], title: str, modelled: bool
+) -> go.Figure:
     """Dollars by market, a bar for each value of a column.
 
     Args:
@@ -39,6 +41,7 @@ def market_bars(frame: pd.DataFrame, column: str, names: Mapping[str, str], titl
         column: what the bars are, such as `state`.
         names: the column's values, from the first bar on, and what the chart calls them.
         title: of the chart.
+        modelled: whether the dollars are those of a model.
     """
     figure = go.Figure()
     order = list(names)[::-1]  # plotly draws the first bar at the bottom
@@ -50,5 +53,5 @@ def market_bars(frame: pd.DataFrame, column: str, names: Mapping[str, str], titl
             marker={"color": colour}, customdata=part["device_s"],
             hovertemplate="$%{x:.4g}, %{customdata:.0f} device-seconds",
         )  # fmt: skip
-    figure = laid_out(figure, title, "US dollars", "")
+    figure = laid_out(figure, title, dollars(modelled), "")
     return figure.update_layout(barmode="stack", hovermode="closest").update_xaxes(tickprefix="$")

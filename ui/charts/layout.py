@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import Any, Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 
+from storage.ledger.modelled import MODELLED
 from ui.elements.formatting import time_unit
 from ui.elements.palette import REFERENCE_COLOUR
 
 _HEIGHT_PX = 340
+_ROOM = 1.6
+"""Where the axis of a single value ends, in parts of it; it begins at 0."""
+
 _EMPTY = "Nothing is recorded yet."
 
 Measure = Literal["score", "exact"]
@@ -27,17 +33,23 @@ PLOT_SETTINGS = {
 """For `st.plotly_chart`: one button, which saves the plot as PNG."""
 
 
-def axis_titles(over: Axis, longest_s: float) -> tuple[str, str]:
+def dollars(modelled: bool) -> str:
+    """The title of an axis of dollars."""
+    return f"US dollars {MODELLED}" if modelled else "US dollars"
+
+
+def axis_titles(over: Axis, longest_s: float, modelled: bool = False) -> tuple[str, str]:
     """The title of a chart and that of its bottom axis, with the unit.
 
     Args:
         over: what runs along the bottom.
         longest_s: where a time axis ends, in seconds.
+        modelled: whether dollars are those of a model.
     """
     if over == "iteration":
         return "Over iterations", "Iteration"
     if over == "usd":
-        return "Over cost", "US dollars paid"
+        return "Over cost", dollars(modelled) if modelled else "US dollars paid"
     return "Over wall-clock", f"Wall-clock ({time_unit(longest_s)[1]})"
 
 
@@ -53,6 +65,7 @@ def laid_out(figure: go.Figure, title: str, bottom: str, left: str) -> go.Figure
         bottom: title of the bottom axis.
         left: title of the left axis.
     """
+    _fit_first_points(figure)
     if not _has_points(figure):  # plotly would draw axes from -1 to 6 and 4
         figure.update_xaxes(visible=False).update_yaxes(visible=False)
         figure.add_annotation(text=_EMPTY, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper")
@@ -73,6 +86,32 @@ def _has_points(figure: go.Figure) -> bool:
         all(pd.Series(values, dtype=object).notna().any() for values in (trace.x, trace.y))
         for trace in traces
     )
+
+
+def _fit_first_points(figure: go.Figure) -> None:
+    """Mark the points of lines that have but one, and keep axes from where no figure can be.
+
+    Plotly draws no line of one point, and puts it between -1 and 1 of an axis of its own choice.
+    """
+    traces: Any = figure.data
+    if not traces or any(trace.type != "scatter" for trace in traces):
+        return
+    for trace in traces:
+        if trace.mode == "lines" and min(len(_numbers(trace.x)), len(_numbers(trace.y))) == 1:
+            trace.mode = "lines+markers"
+    for update, name in ((figure.update_xaxes, "x"), (figure.update_yaxes, "y")):
+        values = {value for trace in traces for value in _numbers(trace[name])}
+        if len(values) == 1:
+            [value] = values
+            ends = (0.0, _ROOM * value or 1.0)
+            update(range=[min(ends), max(ends)])
+        elif values and min(values) >= 0:
+            update(rangemode="nonnegative")
+
+
+def _numbers(values: Any) -> list[float]:
+    given = [] if values is None else list(values)
+    return [float(value) for value in given if isinstance(value, numbers.Real) and math.isfinite(value)]
 
 
 def add_level(figure: go.Figure, level: float, text: str = "") -> None:

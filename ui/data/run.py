@@ -13,10 +13,12 @@ import streamlit as st
 
 from storage.database.database import Database
 from storage.database.queries import runs as queries
-from storage.database.run_store import RunRow, RunStore, run_is_alive
+from storage.database.run_notes import RunNotes, read_notes
+from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
+from storage.database.run_store import RunRow, RunStore
 from storage.home import Home
+from storage.ledger.modelled import is_modelled
 from storage.run_log import Activity, read_activity
-from ui.data.prices import is_modelled
 
 CACHE_S = 2
 """Age at which cached figures are read again; several open tabs cost one reading."""
@@ -59,13 +61,14 @@ class RunView:
     """One run's frames; see storage/database/queries/runs.py for their columns.
 
     Attributes:
-        alive: whether its process still runs.
+        status: as `storage.database.run_status.shown_status` has it, like every page.
         change: None before there are two evaluations.
-        activity: what its log says; empty for a run that has ended, or whose version wrote none.
+        notes: what a person noted about it.
+        activity: what its log says; empty for a run that has ended, or of a version without logs.
     """
 
     row: RunRow
-    alive: bool
+    status: str
     scores: pd.DataFrame
     metrics: pd.DataFrame
     cost: pd.DataFrame
@@ -73,20 +76,12 @@ class RunView:
     events: pd.DataFrame
     change: Change | None
     activity: Activity = field(default_factory=Activity)
+    notes: RunNotes = field(default_factory=RunNotes)
 
     @property
     def is_live(self) -> bool:
         """Whether more will be recorded."""
-        return self.row.status == "running" and self.alive
-
-    @property
-    def status(self) -> str:
-        """The recorded status; of a running one `starting`, or `interrupted` where its process is gone."""
-        if self.row.status != "running":
-            return self.row.status
-        if not self.alive:
-            return "interrupted"
-        return "starting" if self.activity.is_starting else "running"
+        return self.status in LIVE
 
     @property
     def planned_iterations(self) -> int | None:
@@ -108,8 +103,7 @@ class RunView:
     @property
     def is_modelled(self) -> bool:
         """Whether its dollars are those of a model: no device was rented."""
-        settings = json.loads(self.row.config_json)
-        return is_modelled(settings if isinstance(settings, dict) else {}, self.row.environment)
+        return is_modelled(json.loads(self.row.config_json), self.row.environment)
 
     @property
     def paid_usd(self) -> float:
@@ -165,9 +159,13 @@ class RunView:
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
 def load_overview(home: Path) -> pd.DataFrame:
-    """All runs, newest first."""
+    """All runs, newest first, as `storage.database.queries.runs.run_overview` gives them.
+
+    Their status is the one that `storage.database.run_status.shown_status` tells.
+    """
     with Database(Home(home).database).reading() as connection:
-        return queries.run_overview(connection)
+        runs = queries.run_overview(connection)
+    return runs.assign(status=shown_statuses(Home(home), runs))
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=16, show_spinner=False)
@@ -196,17 +194,18 @@ def read_run(store: RunStore, run_id: str) -> RunView:
     """
     with store.database.reading() as connection:
         row = store.run(run_id)  # inside: opening the file is most of the work of a small run, and is shared
-        live = row.status == "running"
+        activity = activity_of(store.home, row)
         return RunView(
             row=row,
-            alive=run_is_alive(row),
+            status=shown_status(row, activity),
             scores=queries.score_curve(connection, run_id),
             metrics=queries.metric_curves(connection, run_id),
             cost=queries.cost_by_iteration(connection, run_id),
             cost_by_state=queries.cost_by_state(connection, run_id),
             events=queries.events(connection, run_id),
             change=_change(queries.paired_scores(connection, run_id)),
-            activity=read_activity(store.home, run_id) if live else Activity(),
+            activity=activity,
+            notes=read_notes(connection).get(run_id, RunNotes()),
         )
 
 

@@ -6,6 +6,14 @@ import math
 import re
 import time
 
+from storage.ledger.modelled import MODELLED
+
+_ENDINGS = {
+    "TerminationSignal": "it was told to end, by Cancel in Prefect's UI or by SIGTERM",
+    "KeyboardInterrupt": "it was stopped with Ctrl-C",
+    "SystemExit": "its process was told to end",
+}
+
 
 def duration(seconds: float) -> str:
     """Seconds as `42 s`, `12 min 5 s` or `3 h 20 min`, to the second."""
@@ -37,11 +45,8 @@ def usd(amount: float) -> str:
     return f"${amount:.{digits}f}" if digits <= 8 else "$0.00"
 
 
-MODELLED = "(modelled)"
-"""Beside a sum that was not paid: no device was rented."""
-
 MODELLED_BADGE = ":gray-badge[modelled]"
-"""The same in Streamlit's markdown."""
+"""`MODELLED` in Streamlit's markdown."""
 
 SIMULATED = "(simulated)"
 """Beside a figure of a run that nothing has done."""
@@ -98,3 +103,9 @@ def plain_markdown(text: str) -> str:
 def chart_text(text: str) -> str:
     """Text of others for a plot, where tags would be markup and entities be taken for characters."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def ending_in_words(error: str) -> str:
+    """Why a run ended, where what was recorded is the name of a signal only."""
+    name, _, said = error.partition(":")
+    return error if said.strip() else _ENDINGS.get(name.strip(), error)

@@ -8,27 +8,23 @@ from pathlib import Path
 import pandas as pd
 import streamlit as st
 
+from storage.database.run_status import LIVE
 from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
 from ui.data.links import load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
-from ui.elements.formatting import moment, plain_markdown
+from ui.elements.formatting import ending_in_words, moment, plain_markdown
 from ui.elements.links import show_links
 from ui.elements.live_run import show_live
 from ui.server.login import fragment
 
 _REFRESH = "2s"
+_WATCH = "5s"  # of what a page does not draw anew by itself: new runs, and how runs stand
 _CHOSEN = "chosen_run"  # in the session: going to another page empties the address
 _COLOURS = {
     "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
     "interrupted": "orange",
 }  # fmt: skip
-
-_ENDINGS = {
-    "TerminationSignal": "it was told to end, by Cancel in Prefect's UI or by SIGTERM",
-    "KeyboardInterrupt": "it was stopped with Ctrl-C",
-    "SystemExit": "its process was told to end",
-}
 
 RunPage = Callable[[Path, RunView], None]
 """Draws a page below the title of the run, from the home's folder and the run."""
@@ -43,8 +39,9 @@ def show_page(draw: RunPage) -> None:
     if run_id is None:
         fragment(_show_unknown, run_every=_REFRESH)(home, st.query_params["run"])
         return
-    live = bool((overview.loc[overview["run_id"] == run_id, "status"] == "running").all())
+    live = bool(overview.loc[overview["run_id"] == run_id, "status"].isin(LIVE).all())
     fragment(_show_run, run_every=_REFRESH if live else None)(home, run_id, live, draw)
+    _watch(home, overview)
 
 
 def show_home_page(draw: Callable[[Path], None]) -> None:
@@ -52,8 +49,9 @@ def show_home_page(draw: Callable[[Path], None]) -> None:
     home, overview = _opened()
     if overview is None:
         return
-    live = bool((overview["status"] == "running").any())
+    live = bool(overview["status"].isin(LIVE).any())
     fragment(_show_home, run_every=_REFRESH if live else None)(home, draw)
+    _watch(home, overview)
 
 
 def _opened() -> tuple[Path, pd.DataFrame | None]:
@@ -68,6 +66,24 @@ def _opened() -> tuple[Path, pd.DataFrame | None]:
         fragment(_show_nothing, run_every=_REFRESH)(home)
         return home, None
     return home, overview
+
+
+def _watch(home: Path, overview: pd.DataFrame) -> None:
+    """Draw the whole page again once a run is new, or stands otherwise than the page shows."""
+    fragment(_look_for_changes, run_every=_WATCH)(home, _standing(overview))
+
+
+def _look_for_changes(home: Path, drawn: list[tuple[str, str]]) -> None:
+    try:
+        overview = load_overview(home)
+    except StorageError:
+        return  # where it stays so, the page's next reading says it
+    if _standing(overview) != drawn:
+        st.rerun()
+
+
+def _standing(overview: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(overview["run_id"], overview["status"], strict=True))
 
 
 def _show_nothing(home: Path) -> None:
@@ -94,12 +110,16 @@ def _show_nothing(home: Path) -> None:
 def _choose(overview: pd.DataFrame) -> str | None:
     """The run to show: the address's `?run=`, else that of the page before, else the newest.
 
+    An archived run is offered only where it is that one, or where all are archived.
+
     None where the address names a run that is not there: another one would be taken for it.
     """
-    ids = overview["run_id"].tolist()
     labels = {row["run_id"]: _label(row) for row in overview.to_dict("records")}
     named = st.query_params.get("run")
     wanted = st.session_state.get(_CHOSEN) if named is None else named
+    known = list(zip(overview["run_id"].tolist(), overview["archived"].tolist(), strict=True))
+    ids = [run_id for run_id, archived in known if run_id == wanted or not archived]
+    ids = ids or [run_id for run_id, _ in known]
     index = ids.index(wanted) if wanted in ids else 0 if named is None else None
     chosen = st.selectbox(
         "Run", ids, index=index, format_func=labels.__getitem__, placeholder="Choose one that is there"
@@ -134,9 +154,20 @@ def _show_title(run_id: str, status: str) -> None:
     st.header(f"{plain_markdown(run_id)} :{_COLOURS[status]}-badge[{status}]", anchor=False)
 
 
+def _show_notes(view: RunView) -> None:
+    """What a person noted about the run; nothing where there is nothing."""
+    badges = [f":gray-badge[{plain_markdown(tag)}]" for tag in view.notes.tags]
+    if view.notes.archived:
+        badges.insert(0, ":gray-badge[:material/archive: archived]")
+    if badges:
+        st.markdown(" ".join(badges))
+    if view.notes.note:
+        st.caption(plain_markdown(view.notes.note))
+
+
 def _label(row: dict) -> str:
     text = f"{row['run_id']} · {row['status']} · {moment(row['created_at'])}"
-    if row["status"] == "running" or pd.isna(row["score_before"]):  # the list is older than the page below
+    if row["status"] in LIVE or pd.isna(row["score_before"]):  # the list is older than the page below
         return text
     return f"{text} · score {row['score_before']:.2f} → {row['score_now']:.2f}"
 
@@ -144,9 +175,10 @@ def _label(row: dict) -> str:
 def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
     try:
         view = load_run(home, run_id)
-        if live and view.row.status != "running":
+        if live and not view.is_live:
             st.rerun()  # it has ended: the whole page again, without the refreshing
         _show_title(view.row.run_id, view.status)
+        _show_notes(view)
         show_links(load_links(home, view))
         _show_trouble(view)
         if view.is_live:
@@ -166,23 +198,19 @@ def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
 def _show_trouble(view: RunView) -> None:
     """Say how to resume a run that did not end well."""
     run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
-    if view.row.status == "running" and not view.alive:
+    if view.is_live:
+        return
+    if view.row.status == "running":
         st.warning(
             f"The run's process {view.row.pid} is gone. Resume from its last checkpoint with "
             f"`spotlight resume {run_id}`",
             icon=":material/link_off:",
         )
-    elif view.row.status in ("failed", "interrupted", "cancelled"):
-        happened = "failed" if view.row.status == "failed" else f"was {view.row.status}"
-        error = _in_words(view.row.error or "")
+    elif view.status in ("failed", "interrupted", "cancelled"):
+        happened = "failed" if view.status == "failed" else f"was {view.status}"
+        error = ending_in_words(view.row.error or "")
         reason = f": {plain_markdown(error.rstrip('.'))}" if error else ""
         st.warning(f"The run {happened}{reason}{_advice(run_id, view.row.error)}", icon=":material/error:")
-
-
-def _in_words(error: str) -> str:
-    """Why a run ended, where what was recorded is the name of a signal only."""
-    name, _, said = error.partition(":")
-    return error if said.strip() else _ENDINGS.get(name.strip(), error)
 
 
 def _advice(run_id: str, error: str | None) -> str:

@@ -15,6 +15,7 @@ from storage.database.queries import runs as queries
 from storage.database.run_notes import read_links
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
+from storage.ledger.modelled import MODELLED
 from ui.charts.cost import cost_chart, state_chart
 from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import Axis
@@ -22,7 +23,7 @@ from ui.data.ledger import bill_entries
 from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
-from ui.elements.formatting import MODELLED, duration, moment, money, percent
+from ui.elements.formatting import duration, ending_in_words, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
@@ -95,9 +96,15 @@ def report_page(store: RunStore, run_id: str) -> str:
 def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     row = view.row
     ended = "" if row.ended_at is None else f", ended {moment(row.ended_at)}"
-    report.sentence(f"{view.status}; started {moment(row.created_at)}{ended}.", "note")
+    report.sentence(
+        f"{view.status}{', archived' * view.notes.archived}; started {moment(row.created_at)}{ended}.", "note"
+    )
+    if view.notes.tags:
+        report.table(pd.DataFrame({"tags": [", ".join(view.notes.tags)]}))
+    if view.notes.note:
+        report.preformatted(view.notes.note)
     if row.error:
-        report.preformatted(row.error)
+        report.preformatted(ending_in_words(row.error))
     report.sentence(verdict(view).text)
     idle = spot.ledger.spot_idle_share
     facts = {
@@ -153,7 +160,9 @@ def _health(report: Report, view: RunView, spot: SpotView, quality: QualityView)
     findings = [rule(evidence) for rule in (*LEARNING_RULES, *DEVICE_RULES)]
     for level, listed in by_level(findings).items():
         for finding in listed:
-            report.sentence(f"**{finding.title}.** {finding.text} {finding.advice}".strip(), level)
+            report.sentence(
+                f"**{level.capitalize()}: {finding.title}.** {finding.text} {finding.advice}".strip(), level
+            )
 
 
 def _costs(report: Report, view: RunView, spot: SpotView) -> None:
@@ -161,14 +170,20 @@ def _costs(report: Report, view: RunView, spot: SpotView) -> None:
     if not spot.ledger.entries:
         report.sentence("Nothing is paid for yet.")
         return
-    charts = [cost_chart(view), state_chart(view), phase_chart(bill_by_phase(spot.ledger))]
+    charts = [cost_chart(view), state_chart(view), phase_chart(bill_by_phase(spot.ledger), view.is_modelled)]
     compared = on_demand_cost(spot.ledger)
     if compared is not None:
-        charts.append(on_demand_chart(compared))
+        charts.append(on_demand_chart(compared, view.is_modelled))
     report.charts(charts)
     if compared is not None:
         report.sentence(ASSUMPTION, "note")
-    report.table(bill_entries(spot.ledger))
+    bill = bill_entries(spot.ledger)
+    if view.is_modelled:
+        report.sentence(
+            f"{MODELLED} No device was rented: sums are time at the prices of the settings.", "note"
+        )
+        bill = bill.rename(columns={"usd": f"usd {MODELLED}"})
+    report.table(bill)
 
 
 def _devices(report: Report, view: RunView, spot: SpotView, connection: duckdb.DuckDBPyConnection) -> None:

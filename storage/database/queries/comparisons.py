@@ -20,17 +20,25 @@ _SAME_RUN = (("name",), ("seed",), ("runtime", "cluster"))
 """Settings in which two runs may differ that are still the same but for the seed."""
 
 
-def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame:
+def run_table(connection: duckdb.DuckDBPyConnection, limit: int, archived: bool = True) -> pd.DataFrame:
     """The latest runs, newest first.
+
+    Args:
+        connection: open connection to the database.
+        limit: how many at most.
+        archived: whether archived runs are among them, and count.
 
     Columns: run_id, name, status, created_at (Unix seconds), iterations (committed), score_before,
     score_now, score_best, exact_now (NaN before an evaluation), wall_s (at work, from the loading of the
-    first weights on, gaps left out), usd, config and environment (JSON), of (how many runs there are).
+    first weights on, gaps left out), usd, config and environment (JSON), ended_at, host, pid and
+    process_started_at of the process that does it or did it last, of (how many runs there are).
     """
     return connection.execute(
         """
         WITH latest AS (
-            SELECT *, count(*) OVER () AS of FROM runs ORDER BY created_at DESC, run_id DESC LIMIT $limit
+            SELECT *, count(*) OVER () AS of FROM runs
+            WHERE $archived OR run_id NOT IN (SELECT run_id FROM run_notes WHERE archived)
+            ORDER BY created_at DESC, run_id DESC LIMIT $limit
         ),
         spans AS (
             SELECT run_id, started_at, ended_at FROM iterations SEMI JOIN latest USING (run_id)
@@ -58,12 +66,12 @@ def run_table(connection: duckdb.DuckDBPyConnection, limit: int) -> pd.DataFrame
         paid AS (SELECT run_id, sum(usd) AS usd FROM costs GROUP BY run_id)
         SELECT run_id, name, status, created_at, coalesce(iterations, 0) AS iterations,
             score_before, score_now, score_best, exact_now, coalesce(wall_s, 0) AS wall_s,
-            coalesce(usd, 0) AS usd, config, environment, of
+            coalesce(usd, 0) AS usd, config, environment, ended_at, host, pid, process_started_at, of
         FROM latest LEFT JOIN worked USING (run_id) LEFT JOIN scored USING (run_id)
             LEFT JOIN done USING (run_id) LEFT JOIN paid USING (run_id)
         ORDER BY created_at DESC, run_id DESC
         """,
-        {"limit": limit},
+        {"limit": limit, "archived": archived},
     ).df()
 
 

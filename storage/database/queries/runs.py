@@ -30,14 +30,17 @@ def run_overview(connection: duckdb.DuckDBPyConnection) -> pd.DataFrame:
     """All runs, newest first.
 
     Columns: run_id, name, status, created_at, ended_at (Unix seconds), iterations (committed),
-    score_before, score_now, exact_before, exact_now, usd.
+    score_before, score_now, exact_before, exact_now, usd; host, pid, process_started_at of the process that
+    does it or did it last; archived.
     """
     return connection.execute(
         """
         SELECT run_id, name, status, created_at, ended_at,
             coalesce((SELECT max(iteration) FROM iterations i WHERE i.run_id = r.run_id), 0) AS iterations,
             e.score_before, e.score_now, e.exact_before, e.exact_now,
-            coalesce((SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), 0.0) AS usd
+            coalesce((SELECT sum(usd) FROM costs c WHERE c.run_id = r.run_id), 0.0) AS usd,
+            host, pid, process_started_at,
+            run_id IN (SELECT run_id FROM run_notes WHERE archived) AS archived
         FROM runs r LEFT JOIN (
             SELECT run_id, arg_min(score, iteration) AS score_before, arg_max(score, iteration) AS score_now,
                 arg_min(exact, iteration) AS exact_before, arg_max(exact, iteration) AS exact_now

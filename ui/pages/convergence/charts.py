@@ -16,7 +16,7 @@ from ui.charts.layout import (
     measure_title,
 )
 from ui.data.run import RunView
-from ui.elements.formatting import MODELLED, time_unit
+from ui.elements.formatting import time_unit
 from ui.elements.palette import RUN_COLOURS, SAMPLES_COLOUR, SCORE_COLOUR, faded
 from ui.pages.convergence.data import mean_over_seeds
 
@@ -38,9 +38,7 @@ def score_chart(view: RunView, measure: Measure, over: Axis, judges: pd.DataFram
         over: what runs along the bottom.
         judges: columns iteration and `judge`, where there is a second judge; drawn beside the score.
     """
-    heading, bottom = axis_titles(over, view.elapsed_s)
-    if over == "usd" and view.is_modelled:
-        bottom = f"US dollars {MODELLED}"
+    heading, bottom = axis_titles(over, view.elapsed_s, view.is_modelled)
     training = "reward_mean" if measure == "score" else "exact_share"
     figure = go.Figure()
     if training in view.metrics:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from ui.charts.layout import PLOT_SETTINGS, Axis, axis_titles, laid_out
 from ui.data.run import RunView
-from ui.elements.formatting import MODELLED, time_unit
+from ui.elements.formatting import time_unit
 from ui.elements.palette import SAMPLES_COLOUR, SCORE_COLOUR
 
 _AXES: dict[str, Axis] = {"Iteration": "iteration", "Time": "time", "Dollars": "usd"}
@@ -62,9 +62,7 @@ def metric_chart(view: RunView, name: str, smoothing: float, over: Axis) -> go.F
         x = view.metrics["elapsed_s"].to_numpy() / time_unit(view.elapsed_s)[0]
     elif over == "usd":
         x = view.usd_at(x)
-    bottom = axis_titles(over, view.elapsed_s)[1]
-    if over == "usd" and view.is_modelled:
-        bottom = f"US dollars {MODELLED}"
+    bottom = axis_titles(over, view.elapsed_s, view.is_modelled)[1]
     line = {"color": SAMPLES_COLOUR, "width": 1.2} if smoothing else {"color": SCORE_COLOUR, "width": 2}
     mode = "lines" if np.isfinite(values).sum() > 1 else "markers"
     figure.add_scatter(x=x, y=values, name="as it is", mode=mode, line=line, hovertemplate="%{y:.4g}")

@@ -6,7 +6,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ui.charts.cost import market_bars
-from ui.charts.layout import laid_out
+from ui.charts.layout import dollars, laid_out
 from ui.elements.palette import MARKET_COLOURS
 from ui.pages.cost.data import OnDemandCost
 
@@ -14,19 +14,25 @@ from ui.pages.cost.data import OnDemandCost
 _PHASE_NAMES = {"iteration": "iterations", "evaluation": "evaluations", "discarded": "discarded work"}
 
 
-def phase_chart(frame: pd.DataFrame) -> go.Figure:
+def phase_chart(frame: pd.DataFrame, modelled: bool) -> go.Figure:
     """What iterations, evaluations and discarded work cost, by market.
 
     Args:
         frame: columns phase, market, device_s, usd; at least one row.
+        modelled: whether the dollars are those of a model.
     """
     recorded = set(frame["phase"])
     names = {phase: name for phase, name in _PHASE_NAMES.items() if phase in recorded}
-    return market_bars(frame, "phase", names, "By phase and market")
+    return market_bars(frame, "phase", names, "By phase and market", modelled)
 
 
-def on_demand_chart(cost: OnDemandCost) -> go.Figure:
-    """The bill as it is beside what it would have been with every device at the reserved price."""
+def on_demand_chart(cost: OnDemandCost, modelled: bool) -> go.Figure:
+    """The bill as it is beside what it would have been with every device at the reserved price.
+
+    Args:
+        cost: both bills.
+        modelled: whether the dollars are those of a model.
+    """
     figure = go.Figure()
     bars = {
         "reserved": [cost.reserved_usd, cost.reserved_usd],
@@ -43,6 +49,6 @@ def on_demand_chart(cost: OnDemandCost) -> go.Figure:
             },
             hovertemplate="$%{x:.4g}",
         )  # fmt: skip
-    figure = laid_out(figure, "The bill, and on demand only", "US dollars", "")
+    figure = laid_out(figure, "The bill, and on demand only", dollars(modelled), "")
     figure.update_layout(barmode="stack", hovermode="closest")
     return figure.update_xaxes(tickprefix="$").update_yaxes(autorange="reversed")

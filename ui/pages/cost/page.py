@@ -32,11 +32,12 @@ def _show_cost(home: Path, view: RunView) -> None:
     left.plotly_chart(cost_chart(view), key="cost_by_market", config=PLOT_SETTINGS)
     right.plotly_chart(state_chart(view), key="cost_by_state", config=PLOT_SETTINGS)
     left, right = st.columns(2)
-    left.plotly_chart(phase_chart(phases), key="cost_by_phase", config=PLOT_SETTINGS)
+    left.plotly_chart(phase_chart(phases, view.is_modelled), key="cost_by_phase", config=PLOT_SETTINGS)
     if compared is None:
         right.caption("Without spot time, or without a reserved price, there is nothing to compare with.")
     else:
-        right.plotly_chart(on_demand_chart(compared), key="cost_on_demand", config=PLOT_SETTINGS)
+        drawn = on_demand_chart(compared, view.is_modelled)
+        right.plotly_chart(drawn, key="cost_on_demand", config=PLOT_SETTINGS)
         st.caption(ASSUMPTION)
     st.caption(
         f"{MODELLED_BADGE} No device was rented: every sum of this page is time at the prices of the "

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pandas as pd
 import plotly.graph_objects as go
 
-from ui.charts.layout import Axis, Measure, axis_titles, laid_out, measure_title
+from storage.ledger.modelled import MODELLED
+from ui.charts.layout import Axis, Measure, axis_titles, dollars, laid_out, measure_title
 from ui.elements.formatting import chart_text, time_unit
 from ui.elements.palette import RUN_COLOURS, RUN_SYMBOLS
 
 
-def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure, over: Axis) -> go.Figure:
+def comparison_chart(
+    courses: pd.DataFrame,
+    run_ids: list[str],
+    measure: Measure,
+    over: Axis,
+    modelled: Collection[str] = (),
+) -> go.Figure:
     """The held-out curves of several runs.
 
     Args:
@@ -18,16 +27,18 @@ def comparison_chart(courses: pd.DataFrame, run_ids: list[str], measure: Measure
         run_ids: in the order of the legend; at most as many as colours.
         measure: which figure.
         over: what runs along the bottom.
+        modelled: the runs whose dollars are those of a model.
     """
     longest_s = max([0.0, *courses["elapsed_s"].tolist()])
-    heading, bottom = axis_titles(over, longest_s)
+    heading, bottom = axis_titles(over, longest_s, set(run_ids) <= set(modelled))
     column = {"iteration": "iteration", "time": "elapsed_s", "usd": "usd"}[over]
     scale = time_unit(longest_s)[0] if over == "time" else 1.0
     figure = go.Figure()
     for run_id, colour, symbol in zip(run_ids, RUN_COLOURS, RUN_SYMBOLS, strict=False):
         own = courses.loc[courses["run_id"] == run_id]
+        name = _named(run_id, over == "usd" and run_id in modelled)
         figure.add_scatter(
-            x=own[column] / scale, y=own[measure], name=chart_text(run_id), mode="lines+markers",
+            x=own[column] / scale, y=own[measure], name=name, mode="lines+markers",
             line={"color": colour, "width": 2}, marker={"size": 7, "symbol": symbol},
             hovertemplate="%{y:.3f}",
         )  # fmt: skip
@@ -38,13 +49,19 @@ def paid_chart(table: pd.DataFrame) -> go.Figure:
     """What each run has cost so far.
 
     Args:
-        table: columns run_id and usd, in the order of the legend.
+        table: columns run_id, usd and modelled, in the order of the legend.
     """
+    names = [_named(run_id, own) for run_id, own in zip(table["run_id"], table["modelled"], strict=True)]
     figure = go.Figure()
     figure.add_bar(
-        y=[chart_text(run_id) for run_id in table["run_id"]], x=table["usd"], orientation="h",
+        y=names, x=table["usd"], orientation="h",
         marker={"color": list(RUN_COLOURS[: len(table)])}, hovertemplate="$%{x:.4g}<extra></extra>",
     )  # fmt: skip
-    figure = laid_out(figure, "Cost so far", "US dollars", "")
+    figure = laid_out(figure, "Cost so far", dollars(bool(table["modelled"].all())), "")
     figure.update_layout(hovermode="closest", showlegend=False)
     return figure.update_xaxes(tickprefix="$", rangemode="tozero").update_yaxes(autorange="reversed")
+
+
+def _named(run_id: str, modelled: bool) -> str:
+    """A run as a legend or an axis of dollars names it."""
+    return f"{chart_text(run_id)} {MODELLED}" if modelled else chart_text(run_id)

@@ -14,10 +14,10 @@ import streamlit as st
 from storage.database.database import Database
 from storage.database.queries import comparisons
 from storage.database.run_notes import RunNotes, read_notes
+from storage.database.run_status import shown_statuses
 from storage.home import Home
-from storage.run_log import read_activity
+from storage.ledger.modelled import is_modelled
 from ui.charts.layout import Measure
-from ui.data.prices import is_modelled
 from ui.data.run import CACHE_S
 
 MOST_RUNS = 200
@@ -25,8 +25,8 @@ MOST_RUNS = 200
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
-def load_table(home: Path) -> pd.DataFrame:
-    """The latest runs, archived ones among them.
+def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
+    """The latest runs; archived ones are among them, and count, only where they are asked for.
 
     Columns: those of `storage.database.queries.comparisons.run_table`, and preset, reward, strategy, task
     (what is judged, on which held-out prompts), modelled (whether its dollars are), tags, note, archived.
@@ -35,7 +35,7 @@ def load_table(home: Path) -> pd.DataFrame:
         StorageError: the database stayed locked, or is of another version.
     """
     with Database(Home(home).database).reading() as connection:
-        table = comparisons.run_table(connection, MOST_RUNS)
+        table = comparisons.run_table(connection, MOST_RUNS, archived)
         notes = read_notes(connection)
     facts = [
         _facts(json.loads(config), json.loads(environment), name)
@@ -46,7 +46,7 @@ def load_table(home: Path) -> pd.DataFrame:
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
     return table.assign(
         **{name: [fact[name] for fact in facts] for name in _FACTS},
-        status=[_status(home, *row) for row in zip(table["run_id"], table["status"], strict=True)],
+        status=shown_statuses(Home(home), table),
         tags=[list(note.tags) for note in noted],
         note=[note.note for note in noted],
         archived=[note.archived for note in noted],
@@ -72,12 +72,6 @@ def _facts(settings: Any, environment: Mapping[str, str], name: str) -> dict[str
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",
         "modelled": is_modelled(settings, environment),
     }
-
-
-def _status(home: Path, run_id: str, status: str) -> str:
-    if status != "running":
-        return status
-    return "starting" if read_activity(Home(home), run_id, 0).is_starting else status
 
 
 def matching(

@@ -28,7 +28,7 @@ def show_notes(home: Path, table: pd.DataFrame) -> None:
         if refused := st.session_state.pop(_REFUSED, None):
             st.error(plain_markdown(refused), icon=":material/block:")
         if not chosen:
-            st.caption("An archived run stays as it is; lists leave it out.")
+            st.caption("An archived run stays as it is; lists leave it out. *Archived* above shows it again.")
             return
         rows = table.set_index("run_id").loc[chosen]
         key = "+".join(chosen)

@@ -15,14 +15,14 @@ from ui.elements.run_page import show_home_page
 from ui.pages.runs.charts import comparison_chart, paid_chart
 from ui.pages.runs.data import first_compared, load_courses, load_table, shared_target, time_to_score
 from ui.pages.runs.notes import show_notes
-from ui.pages.runs.table import show_filters, show_table
+from ui.pages.runs.table import show_filters, show_table, shows_archived
 
 _AT_FIRST = 3  # runs that are compared before a choice
 _MEASURES: dict[str, Measure] = {"Graded score": "score", "Exact matches": "exact"}
 
 
 def _show_runs(home: Path) -> None:
-    table = load_table(home)
+    table = load_table(home, archived=shows_archived())
     st.header("Runs", anchor=False)
     shown, filtered_by = show_filters(table)
     show_table(shown)
@@ -56,12 +56,12 @@ def _show_comparison(home: Path, table: pd.DataFrame, filtered_by: str) -> None:
     measure = _MEASURES[picked or "Graded score"]
     courses = load_courses(home, tuple(chosen))
     columns = [*st.columns(2), *st.columns(2)]
+    modelled = set(table.loc[table["modelled"].astype(bool), "run_id"])
     for column, over in zip(columns, ("iteration", "time", "usd"), strict=False):
-        figure = comparison_chart(courses, chosen, measure, over)
+        figure = comparison_chart(courses, chosen, measure, over, modelled)
         column.plotly_chart(figure, key=f"compare-{over}", config=PLOT_SETTINGS)
     paid = table.set_index("run_id").loc[chosen].reset_index()
     columns[3].plotly_chart(paid_chart(paid), key="compare-paid", config=PLOT_SETTINGS)
-    modelled = set(table.loc[table["modelled"].astype(bool), "run_id"])
     if modelled & set(chosen):
         names = plain_markdown(", ".join(run_id for run_id in chosen if run_id in modelled))
         st.caption(f"{MODELLED_BADGE} No device was rented for {names}: dollars are time at set prices.")

@@ -12,7 +12,13 @@ from ui.pages.runs.data import matching
 
 _OPENED = Path(__file__).resolve().parents[1] / "convergence" / "page.py"
 _FILTERS = ("status", "preset", "reward", "strategy")
+_ARCHIVED = "run_archived"  # in the session: the toggle, which is drawn after the runs are read
 _SCORES = ("score before", "score now", "best", "exact now")
+
+
+def shows_archived() -> bool:
+    """Whether a person has asked for archived runs too."""
+    return bool(st.session_state.get(_ARCHIVED))
 
 
 def show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
@@ -34,7 +40,7 @@ def show_filters(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:
         )
         for name in _FILTERS
     }
-    archived = row.toggle("Archived", key="run_archived", help="Show archived runs too.")
+    archived = row.toggle("Archived", key=_ARCHIVED, help="Show archived runs too.")
     filtered_by = "".join(f"/{name}={values}" for name, values in chosen.items() if values)
     filtered_by += f"/{words}" * bool(words) + "/archived" * archived
     return matching(table, words, chosen, archived), filtered_by

@@ -8,13 +8,14 @@ import pandas as pd
 import streamlit as st
 
 from storage.ledger.ledger import Ledger
+from storage.ledger.modelled import MODELLED
 from ui.charts.cost import cost_chart, state_chart
 from ui.charts.devices import gantt_chart, groups_chart, utilisation_chart
 from ui.charts.layout import PLOT_SETTINGS
 from ui.data.ledger import bill_entries
 from ui.data.run import RunView
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import MODELLED, MODELLED_BADGE, markdown_text, moment, percent
+from ui.elements.formatting import MODELLED_BADGE, markdown_text, moment, percent
 from ui.elements.run_page import show_page
 from ui.pages.spot.data import SpotView, load_course, load_spot
 from ui.pages.spot.verdict import show_imbalance, show_spot_figures, show_spot_verdict

@@ -180,7 +180,7 @@ def _show_ledger(line: TimeLine) -> None:
     for state, paid in zip(spent["state"].tolist(), spent["usd"].tolist(), strict=True):
         dollars[state] += paid
     states = {state: state for state, _ in dollars.most_common()}
-    chart = marked(market_bars(spent, "state", states, "What would be paid for"))
+    chart = marked(market_bars(spent, "state", states, "What would be paid for", modelled=False))
     st.plotly_chart(chart, key="what-if-states", config=PLOT_SETTINGS)
 
 

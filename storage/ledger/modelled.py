@@ -1,0 +1,43 @@
+"""Whether a run's dollars were paid, or are those of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+MODELLED = "(modelled)"
+"""Beside a sum that was not paid: no device was rented."""
+
+_THIS_MACHINE = ("ray", "local", "", "auto")
+
+
+def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
+    """Whether processes without an accelerator stood for the devices: none was rented.
+
+    The accelerators that a run recorded are those of its own machine; of a cluster that it joined on another
+    machine nothing is recorded, and its devices count as rented, unless the run is told to use none.
+
+    Args:
+        settings: of the run, as it stored them; an object of JSON, whatever its version.
+        environment: of the run; where it does not say which accelerators there were, none counts as seen.
+    """
+    settings = settings if isinstance(settings, Mapping) else {}
+    if _section(settings, "model").get("device") == "cpu":
+        return True
+    runtime = _section(settings, "runtime")
+    # `ray_address`: as earlier versions named a cluster that was joined
+    addresses = (runtime.get("cluster", "ray"), runtime.get("ray_address") or "")
+    joined = not all(_is_here(str(address)) for address in addresses)
+    return not joined and environment.get("accelerators", "none") == "none"
+
+
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = settings.get(name)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _is_here(address: str) -> bool:
+    """Whether the processes are this machine's: the run's own, or those of a cluster that it joined here."""
+    place = address.removeprefix("ray://")
+    host = place.rpartition(":")[0] or place
+    return address in _THIS_MACHINE or host.strip("[]") in ("localhost", "::1") or host.startswith("127.")

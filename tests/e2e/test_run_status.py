@@ -1,0 +1,127 @@
+"""How a run stands: the same word in the Run box, in the header, in the table of runs and in the report."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import streamlit as st
+
+from flows.deployed import deployments
+from flows.deployed.forms import TrainingForm
+from storage.config.run_config import RunConfig
+from storage.database.run_store import RunStore
+from storage.errors import ConfigurationError
+from storage.run_log import Activity, RunLog, read_activity
+from tests.dashboard_page import opened_page, page_file, ran, read_anew
+from tests.sample_run import write_sample_run
+from ui.data.run import read_run
+from ui.report.report import report_page
+
+pytestmark = pytest.mark.xdist_group("recorded")
+
+
+def words(store: RunStore, run_id: str) -> list[str]:
+    """What the table of runs, the Run box, the header and the report call it."""
+    runs = opened_page(page_file("runs"), {})
+    table = runs.dataframe[0].value.set_index("run")["status"]
+    page = opened_page(page_file("health"), {"run": run_id})
+    box = next(option for option in page.selectbox[0].options if option.startswith(f"{run_id} · "))
+    header = page.header[0].value.rpartition("[")[2].rstrip("]")
+    return [str(table.loc[run_id]), box.split(" · ")[1], header, read_run(store, run_id).status]
+
+
+def ended_process() -> int:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    return child.pid
+
+
+def test_a_run_whose_process_is_gone_is_interrupted_everywhere(store: RunStore):
+    write_sample_run(store, "gone", iterations=1, status="running", pid=ended_process())
+    assert words(store, "gone") == ["interrupted"] * 4
+    assert store.run("gone").status == "running", "the dashboard only reads"
+
+
+def test_a_run_whose_devices_are_loaded_is_starting_everywhere(store: RunStore):
+    store.create_run("new", RunConfig(), {}, os.getpid())
+    log = RunLog(store.home, "new")
+    log.starting()
+    assert words(store, "new") == ["starting"] * 4
+    log.ready()
+    read_anew()
+    assert words(store, "new") == ["running"] * 4
+
+
+def test_a_run_that_is_being_resumed_is_starting_everywhere(store: RunStore):
+    write_sample_run(store, "again", iterations=1)
+    store.set_status("again", "cancelled", "it was stopped")
+    time.sleep(0.01)
+    RunLog(store.home, "again").starting()
+    assert words(store, "again") == ["starting"] * 4
+    assert "spotlight resume" not in str(opened_page(page_file("health"), {}).warning)
+
+
+def test_a_start_that_ended_before_the_run_did_is_over(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    RunLog(store.home, "r").starting()
+    time.sleep(0.01)
+    store.set_status("r", "failed", "no device started")
+    assert words(store, "r") == ["failed"] * 4
+
+
+@pytest.mark.parametrize("name", ["runs", "health"])
+def test_a_page_looks_for_new_runs_although_none_goes_on(
+    store: RunStore, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    parts: list[str | None] = []
+
+    def fragment(draw: Callable[..., None], run_every: str | None = None) -> Callable[..., None]:
+        parts.append(run_every)
+        return draw
+
+    monkeypatch.setattr(st, "fragment", fragment)
+    write_sample_run(store, "old", iterations=1)
+    page = opened_page(page_file(name), {})
+    assert parts == [None, "5s"]
+    RunLog(store.home, "old").starting()
+    store.create_run("new", RunConfig(), {}, os.getpid())
+    read_anew()
+    parts.clear()
+    ran(page)
+    assert parts == (["2s", "5s"] if name == "runs" else [None, "5s"])
+
+
+def test_a_run_of_a_form_is_starting_before_its_checks(store: RunStore, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Activity] = []
+
+    def preflight(config: RunConfig) -> None:
+        seen.append(read_activity(store.home, "by-form"))
+        raise ConfigurationError("no such prompts")
+
+    monkeypatch.setattr(deployments, "shown_in_prefect", nullcontext)
+    monkeypatch.setattr(deployments, "gone_soon_when_cancelled", nullcontext)
+    monkeypatch.setattr(deployments, "name_given_in_prefect", lambda: "by-form")
+    monkeypatch.setattr(deployments, "run_preflight", preflight)
+    with pytest.raises(ConfigurationError, match="no such prompts"):
+        deployments.post_train_by_form.fn(TrainingForm(preset="smoke"))
+    [activity] = seen
+    assert activity.is_starting
+    assert activity.is_alive
+
+
+def test_the_report_says_levels_and_endings_in_words(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    store.set_status("r", "cancelled", "TerminationSignal")
+    report = report_page(store, "r")
+    assert "it was told to end, by Cancel in Prefect" in report
+    assert "TerminationSignal" not in report
+    levels = re.findall(r'<p class="(problem|warning|passed|unknown)"><b>(\w+)', report)
+    assert len(levels) > 5
+    assert all(word.lower() == level for level, word in levels)

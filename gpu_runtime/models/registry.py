@@ -41,6 +41,8 @@ class FamilyPlugin:
         prompt_check: gives what refuses a prompt that the model cannot encode, where that can be told without
             torch; the outline checks every prompt again. It raises `ConfigurationError`.
         options: what it reads of `[model.options]`.
+        source_size: height and width of the image that every prompt must come with; None where the family
+            takes text alone.
     """
 
     load: Callable[[ModelConfig, torch.device], DiffusionModel]
@@ -52,6 +54,7 @@ class FamilyPlugin:
     check: Callable[[ModelConfig], None] = lambda settings: None
     prompt_check: Callable[[ModelConfig], Callable[[str], object]] = lambda settings: lambda prompt: None
     options: type[Section] = NoOptions
+    source_size: Callable[[ModelConfig], tuple[int, int] | None] = lambda settings: None
 
 
 def pipeline_family(model_class: Callable[[], type[PipelineModel]]) -> FamilyPlugin:
@@ -153,10 +156,19 @@ def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutli
     return EmbeddedOutline(EmbeddedModel.load(settings.path))
 
 
-def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
+def _embedded_settings(settings: ModelConfig) -> embedded_folder.EmbeddedSettings:
     folder = embedded_folder.resolve_folder(settings.path)
-    length = embedded_folder.read_settings(folder / embedded_folder.SETTINGS_FILE).text_length
+    return embedded_folder.read_settings(folder / embedded_folder.SETTINGS_FILE)
+
+
+def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
+    length = _embedded_settings(settings).text_length
     return lambda prompt: fitting_tokens(prompt, length)
+
+
+def _embedded_source_size(settings: ModelConfig) -> tuple[int, int] | None:
+    model = _embedded_settings(settings)
+    return (model.height, model.width) if model.edits else None
 
 
 def _embedded_files(settings: ModelConfig) -> list[Path]:
@@ -211,6 +223,7 @@ FAMILIES = Registry(
             adapter_usage=_embedded_adapter_usage,
             check=_refuse_pipeline_settings,
             prompt_check=_embedded_prompt_check,
+            source_size=_embedded_source_size,
         ),
         "qwen-image": pipeline_family(_qwen_image),
         "sd3.5": pipeline_family(_stable_diffusion_3),

@@ -27,6 +27,7 @@ class Conditioning:
         source_BZC: latents of the images that the prompts ask to change, which stand behind the sample's own
             tokens; None without such images.
         source_BHWC: these images, uint8 RGB, in families that decode with their help.
+        negative: what guidance leads away from, in families where it depends on the source.
     """
 
     embeds_BLE: torch.Tensor
@@ -34,6 +35,7 @@ class Conditioning:
     pooled_BE: torch.Tensor | None = None
     source_BZC: torch.Tensor | None = None
     source_BHWC: torch.Tensor | None = None
+    negative: Conditioning | None = None
 
     def rows(self, index: Sequence[int]) -> Conditioning:
         """Select (and repeat) rows: one entry of `index` for each sample of the result."""
@@ -52,12 +54,14 @@ class Conditioning:
             there = [tensor for tensor in tensors if tensor is not None]
             return torch.cat(there) if there else None
 
+        negative = [part.negative for part in parts if part.negative is not None]
         return Conditioning(
             torch.cat([part.embeds_BLE for part in parts]),
             torch.cat([part.mask_BL for part in parts]),
             together([part.pooled_BE for part in parts]),
             together([part.source_BZC for part in parts]),
             together([part.source_BHWC for part in parts]),
+            Conditioning.joined(negative) if negative else None,
         )
 
     def with_source(self, tokens_BSC: torch.Tensor) -> torch.Tensor:
@@ -74,6 +78,7 @@ class Conditioning:
                 None if tensor is None else change(tensor)
                 for tensor in (self.pooled_BE, self.source_BZC, self.source_BHWC)
             ),
+            negative=None if self.negative is None else self.negative._each(change),
         )
 
 

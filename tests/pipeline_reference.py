@@ -35,8 +35,8 @@ _TOLD = ("flux", "flux-kontext")
 """Families that are told the guidance, and lead away from nothing."""
 
 SOURCES = tuple(
-    as_data_uri(image)
-    for image in np.random.default_rng(1).integers(0, 256, (len(PROMPTS), SIDE, SIDE, 3), np.uint8)
+    as_data_uri(blocks.repeat(SIDE // 4, axis=0).repeat(SIDE // 4, axis=1))
+    for blocks in np.random.default_rng(1).integers(0, 256, (len(PROMPTS), 4, 4, 3), np.uint8)
 )
 """An image for each prompt."""
 

@@ -136,6 +136,24 @@ def as_data_uri(image_HWC: np.ndarray) -> str:
     return _PNG_PREFIX + base64.b64encode(file.getvalue()).decode()
 
 
+def thumbnail(source: str, side: int) -> str:
+    """A source image as a data URI, scaled down where a side has more than `side` pixels.
+
+    Args:
+        source: as `resolve_source` gives it.
+        side: most pixels a side.
+
+    Raises:
+        PromptFileError: it is missing, truncated, or no image.
+    """
+    import numpy as np
+    from PIL import Image
+
+    image = Image.fromarray(read_source(source))
+    image.thumbnail((side, side))
+    return as_data_uri(np.asarray(image))
+
+
 def named(source: str) -> str:
     """A source image in a message."""
     return f"image {quoted(source)}" if is_file(source) else "the image of the data URI"

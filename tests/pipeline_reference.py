@@ -59,7 +59,8 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
     base: dict[str, dict[str, Any]] = {
         "model": {
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
-            "guidance": _GUIDANCE[family], "negative_prompt": negative, "text_length": _TEXT_LENGTH.get(family, 128),
+            "guidance": _GUIDANCE[family], "negative_prompt": negative,
+            "text_length": _TEXT_LENGTH.get(family, 128),
         },
         "sampling": {
             "rollout_steps": STEPS, "evaluate_steps": STEPS, "window_size": 2,

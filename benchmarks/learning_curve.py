@@ -131,9 +131,12 @@ class LearningCurve:
     ) -> tuple[list[GeneratedSample], list[Score], float]:
         """Samples, their scores and the seconds that judging took."""
         requests = [
-            SampleRequest(kind, self.config.seed, iteration, prompt, seed, 0, self._by_id[prompt].text)
+            SampleRequest(
+                kind, self.config.seed, iteration, prompt, seed, 0, self._by_id[prompt].text,
+                source=self._by_id[prompt].source,
+            )
             for prompt, seed in seeds
-        ]
+        ]  # fmt: skip
         samples = self._worker.generate(requests)
         start = time.process_time()
         prompts = [self._by_id[prompt] for prompt, _ in seeds]
@@ -197,9 +200,12 @@ class LearningCurve:
         ]
         # The same noise for every run seed: curves differ by what was learned alone.
         requests = [
-            SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, averaged=True)
+            SampleRequest(
+                RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, averaged=True,
+                source=prompt.source,
+            )
             for prompt, seed in shown
-        ]
+        ]  # fmt: skip
         images = [sample.image_HWC for sample in self._worker.generate(requests)]
         scores = score_each(self._scorer, images, [prompt for prompt, _ in shown])
         self._worker.use_training_weights(_OWN)

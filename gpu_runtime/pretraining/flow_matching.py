@@ -87,7 +87,7 @@ RECIPES = {
         adamw_learning_rate=3e-3,
     ),
     "edits": Recipe(
-        training_steps=1000,
+        training_steps=160,
         start="embedded:shapes",
         components=40,
         sigma_shift=1.0,

@@ -24,6 +24,9 @@ _REACH = 2
 """Pixels around the boxes of the edit that may change too: a shape may stand that far off. Shapes of a source
 are four pixels apart or more."""
 
+_MOST_CHANGED = 16
+"""Pixels of the rest from which on their component is 0: few enough that each one counts."""
+
 FindObjects = Callable[[np.ndarray], Sequence[Detection]]
 """Finds the shapes of a uint8 RGB image of shape (H, W, 3)."""
 
@@ -32,8 +35,8 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
     """Score an image against its prompt's edit and source.
 
     Value: the mean over components, each in [0, 1]: a shape of the class stands where it should; it has the
-    colour asked for; where a shape moves, its old place is empty; and of the source's other shapes and the
-    background, the share that equals the source to the pixel.
+    colour asked for; where a shape moves, its old place is empty; and the rest, 1 less a sixteenth for each
+    pixel that does not equal the source's, at least 0.
 
     Args:
         image_HWC: uint8 RGB, of the source's size.
@@ -58,8 +61,9 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
     ]
     if edit.moves:
         components.append(not any(_stands_at(one, edit.before.box) for one in found))
-    kept, changed = _kept(image_HWC, source_HWC, edit, find(source_HWC))
-    value = (sum(components) + kept) / (len(components) + 1)
+    outside_HW = ~edited_region(edit, image_HWC.shape[:2])
+    changed = int(((image_HWC != source_HWC).any(axis=-1) & outside_HW).sum())
+    value = (sum(components) + max(0.0, 1 - changed / _MOST_CHANGED)) / (len(components) + 1)
     detail = ", ".join(f"{one.colour} {one.class_name}" for one in found) or "nothing"
     return Score(value, all(components) and changed == 0, f"{detail}; {changed} other pixels changed")
 
@@ -75,21 +79,3 @@ def edited_region(edit: Edit, shape: tuple[int, int]) -> np.ndarray:
 def _stands_at(found: Detection, box: Sequence[float]) -> bool:
     offsets = (found.box[axis] + found.box[axis + 2] - box[axis] - box[axis + 2] for axis in (0, 1))
     return all(abs(offset) / 2 <= TOLERANCE for offset in offsets)
-
-
-def _kept(
-    image_HWC: np.ndarray, source_HWC: np.ndarray, edit: Edit, in_source: Sequence[Detection]
-) -> tuple[float, int]:
-    """The share of the parts that equal the source, and how many pixels outside of the edit do not."""
-    changed_HW = (image_HWC != source_HWC).any(axis=-1) & ~edited_region(edit, image_HWC.shape[:2])
-    rest_HW = changed_HW.copy()
-    parts = []
-    for one in in_source:
-        if _stands_at(one, edit.before.box):
-            continue
-        left, top, right, bottom = (int(side) for side in np.array(one.box).round())
-        box = np.s_[max(0, top - 1) : bottom + 1, max(0, left - 1) : right + 1]
-        parts.append(not changed_HW[box].any())
-        rest_HW[box] = False
-    parts.append(not rest_HW.any())
-    return sum(parts) / len(parts), int(changed_HW.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -12,11 +12,12 @@ import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.embedded_tasks.edits import EditsTask
+from gpu_runtime.exploration.plan import SeedPlan, rollout_requests
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import Policy
 from gpu_runtime.learning.trainer import Trainer
 from gpu_runtime.models.embedded.model import EmbeddedModel
-from gpu_runtime.models.embedded.pca_codec import LEAST_CHANGE
+from gpu_runtime.models.embedded.pca_codec import LEAST_CHANGE, LEAST_PATCH_CHANGE
 from gpu_runtime.models.protocol import Conditioning, EditingModel
 from gpu_runtime.pretraining.flow_matching import Pretraining, Recipe
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -128,6 +129,20 @@ def test_a_pixel_is_decoded_where_it_changes_by_more_than_the_threshold(model: E
         assert (share > 0.5) == expected, (change, share)
 
 
+def test_a_patch_is_the_sources_where_too_little_of_it_changes(model: EmbeddedModel):
+    source = torch.full((1, 32, 32, 3), 100, dtype=torch.uint8)
+    latents = model.codec.encode(source)
+    for share, expected in ((0.9, False), (1.1, True)):
+        moved = latents.clone()
+        # One component alone: its pixel values differ by `length` in the root of the sum of squares.
+        length = share * LEAST_PATCH_CHANGE * 192**0.5
+        moved[0, 5, 0] += length / model.codec.scale_C[0]
+        changed = (model.codec.decode_edits(moved, latents, source) != source).any()
+        assert bool(changed) == (
+            expected and bool((model.codec.basis_CD[0].abs() * length > LEAST_CHANGE).any())
+        )
+
+
 def test_a_sample_is_the_same_resumed_and_among_others(model: EmbeddedModel):
     sampler = Sampler(model, tiny_config().sampling)
     for kind in RequestKind:
@@ -165,3 +180,17 @@ def test_training_learns_from_edits(objective: str):
     )
     assert report.ratio_deviation == 0
     assert any(not np.array_equal(before[name], value) for name, value in policy.state().items())
+
+
+def test_requests_bring_the_source_of_their_prompt():
+    records = {prompt.prompt_id: prompt for prompt in prompts()}
+    for made in rollout_requests(SeedPlan(1, {0: (3, 4), 2: (5,)}), records, 7, 0):
+        assert made.source == records[made.prompt_id].source != ""
+        assert replace(made, source="another") == made  # it follows from the prompt, and is no identity
+
+
+def test_a_request_of_an_earlier_version_has_no_source():
+    facts = asdict(request(prompts()[0]))
+    assert SampleRequest(**facts).source == prompts()[0].source
+    del facts["source"]
+    assert SampleRequest(**facts).source == ""

@@ -147,8 +147,9 @@ def _look(value: Any, where: str) -> Look:
     colour, box = (value.get("color"), value.get("box")) if isinstance(value, dict) else (None, None)
     if colour not in COLOURS:
         raise PromptFileError(f"{where}.color` is {quoted(colour)}; there are {', '.join(COLOURS)}")
-    whole = isinstance(box, list) and len(box) == 4 and all(type(side) is int for side in box)
-    left, top = box[:2] if whole else (-1, -1)
+    left, top = -1, -1
+    if isinstance(box, list) and len(box) == 4 and all(type(side) is int for side in box):
+        left, top = box[:2]
     inside = 0 <= left <= EditsTask.width - SIZE and 0 <= top <= EditsTask.height - SIZE
     if not inside or box != [left, top, left + SIZE, top + SIZE]:
         raise PromptFileError(

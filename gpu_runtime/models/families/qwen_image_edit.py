@@ -38,7 +38,9 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
     @classmethod
     def part_kinds(cls) -> dict[str, PartKind]:
         """The parts that the family needs of a pipeline's folder."""
-        return super().part_kinds() | {cls.PROCESSOR: "processor"}
+        kinds = super().part_kinds()
+        kinds[cls.PROCESSOR] = "processor"
+        return kinds
 
     @classmethod
     def count_tokens(cls, tokenizers: Mapping[str, Any], prompt: str) -> int:

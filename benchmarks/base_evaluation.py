@@ -57,7 +57,9 @@ def evaluate_base(path: str | Path, *, denoising_steps: int = 20, seeds: int = 2
     task = find_task(model.settings.task)
     prompts = load_prompts(f"builtin:{task.name}-evaluate")
     requests = [
-        SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
+        SampleRequest(
+            RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, source=prompt.source
+        )
         for seed in range(seeds)
         for prompt in prompts
     ]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from gpu_runtime.embedded_tasks import edits
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.shapes import TAGS, ShapesTask
 from gpu_runtime.prompt_sets.geneval import as_lines, official_rows, training_rows
@@ -24,6 +25,8 @@ SHAPES_EVALUATE_PER_TAG = 24
 GENEVAL_TRAIN = 1700
 SIGNS_TRAIN = 1024
 SIGNS_EVALUATE = 128
+EDITS_TRAIN_PER_TAG = 192
+EDITS_EVALUATE_PER_TAG = 64
 BINDING = "color_attr"
 """Attribute binding: two objects, each of its colour; the tag that `embedded:shapes` fails most."""
 
@@ -82,6 +85,17 @@ def shape_lines(
     return [lines[index] for index in rng.permutation(len(lines))]
 
 
+def edit_lines(per_tag: int, *, held_out: bool, seed: int) -> list[str]:
+    """Draw `per_tag` edits of each kind, mixed; no two have the same source and instruction."""
+    rng = np.random.default_rng(seed)
+    lines: dict[str, None] = {}
+    for tag in edits.TAGS:
+        before = len(lines)
+        while len(lines) < before + per_tag:
+            lines[json.dumps(edits.EditsTask().draw_prompt_of(tag, rng, held_out).metadata)] = None
+    return [list(lines)[index] for index in rng.permutation(len(lines))]
+
+
 def built_in_files() -> dict[str, str]:
     """Return the content of every built-in prompt file by its name."""
     shapes = shape_lines(SHAPES_EVALUATE_PER_TAG, held_out=True, seed=4)
@@ -95,6 +109,8 @@ def built_in_files() -> dict[str, str]:
             BINDING_TRAIN, held_out=False, seed=5, tags=[BINDING], apart_from=binding
         ),
         "shapes-binding-evaluate.jsonl": binding,
+        "edits-train.jsonl": edit_lines(EDITS_TRAIN_PER_TAG, held_out=False, seed=9),
+        "edits-evaluate.jsonl": edit_lines(EDITS_EVALUATE_PER_TAG, held_out=True, seed=10),
         "signs-train.txt": sign_lines(SIGNS_TRAIN, held_out=False, seed=7),
         "signs-evaluate.txt": sign_lines(SIGNS_EVALUATE, held_out=True, seed=8),
     }

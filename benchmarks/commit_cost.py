@@ -52,7 +52,9 @@ def commit_cost(config: RunConfig, turns: int) -> CommitCost:
     prompt = load_run_prompts(config)[0][0]
     size = config.sampling.batch_size * _BATCHES_A_TURN
     requests = [
-        SampleRequest(RequestKind.ROLLOUT, config.seed, 1, prompt.prompt_id, seed, 0, prompt.text)
+        SampleRequest(
+            RequestKind.ROLLOUT, config.seed, 1, prompt.prompt_id, seed, 0, prompt.text, source=prompt.source
+        )
         for seed in range(size)
     ]
     cluster = RayCluster(config)

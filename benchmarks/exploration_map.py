@@ -53,7 +53,9 @@ def success_of(model: EmbeddedModel, config: RunConfig) -> float:
     _, held_out = load_run_prompts(config)
     sampler, scorer = Sampler(model, config.sampling), build_scorer(config.reward)
     requests = [
-        SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
+        SampleRequest(
+            RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, source=prompt.source
+        )
         for prompt in held_out
         for seed in range(2)
     ]

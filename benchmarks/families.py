@@ -53,7 +53,7 @@ def figures_of(family: str, folder: Path) -> dict[str, Any]:
     error = difference(base, run_pipeline(pipeline, config, model.latent_shape))
     policy = Policy(model, config.adaptation, config.seed)
     sampler = Sampler(model, config.sampling)
-    report = Trainer(policy, sampler, config).train(training_samples(sampler))
+    report = Trainer(policy, sampler, config).train(training_samples(sampler, family))
     policy.load(perturbed(policy.state(), 0.2))
     ours = run_sampler(model, config)
     write_lora(FAMILIES.find(family).pipeline(), folder, policy.state(), config.adaptation)

@@ -182,7 +182,7 @@ class ProfiledModel:
         model = self._model(size, self._decoder())
         sampler = Sampler(model, config.sampling)
         requests = self._requests(size, groups=2)
-        sampler.conditioning({request.prompt for request in requests})
+        sampler.conditioning(requests)
         with self._checkpointing(True):
             trainer = Trainer(self._policy_on(model), sampler, config)
             trainer.train(_with_advantages(sampler.generate(requests[: config.sampling.batch_size])))

@@ -156,7 +156,9 @@ def measured(turns: int) -> Measured:
     config = load_config("glyphs", _SETTINGS, {})
     prompts = load_run_prompts(config)[0][:_PROMPTS]
     requests = [
-        SampleRequest(RequestKind.ROLLOUT, config.seed, 1, prompt.prompt_id, seed, 0, prompt.text)
+        SampleRequest(
+            RequestKind.ROLLOUT, config.seed, 1, prompt.prompt_id, seed, 0, prompt.text, source=prompt.source
+        )
         for prompt in prompts
         for seed in range(_GROUP)
     ]
@@ -206,7 +208,9 @@ def _started(cluster: RayCluster, config: RunConfig, places: Iterable[int]) -> l
     ]
     prompt = load_run_prompts(config)[0][0]
     warm = [
-        SampleRequest(RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text)
+        SampleRequest(
+            RequestKind.EVALUATE, 0, 0, prompt.prompt_id, seed, 0, prompt.text, source=prompt.source
+        )
         for seed in range(16)
     ]
     for call in [device.actor.call(Worker.begin_samples, _WEIGHTS, -1, warm, 2) for device in devices]:

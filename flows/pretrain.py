@@ -15,11 +15,11 @@ _TRAINING_STEPS_A_LINE = 100
 
 @flow(name="pretrain", persist_result=False)
 def pretrain(task: str, out: str, seed: int = 0) -> dict[str, Any]:
-    """Make an embedded model from nothing: render images, train by flow matching, save.
+    """Make an embedded model: render images, train by flow matching, save.
 
     Args:
-        task: what it learns to draw, `glyphs` or `shapes`.
-        out: folder for `TASK` and `TASK-sparse`; must not exist or be empty.
+        task: what it learns to draw: `edits`, `glyphs` or `shapes`.
+        out: folder for `TASK`, and `TASK-sparse` where there is one; must not exist or be empty.
         seed: of weights, pictures and noise; the same seed gives the same weights.
 
     Returns:

@@ -17,6 +17,7 @@ def model_card(
     *,
     objective: str,
     usage: str,
+    edits: bool = False,
 ) -> str:
     """A README.md as model hubs read it.
 
@@ -27,6 +28,7 @@ def model_card(
         evaluated: iteration of the run's last evaluation; None before the first.
         objective: the method's name.
         usage: how the weights are loaded, Markdown.
+        edits: the model changes images; else it draws what a prompt says.
     """
     config, environment = row.config, row.environment
     kind = f"LoRA, rank {config.adaptation.rank}" if config.adaptation.mode == "lora" else "all weights"
@@ -46,10 +48,13 @@ def model_card(
         "Spotlight's commit": f"`{environment.get('commit', 'unknown')}`",
         "Base model's digest": f"`{environment.get('digest model', 'unknown')}`",
     }
+    tags = ["image-to-image" if edits else "text-to-image", "spotlight"]
+    if config.adaptation.mode == "lora":
+        tags.insert(1, "lora")
     table = "\n".join(f"| {name} | {text} |" for name, text in facts.items())
     return (
         f"---\nbase_model: {json.dumps(config.model.path)}\nlibrary_name: diffusers\n"
-        f"tags: [text-to-image, {'lora, ' if config.adaptation.mode == 'lora' else ''}spotlight]\n---\n\n"
+        f"tags: [{', '.join(tags)}]\n---\n\n"
         f"# {config.name}\n\n| | |\n|---|---|\n{table}\n\nScores are means over the held-out prompts, in "
         f'[0, 1]; "exact" is the share of images that do all that their prompt asks.\n\n## Use\n\n{usage}\n'
     )

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from gpu_runtime.learning.registry import OBJECTIVES
+from gpu_runtime.models.registry import family_of
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
@@ -77,6 +78,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
             evaluated,
             objective=OBJECTIVES.find(config.algorithm.objective).title or config.algorithm.objective,
             usage=usage,
+            edits=family_of(config.model).source_size(config.model) is not None,
         )
         (out / CARD).write_text(card, encoding="utf-8")
     except OSError as error:
@@ -87,7 +89,6 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
 
 def _write_adapters(config: RunConfig, state: WeightState, out: Path) -> str:
     from gpu_runtime.models.files.lora_file import LORA_FILE, write_lora
-    from gpu_runtime.models.registry import family_of
 
     family = family_of(config.model)
     write_lora(family.pipeline(), out, state, config.adaptation)

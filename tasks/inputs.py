@@ -14,7 +14,7 @@ from gpu_runtime.models.registry import family_of
 from storage.config.run_config import RunConfig
 from storage.environment import CLIPS_RATIO, DRAFT_TIMING
 from storage.errors import ConfigurationError
-from storage.prompts.files import prompt_files
+from storage.prompts.files import prompt_files, source_files
 
 _SHOWN = 12
 """Digits of a digest in a message."""
@@ -26,7 +26,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     Returns:
         `digest prompts.train` and `digest prompts.evaluate`, of the file's bytes; `digest model`, of
         the list of digests and names that `sha256sum` prints of the model's files, as of the files of a
-        dataset that has several.
+        dataset that has several, and of a prompt file with the images that its rows name.
 
     Raises:
         PromptFileError, ModelError: if a file is missing.
@@ -74,7 +74,7 @@ def refuse_changed_inputs(environment: Mapping[str, str], config: RunConfig) -> 
 
 
 def _digest_prompts(path: str) -> str:
-    files = prompt_files(path)
+    files = [*prompt_files(path), *source_files(path)]
     return _digest(files[0]) if len(files) == 1 else _digest_list(files)
 
 

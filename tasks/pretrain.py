@@ -22,7 +22,7 @@ def pretrain_model(
     """Render, train, save.
 
     Args:
-        embedded_task: `glyphs` or `shapes`.
+        embedded_task: `edits`, `glyphs` or `shapes`.
         out: folder for the two folders of weights.
         seed: of weights, pictures and noise.
         progress: called with (training steps done, training steps in all, loss).

@@ -1,29 +1,50 @@
-"""What a family's own diffusers pipeline makes of given noise, and what ours does."""
+"""What a family's own diffusers pipeline makes of given noise, and what ours does.
+
+Families that edit get an image with each prompt.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit
+from PIL import Image
+from transformers import Qwen2Tokenizer, Qwen2VLProcessor
 
 from gpu_runtime.diffusion.noise import Purpose, normal
 from gpu_runtime.diffusion.sampler import Sampler, stream_of
 from gpu_runtime.learning.objectives.protocol import TrainingSample
-from gpu_runtime.models.protocol import DiffusionModel
+from gpu_runtime.models.protocol import Conditioning, DiffusionModel, EditingModel
 from gpu_runtime.models.registry import FAMILIES
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import RunConfig
-from tests.tiny_pipelines import SIDE
+from storage.prompts.sources import as_data_uri, read_source
+from tests.tiny_pipelines import SIDE, image_processor
 
 PROMPTS = ("a cat", 'a red sign that says "K7B"', "a blue dog on a wall", 'two signs, "A" and "BB"')
 """Of different lengths, one for each row of a batch."""
 
 NEGATIVE = "grey"
 STEPS = 4
-_GUIDANCE = {"qwen-image": 4.0, "sd3.5": 4.5, "flux": 3.5, "z-image": 3.0}
-_TEXT_LENGTH = 128
+EDITING = ("qwen-image-edit", "flux-kontext")
+_TOLD = ("flux", "flux-kontext")
+"""Families that are told the guidance, and lead away from nothing."""
+
+SOURCES = tuple(
+    as_data_uri(blocks.repeat(SIDE // 4, axis=0).repeat(SIDE // 4, axis=1))
+    for blocks in np.random.default_rng(1).integers(0, 256, (len(PROMPTS), 4, 4, 3), np.uint8)
+)
+"""An image for each prompt."""
+
+_GUIDANCE = {
+    "qwen-image": 4.0, "qwen-image-edit": 4.0, "sd3.5": 4.5, "flux": 3.5, "flux-kontext": 2.5, "z-image": 3.0,
+}  # fmt: skip
+_TEXT_LENGTH = {"qwen-image-edit": 256}
+"""128 of the others; the tiny tokenizer cuts this one's longer template into more tokens."""
 
 EXACT = 1e-4
 """Largest difference of latents, float32."""
@@ -34,11 +55,12 @@ LatentsAndImages = tuple[np.ndarray, np.ndarray]
 
 def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunConfig:
     """A run of a few samples on a tiny pipeline, guided; `sections` override."""
-    negative = NEGATIVE if family != "flux" else ""
+    negative = NEGATIVE if family not in _TOLD else ""
     base: dict[str, dict[str, Any]] = {
         "model": {
             "family": family, "path": str(folder), "device": "cpu", "height": SIDE, "width": SIDE,
-            "guidance": _GUIDANCE[family], "negative_prompt": negative, "text_length": _TEXT_LENGTH,
+            "guidance": _GUIDANCE[family], "negative_prompt": negative,
+            "text_length": _TEXT_LENGTH.get(family, 128),
         },
         "sampling": {
             "rollout_steps": STEPS, "evaluate_steps": STEPS, "window_size": 2,
@@ -52,24 +74,51 @@ def family_config(family: str, folder: Path, **sections: dict[str, Any]) -> RunC
     return RunConfig.model_validate(merged)
 
 
-def evaluation_requests() -> list[SampleRequest]:
+def source_of(family: str, number: int) -> str:
+    """The image of a prompt; empty for families that edit none."""
+    return SOURCES[number] if family in EDITING else ""
+
+
+def evaluation_requests(family: str) -> list[SampleRequest]:
     """One sample of each prompt, without noise on the way."""
     return [
-        SampleRequest(RequestKind.EVALUATE, 5, 0, number, 0, 0, prompt)
+        SampleRequest(RequestKind.EVALUATE, 5, 0, number, 0, 0, prompt, source=source_of(family, number))
         for number, prompt in enumerate(PROMPTS)
     ]
 
 
+def encoded(model: DiffusionModel, numbers: list[int], family: str) -> Conditioning:
+    """The prompts of these numbers, with their images where the family edits."""
+    prompts = [PROMPTS[number] for number in numbers]
+    if family not in EDITING:
+        return model.encode_prompts(prompts)
+    assert isinstance(model, EditingModel)
+    return model.encode_edits(prompts, [read_source(SOURCES[number]) for number in numbers])
+
+
 def own_pipeline(family: str, folder: Path) -> Any:
     """The pipeline as diffusers loads it, float32."""
-    pipeline = FAMILIES.find(family).pipeline().from_pretrained(str(folder), local_files_only=True)
+    more = {"processor": _processor(folder)} if family == "qwen-image-edit" else {}
+    pipeline = FAMILIES.find(family).pipeline().from_pretrained(str(folder), local_files_only=True, **more)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
 
+def _processor(folder: Path) -> Any:
+    """The real processor without its part for videos, which needs torchvision."""
+    processor: Any = Qwen2VLProcessor.__new__(Qwen2VLProcessor)
+    tokenizer = Qwen2Tokenizer.from_pretrained(str(folder / "tokenizer"), local_files_only=True)
+    processor.image_processor, processor.tokenizer = image_processor(), tokenizer
+    processor.video_processor = processor.chat_template = None
+    for kind in ("image", "video"):
+        setattr(processor, f"{kind}_token", f"<|{kind}_pad|>")
+        setattr(processor, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(f"<|{kind}_pad|>"))
+    return processor
+
+
 def run_sampler(model: DiffusionModel, config: RunConfig) -> LatentsAndImages:
     """What our sampler makes of the requests."""
-    samples = Sampler(model, config.sampling).generate(evaluation_requests())
+    samples = Sampler(model, config.sampling).generate(evaluation_requests(config.model.family))
     return np.stack([s.latents_SC for s in samples]), np.stack([s.image_HWC for s in samples])
 
 
@@ -82,18 +131,18 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
         shape: (S, C) of our latents.
     """
     family, size = config.model.family, {"height": config.model.height, "width": config.model.width}
-    packed = family in ("qwen-image", "flux")
-    streams = [stream_of(request) for request in evaluation_requests()]
+    packed = family in ("qwen-image", "flux", *EDITING)
+    streams = [stream_of(request) for request in evaluation_requests(family)]
     noise = normal(streams, Purpose.EVALUATE_INITIAL, 0, shape)
     side = round(shape[0] ** 0.5)
     if not packed:
         noise = noise.unflatten(1, (side, side)).permute(0, 3, 1, 2)
     arguments: dict[str, Any] = {"guidance_scale": config.model.guidance}
-    if family == "qwen-image":
+    if family.startswith("qwen-image"):
         arguments = {"true_cfg_scale": config.model.guidance}
     if family == "z-image":  # it counts from 0
         arguments = {"guidance_scale": config.model.guidance - 1}
-    if family != "flux":
+    if family not in _TOLD:
         arguments["negative_prompt"] = [config.model.negative_prompt] * len(PROMPTS)
     last: dict[str, torch.Tensor] = {}
 
@@ -101,10 +150,18 @@ def run_pipeline(pipeline: Any, config: RunConfig, shape: tuple[int, int]) -> La
         last["latents"] = values["latents"]
         return {}
 
-    images = pipeline(
-        prompt=list(PROMPTS), num_inference_steps=STEPS, latents=noise, output_type="np",
-        max_sequence_length=config.model.text_length, callback_on_step_end=keep, **size, **arguments,
-    ).images  # fmt: skip
+    if family in EDITING:
+        arguments["image"] = [Image.fromarray(read_source(source)) for source in SOURCES]
+    if family == "flux-kontext":  # else it scales to a million pixels
+        arguments |= {"max_area": size["height"] * size["width"], "_auto_resize": False}
+    own_size = mock.Mock(return_value=(size["width"], size["height"], None))
+    with mock.patch.object(
+        pipeline_qwenimage_edit, "calculate_dimensions", own_size
+    ):  # and so would this one
+        images = pipeline(
+            prompt=list(PROMPTS), num_inference_steps=STEPS, latents=noise, output_type="np",
+            max_sequence_length=config.model.text_length, callback_on_step_end=keep, **size, **arguments,
+        ).images  # fmt: skip
     latents = last["latents"]
     if not packed:
         latents = latents.permute(0, 2, 3, 1).flatten(1, 2)
@@ -118,10 +175,17 @@ def difference(found: LatentsAndImages, expected: LatentsAndImages) -> float:
     return float(np.abs(found[0] - expected[0]).max())
 
 
-def training_samples(sampler: Sampler) -> list[TrainingSample]:
-    """Two samples of each of two prompts, drawn with the weights of now; one good and one bad each."""
+def training_samples(sampler: Sampler, family: str) -> list[TrainingSample]:
+    """Two samples of each of two prompts, drawn with the weights of now; one good and one bad each.
+
+    Args:
+        sampler: of the policy.
+        family: of its model.
+    """
     wanted = [
-        SampleRequest(RequestKind.ROLLOUT, 5, 1, prompt, seed, 0, PROMPTS[prompt])
+        SampleRequest(
+            RequestKind.ROLLOUT, 5, 1, prompt, seed, 0, PROMPTS[prompt], source=source_of(family, prompt)
+        )
         for prompt in range(2)
         for seed in range(2)
     ]

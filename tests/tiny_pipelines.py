@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
     FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
+    QwenImageEditPipeline,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
@@ -42,6 +45,7 @@ from transformers import (
     T5EncoderModel,
     T5Tokenizer,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 WIDTH, LATENT = 32, 4
 SIDE = 16
@@ -62,8 +66,26 @@ def save_pipeline(family: str, folder: Path, seed: int = 0) -> Path:
     """Save a pipeline of a family of `gpu_runtime.models.registry`; the same weights for the same seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        PIPELINES[family]().save_pretrained(folder)
+        pipeline = PIPELINES[family]()
+        pipeline.save_pretrained(folder)
+    if family == "qwen-image-edit":
+        _save_processor(folder)
     return folder
+
+
+def image_processor() -> Any:
+    """What prepares images for the tiny encoder of qwen-image-edit, which sees four tokens of each."""
+    return Qwen2VLImageProcessorPil(
+        patch_size=14, merge_size=2, size={"shortest_edge": 56 * 56, "longest_edge": 56 * 56}
+    )
+
+
+def _save_processor(folder: Path) -> None:
+    """Write the folder of a Qwen2VLProcessor: without torchvision, which its videos need, there is none."""
+    image_processor().save_pretrained(folder / "processor")
+    index = json.loads((folder / "model_index.json").read_text())
+    index["processor"] = ["transformers", "Qwen2VLProcessor"]
+    (folder / "model_index.json").write_text(json.dumps(index))
 
 
 def _lively(model: Any) -> Any:
@@ -81,7 +103,7 @@ def _scheduler(**config: Any) -> Any:
     return FlowMatchEulerDiscreteScheduler(**config)
 
 
-def _bpe_tokenizer() -> Any:
+def _bpe_tokenizer(*more: str) -> Any:
     inner = Tokenizer(BPE())
     inner.pre_tokenizer = ByteLevel(add_prefix_space=False)
     trainer: Any = BpeTrainer
@@ -91,7 +113,7 @@ def _bpe_tokenizer() -> Any:
     vocabulary: dict[str, int] = inner.get_vocab()
     merges = [tuple(pair) for pair in json.loads(inner.to_str())["model"]["merges"]]
     tokenizer: Any = Qwen2Tokenizer(vocab=vocabulary, merges=merges)  # pyright: ignore
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>", *more]})
     tokenizer.chat_template = _CHAT
     return tokenizer
 
@@ -148,7 +170,19 @@ def _vae() -> Any:
 
 
 def _qwen_image() -> Any:
-    tokenizer = _bpe_tokenizer()
+    return QwenImagePipeline(**_qwen_image_parts(_bpe_tokenizer()))
+
+
+def _qwen_image_edit() -> Any:
+    tokenizer = _bpe_tokenizer("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    ids = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(f"<|{token}|>")
+        for name, token in (("image", "image_pad"), ("video", "video_pad"))
+    }
+    return QwenImageEditPipeline(**_qwen_image_parts(tokenizer, ids), processor=None)  # pyright: ignore
+
+
+def _qwen_image_parts(tokenizer: Any, ids: dict[str, int] | None = None) -> dict[str, Any]:
     layers: dict[str, Any] = {
         "vocab_size": len(tokenizer), "hidden_size": WIDTH, "intermediate_size": WIDTH,
         "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -162,7 +196,7 @@ def _qwen_image() -> Any:
         "out_hidden_size": WIDTH,
     }
     config: Any = Qwen2_5_VLConfig
-    return QwenImagePipeline(
+    return dict(
         scheduler=_scheduler(
             use_dynamic_shifting=True, base_shift=0.5, max_shift=0.9, max_image_seq_len=8192,
             shift_terminal=0.02,
@@ -174,7 +208,9 @@ def _qwen_image() -> Any:
             )
         ),
         text_encoder=_lively(
-            Qwen2_5_VLForConditionalGeneration(config(text_config=layers, vision_config=vision))
+            Qwen2_5_VLForConditionalGeneration(
+                config(text_config=layers, vision_config=vision, **(ids or {}))
+            )
         ),
         tokenizer=tokenizer,
         transformer=_lively(
@@ -209,9 +245,9 @@ def _stable_diffusion_3() -> Any:
     )  # fmt: skip
 
 
-def _flux() -> Any:
+def _flux(pipeline: Any = FluxPipeline) -> Any:
     clip, t5 = _clip_tokenizer(), _t5_tokenizer()
-    return FluxPipeline(
+    return pipeline(
         scheduler=_scheduler(use_dynamic_shifting=True, base_shift=0.5, max_shift=1.15, shift=3.0),
         vae=_vae(),
         text_encoder=_clip(clip, CLIPTextModel),
@@ -254,7 +290,9 @@ def _z_image() -> Any:
 
 PIPELINES: dict[str, Callable[[], Any]] = {
     "qwen-image": _qwen_image,
+    "qwen-image-edit": _qwen_image_edit,
     "sd3.5": _stable_diffusion_3,
     "flux": _flux,
+    "flux-kontext": partial(_flux, FluxKontextPipeline),
     "z-image": _z_image,
 }

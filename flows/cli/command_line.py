@@ -45,6 +45,7 @@ app.callback()(version_option)
 class EmbeddedTaskName(StrEnum):
     """The tasks of the embedded models."""
 
+    EDITS = "edits"
     GLYPHS = "glyphs"
     SHAPES = "shapes"
 
@@ -214,7 +215,7 @@ def pretrain(
     out: Annotated[str, typer.Option(help="Folder for the weights; must not exist or be empty.")],
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
 ) -> None:
-    """Make an embedded model from nothing: render images, train by flow matching, save."""
+    """Make an embedded model: render images, train by flow matching, save."""
     home = Home.from_environment().ensure()
     folder = str(claim_folder(out, "--out"))
     reporter().note(f"making the models of task {task.value}")

@@ -19,10 +19,11 @@ import torch
 
 from gpu_runtime.diffusion.noise import NoiseStream, Purpose, integers, normal
 from gpu_runtime.diffusion.sde_step import StepTimes, log_prob, transition
-from gpu_runtime.models.protocol import Conditioning, DiffusionModel
+from gpu_runtime.models.protocol import Conditioning, DiffusionModel, EditingModel
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
 from storage.config.run_config import SamplingConfig
 from storage.errors import NonFiniteError
+from storage.prompts.sources import read_source
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class Sampler:
     def __init__(self, model: DiffusionModel, sampling: SamplingConfig) -> None:
         self._model = model
         self._sampling = sampling
-        self._prompt_cache: dict[str, Conditioning] = {}
+        self._prompt_cache: dict[tuple[str, str], Conditioning] = {}
         self._sigmas: dict[int, torch.Tensor] = {}
 
     def total_steps(self, request: SampleRequest) -> int:
@@ -176,15 +177,15 @@ class Sampler:
         for batch in self._batches(states):
             self._predicted(batch, self._padded(np.stack([state.latents_SC for state in batch])))
 
-    def conditioning(self, prompts: Iterable[str]) -> Conditioning:
-        """Encoded prompts, one row each; every distinct prompt is encoded once.
+    def conditioning(self, requests: Iterable[SampleRequest]) -> Conditioning:
+        """Encoded prompts, with the images that they ask to change, one row each; each distinct one once.
 
         They are kept in the machine's memory: those of a large family would fill a device's.
         """
-        wanted = list(prompts)
+        wanted = [(request.prompt, request.source) for request in requests]
         new = [prompt for prompt in dict.fromkeys(wanted) if prompt not in self._prompt_cache]
         if new:  # together, as a model may have to fetch its encoders first
-            encoded = self._model.encode_prompts(new).to("cpu")
+            encoded = self._encoded(new).to("cpu")
             self._prompt_cache |= {prompt: encoded.rows([row]) for row, prompt in enumerate(new)}
         rows = Conditioning.joined([self._prompt_cache[prompt] for prompt in wanted])
         return rows.to(self._model.device)
@@ -195,6 +196,14 @@ class Sampler:
         if steps not in self._sigmas:
             self._sigmas[steps] = self._model.sigmas(steps)
         return self._sigmas[steps]
+
+    def _encoded(self, prompts: Sequence[tuple[str, str]]) -> Conditioning:
+        """Prompts and the images that they ask to change; all have one, or none."""
+        texts = [text for text, _ in prompts]
+        if not any(source for _, source in prompts):
+            return self._model.encode_prompts(texts)
+        assert isinstance(self._model, EditingModel), "the checks before a run refuse such prompts"
+        return self._model.encode_edits(texts, [read_source(source) for _, source in prompts])
 
     def _schedule_steps(self, request: SampleRequest) -> int:
         """Denoising steps from noise to image for this kind of request."""
@@ -208,7 +217,7 @@ class Sampler:
         padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
         sigma_B = torch.stack([self.schedule(state.request)[state.step] for state in padded])
         sigma_B = sigma_B.float().to(self._model.device)
-        conditioning = self.conditioning(state.request.prompt for state in padded)
+        conditioning = self.conditioning(state.request for state in padded)
         velocity_BSC = self._model.velocity(latents_BSC, sigma_B, conditioning)
         return latents_BSC - sigma_B[:, None, None] * velocity_BSC
 
@@ -222,7 +231,7 @@ class Sampler:
         decoded = latents.cpu().numpy()
         _refuse_not_finite(decoded, batch, batch[0].step)
         try:
-            images = self._model.decode(latents).cpu().numpy()
+            images = self._images(batch, latents).cpu().numpy()
         except NonFiniteError as error:
             samples = ", ".join(_named(state.request) for state in batch)
             raise NonFiniteError(f"of {samples}: {error}{_ADVICE}") from error
@@ -230,6 +239,13 @@ class Sampler:
             GeneratedSample(state.request, images[row].copy(), state.trajectory, decoded[row].copy())
             for row, state in enumerate(batch)
         ]
+
+    def _images(self, batch: list[SampleState], latents_BSC: torch.Tensor) -> torch.Tensor:
+        if not batch[0].request.source:
+            return self._model.decode(latents_BSC)
+        assert isinstance(self._model, EditingModel)
+        padded = batch + batch[:1] * (self._sampling.batch_size - len(batch))
+        return self._model.decode_edits(latents_BSC, self.conditioning(state.request for state in padded))
 
     def _padded(self, rows: np.ndarray) -> torch.Tensor:
         missing = self._sampling.batch_size - len(rows)
@@ -245,7 +261,7 @@ class Sampler:
         sigmas = self.schedule(first.request)
         real = len(states)
         padded = states + [first] * (sampling.batch_size - real)
-        conditioning = self.conditioning(state.request.prompt for state in padded)
+        conditioning = self.conditioning(state.request for state in padded)
         latents = self._padded(np.stack([state.latents_SC for state in states]))
         taken: list[list[tuple[int, np.ndarray, np.ndarray, float]]] = [[] for _ in states]
         for step in range(first.step, stop):

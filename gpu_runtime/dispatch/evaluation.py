@@ -98,7 +98,7 @@ def evaluate(
     """
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     requests = [
-        evaluation_request(config.seed, prompt.prompt_id, seed, prompt.text, weights.version)
+        evaluation_request(config.seed, prompt.prompt_id, seed, prompt.text, weights.version, prompt.source)
         for prompt in prompts
         for seed in range(config.evaluation.images_per_prompt)
     ]

@@ -355,11 +355,11 @@ class SeedSearch:
         return plan
 
     def _task(self, iteration: int, version: WeightsVersion, round_: int, draft: Draft) -> DraftTask:
-        prompt = self._prompts[draft.prompt_id].text
+        prompt = self._prompts[draft.prompt_id]
         request = SampleRequest(
             RequestKind.EXPLORE, self._config.seed, iteration, draft.prompt_id, draft.seed_index,
-            version.policy_version, prompt, preview_step(draft.fidelity), own_schedule(draft.fidelity),
-            trainable=self._explorer.trains_on_drafts and round_ != MONITOR_ROUND,
+            version.policy_version, prompt.text, preview_step(draft.fidelity), own_schedule(draft.fidelity),
+            trainable=self._explorer.trains_on_drafts and round_ != MONITOR_ROUND, source=prompt.source,
         )  # fmt: skip
         return DraftTask(request, draft.fidelity, round_)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpu_runtime.embedded_tasks.edits import EditsTask
 from gpu_runtime.embedded_tasks.glyphs import GlyphsTask
 from gpu_runtime.embedded_tasks.protocol import EmbeddedTask, RenderedPicture
 from gpu_runtime.embedded_tasks.shapes import ShapesTask
 from storage.errors import ConfigurationError
 from storage.prompts.files import PromptRecord
 
-TASKS: dict[str, EmbeddedTask] = {"glyphs": GlyphsTask(), "shapes": ShapesTask()}
+TASKS: dict[str, EmbeddedTask] = {"edits": EditsTask(), "glyphs": GlyphsTask(), "shapes": ShapesTask()}
 
 
 def find_task(name: str) -> EmbeddedTask:

@@ -187,6 +187,7 @@ def rollout_requests(
             seed,
             policy_version,
             prompts[prompt_id].text,
+            source=prompts[prompt_id].source,
         )
         for prompt_id, seeds in sorted(plan.seeds.items())
         for seed in seeds

@@ -1,14 +1,14 @@
 """What every diffusion-transformer family offers to the sampler and the trainer.
 
 Shape suffixes: B samples, L text tokens, E width, S image tokens, C latent channels,
-H W pixels, T denoising steps.
+H W pixels, T denoising steps, Z tokens of a source image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,31 +24,61 @@ class Conditioning:
         embeds_BLE: text embeddings, float.
         mask_BL: True where a text token is real, False where it is padding.
         pooled_BE: one vector for the whole prompt, of another width, in families that have one.
+        source_BZC: latents of the images that the prompts ask to change, which stand behind the sample's own
+            tokens; None without such images.
+        source_BHWC: these images, uint8 RGB, in families that decode with their help.
+        negative: what guidance leads away from, in families where it depends on the source.
     """
 
     embeds_BLE: torch.Tensor
     mask_BL: torch.Tensor
     pooled_BE: torch.Tensor | None = None
+    source_BZC: torch.Tensor | None = None
+    source_BHWC: torch.Tensor | None = None
+    negative: Conditioning | None = None
 
     def rows(self, index: Sequence[int]) -> Conditioning:
         """Select (and repeat) rows: one entry of `index` for each sample of the result."""
         row = torch.as_tensor(list(index), device=self.embeds_BLE.device)
-        pooled = None if self.pooled_BE is None else self.pooled_BE[row]
-        return Conditioning(self.embeds_BLE[row], self.mask_BL[row], pooled)
+        return self._each(lambda tensor: tensor[row])
 
     def to(self, device: torch.device | str) -> Conditioning:
         """The same on a device."""
-        pooled = None if self.pooled_BE is None else self.pooled_BE.to(device)
-        return Conditioning(self.embeds_BLE.to(device), self.mask_BL.to(device), pooled)
+        return self._each(lambda tensor: tensor.to(device))
 
     @staticmethod
     def joined(parts: Sequence[Conditioning]) -> Conditioning:
-        """All rows of several, in their order; all with a pooled vector or none."""
-        pooled = [part.pooled_BE for part in parts if part.pooled_BE is not None]
+        """All rows of several, in their order; all with a pooled vector or none, and so with sources."""
+
+        def together(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
+            there = [tensor for tensor in tensors if tensor is not None]
+            return torch.cat(there) if there else None
+
+        negative = [part.negative for part in parts if part.negative is not None]
         return Conditioning(
             torch.cat([part.embeds_BLE for part in parts]),
             torch.cat([part.mask_BL for part in parts]),
-            torch.cat(pooled) if pooled else None,
+            together([part.pooled_BE for part in parts]),
+            together([part.source_BZC for part in parts]),
+            together([part.source_BHWC for part in parts]),
+            Conditioning.joined(negative) if negative else None,
+        )
+
+    def with_source(self, tokens_BSC: torch.Tensor) -> torch.Tensor:
+        """A sample's tokens, and those of a source behind them where there is one: (B, S + Z, C)."""
+        if self.source_BZC is None:
+            return tokens_BSC
+        return torch.cat([tokens_BSC, self.source_BZC.to(tokens_BSC.dtype)], dim=1)
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Conditioning:
+        return Conditioning(
+            change(self.embeds_BLE),
+            change(self.mask_BL),
+            *(
+                None if tensor is None else change(tensor)
+                for tensor in (self.pooled_BE, self.source_BZC, self.source_BHWC)
+            ),
+            negative=None if self.negative is None else self.negative._each(change),
         )
 
 
@@ -93,6 +123,32 @@ class DiffusionModel(Protocol):
 
     def sigmas(self, steps: int) -> torch.Tensor:
         """The family's noise schedule: float64, shape (steps + 1,), falling from 1 to 0."""
+        ...
+
+
+@runtime_checkable
+class EditingModel(Protocol):
+    """A model that changes an image as a prompt asks; all of its prompts come with one."""
+
+    def encode_edits(self, prompts: Sequence[str], sources: Sequence[np.ndarray]) -> Conditioning:
+        """Encode B prompts and their images; the same pair gives the same bits in any list.
+
+        Args:
+            prompts: B instructions.
+            sources: the image of each, uint8 RGB, shape (H, W, 3), of the size that the model makes.
+        """
+        ...
+
+    def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        """Decode latents to uint8 RGB images, shape (B, H, W, 3), on the CPU.
+
+        Args:
+            latents_BSC: shape (B, S, C).
+            conditioning: one row a sample, with its source.
+
+        Raises:
+            NonFiniteError: a pixel is not finite.
+        """
         ...
 
 

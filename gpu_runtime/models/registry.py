@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_runtime.models.embedded import folder as embedded_folder
 from gpu_runtime.models.embedded.text_tokens import fitting_tokens
 from gpu_runtime.models.files.hub_folder import find_folder
-from storage.config.model import ModelConfig
+from storage.config.model import OWN_SIDE, ModelConfig
 from storage.config.plugins import NoOptions, Registry, as_values, read_options
 from storage.config.run_config import RunConfig
 from storage.config.section import Section
@@ -41,6 +41,8 @@ class FamilyPlugin:
         prompt_check: gives what refuses a prompt that the model cannot encode, where that can be told without
             torch; the outline checks every prompt again. It raises `ConfigurationError`.
         options: what it reads of `[model.options]`.
+        source_size: height and width of the image that every prompt must come with; None where the family
+            takes text alone.
     """
 
     load: Callable[[ModelConfig, torch.device], DiffusionModel]
@@ -52,13 +54,15 @@ class FamilyPlugin:
     check: Callable[[ModelConfig], None] = lambda settings: None
     prompt_check: Callable[[ModelConfig], Callable[[str], object]] = lambda settings: lambda prompt: None
     options: type[Section] = NoOptions
+    source_size: Callable[[ModelConfig], tuple[int, int] | None] = lambda settings: None
 
 
-def pipeline_family(model_class: Callable[[], type[PipelineModel]]) -> FamilyPlugin:
+def pipeline_family(model_class: Callable[[], type[PipelineModel]], edits: bool = False) -> FamilyPlugin:
     """A family whose parts come from a diffusers pipeline.
 
     Args:
         model_class: imports the class of its models, and gives it.
+        edits: it changes images, of the size that it makes.
     """
 
     def outline(settings: ModelConfig, device: torch.device) -> PipelineOutline:
@@ -91,6 +95,7 @@ def pipeline_family(model_class: Callable[[], type[PipelineModel]]) -> FamilyPlu
         pipeline=lambda: model_class().PIPELINE,
         adapter_usage=adapter_usage,
         check=_refuse_embedded_path,
+        source_size=_own_size if edits else lambda settings: None,
     )
 
 
@@ -115,6 +120,10 @@ def read_family_options(config: RunConfig) -> RunConfig:
     return config.model_copy(
         update={"model": config.model.model_copy(update={"options": as_values(options)})}
     )
+
+
+def _own_size(settings: ModelConfig) -> tuple[int, int]:
+    return settings.height or OWN_SIDE, settings.width or OWN_SIDE
 
 
 def _refuse_embedded_path(settings: ModelConfig) -> None:
@@ -153,10 +162,19 @@ def _outline_embedded(settings: ModelConfig, device: torch.device) -> ModelOutli
     return EmbeddedOutline(EmbeddedModel.load(settings.path))
 
 
-def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
+def _embedded_settings(settings: ModelConfig) -> embedded_folder.EmbeddedSettings:
     folder = embedded_folder.resolve_folder(settings.path)
-    length = embedded_folder.read_settings(folder / embedded_folder.SETTINGS_FILE).text_length
+    return embedded_folder.read_settings(folder / embedded_folder.SETTINGS_FILE)
+
+
+def _embedded_prompt_check(settings: ModelConfig) -> Callable[[str], object]:
+    length = _embedded_settings(settings).text_length
     return lambda prompt: fitting_tokens(prompt, length)
+
+
+def _embedded_source_size(settings: ModelConfig) -> tuple[int, int] | None:
+    model = _embedded_settings(settings)
+    return (model.height, model.width) if model.edits else None
 
 
 def _embedded_files(settings: ModelConfig) -> list[Path]:
@@ -178,6 +196,12 @@ def _qwen_image() -> type[PipelineModel]:
     return QwenImageModel
 
 
+def _qwen_image_edit() -> type[PipelineModel]:
+    from gpu_runtime.models.families.qwen_image_edit import QwenImageEditModel
+
+    return QwenImageEditModel
+
+
 def _stable_diffusion_3() -> type[PipelineModel]:
     from gpu_runtime.models.families.stable_diffusion_3 import StableDiffusion3Model
 
@@ -188,6 +212,12 @@ def _flux() -> type[PipelineModel]:
     from gpu_runtime.models.families.flux import FluxModel
 
     return FluxModel
+
+
+def _flux_kontext() -> type[PipelineModel]:
+    from gpu_runtime.models.families.flux_kontext import FluxKontextModel
+
+    return FluxKontextModel
 
 
 def _z_image() -> type[PipelineModel]:
@@ -211,10 +241,13 @@ FAMILIES = Registry(
             adapter_usage=_embedded_adapter_usage,
             check=_refuse_pipeline_settings,
             prompt_check=_embedded_prompt_check,
+            source_size=_embedded_source_size,
         ),
         "qwen-image": pipeline_family(_qwen_image),
+        "qwen-image-edit": pipeline_family(_qwen_image_edit, edits=True),
         "sd3.5": pipeline_family(_stable_diffusion_3),
         "flux": pipeline_family(_flux),
+        "flux-kontext": pipeline_family(_flux_kontext, edits=True),
         "z-image": pipeline_family(_z_image),
     },
 )

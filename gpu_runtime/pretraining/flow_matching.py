@@ -1,4 +1,4 @@
-"""Pre-train an embedded model from nothing: flow matching on pictures that the task draws.
+"""Pre-train an embedded model, from nothing or from another: flow matching on pictures that the task draws.
 
 Training stops on purpose while the model still fails often: reinforcement learning needs room to
 improve, and successes to learn from. The `-sparse` weights stop earlier in the same run, where a
@@ -27,6 +27,7 @@ from gpu_runtime.models.embedded.folder import WEIGHTS_FOLDER, EmbeddedSettings
 from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
 from storage.errors import ConfigurationError, TrainingError
+from storage.prompts.sources import read_source
 
 ProgressCallback = Callable[[int, int, float], None]
 """Called with (training steps done, training steps in all, loss)."""
@@ -39,8 +40,11 @@ class Recipe:
     training_steps: int
     """Training steps of the main weights."""
 
-    sparse_training_steps: int
-    """Training steps after which the `-sparse` weights are saved; fewer than `training_steps`."""
+    sparse_training_steps: int = 0
+    """Training steps after which the `-sparse` weights are saved, fewer than `training_steps`; 0 for none."""
+
+    start: str = ""
+    """An embedded model with whose codec and weights the training begins; empty for a new model."""
 
     components: int = 32
     """Latent channels: principal components kept of an 8x8 patch."""
@@ -82,6 +86,14 @@ RECIPES = {
         muon_learning_rate=0.03,
         adamw_learning_rate=3e-3,
     ),
+    "edits": Recipe(
+        training_steps=160,
+        start="embedded:shapes",
+        components=40,
+        sigma_shift=1.0,
+        muon_learning_rate=0.02,
+        adamw_learning_rate=1.5e-3,
+    ),
 }
 
 
@@ -95,7 +107,7 @@ class PretrainReport:
         parameters: of the transformer.
         loss_at_start, loss_at_end: mean loss of the first and of the last tenth of the training steps.
         cpu_s: CPU seconds of the process in all.
-        main_folder, sparse_folder: where the two sets of weights are.
+        main_folder, sparse_folder: where the two sets of weights are; None where there are no sparse ones.
     """
 
     task: str
@@ -105,7 +117,7 @@ class PretrainReport:
     loss_at_end: float
     cpu_s: float
     main_folder: Path
-    sparse_folder: Path
+    sparse_folder: Path | None
 
 
 class Pretraining:
@@ -159,9 +171,15 @@ class Pretraining:
 
     def _untrained_model(self) -> EmbeddedModel:
         task, recipe = self.task, self.recipe
+        edits = bool(task.draw_prompt(np.random.default_rng(self.seed)).source)
         settings = EmbeddedSettings(
-            task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed
+            task.name, task.height, task.width, task.text_length, recipe.text_width, self.seed, edits=edits
         )
+        if recipe.start:
+            start = EmbeddedModel.load(recipe.start)
+            transformer = _build_transformer(recipe, start.codec.channels)
+            transformer.load_state_dict(start.transformer.state_dict())
+            return EmbeddedModel(settings, start.codec, transformer)
         pictures = [task.render(task.draw_prompt(self._data), self._data) for _ in range(recipe.codec_images)]
         codec = PatchCodec.fit(np.stack(pictures), recipe.components, recipe.whitening)
         with torch.random.fork_rng(devices=[]):
@@ -179,7 +197,11 @@ class Pretraining:
         noise_BSC = torch.randn(clean_BSC.shape, generator=self._noise)
         sigma_B = (torch.randn(size, generator=self._noise) + self.recipe.sigma_shift).sigmoid()
         mixed_BSC = torch.lerp(clean_BSC, noise_BSC, sigma_B[:, None, None])
-        conditioning = self._model.encode_prompts([prompt.text for prompt in prompts])
+        texts, sources = [prompt.text for prompt in prompts], [prompt.source for prompt in prompts]
+        if self._model.settings.edits:
+            conditioning = self._model.encode_edits(texts, [read_source(source) for source in sources])
+        else:
+            conditioning = self._model.encode_prompts(texts)
         velocity_BSC = self._model.velocity(mixed_BSC, sigma_B, conditioning)
         return (velocity_BSC - (noise_BSC - clean_BSC)).square().mean()
 
@@ -200,7 +222,7 @@ def pretrain(
     recipe: Recipe | None = None,
     callback: ProgressCallback | None = None,
 ) -> PretrainReport:
-    """Make `out_dir`/TASK-sparse and `out_dir`/TASK from nothing, in one run.
+    """Make `out_dir`/TASK and, where the recipe has them, the weights of `out_dir`/TASK-sparse, in one run.
 
     The same seed gives the same weights to the bit on the same machine with one torch thread.
 
@@ -220,8 +242,11 @@ def pretrain(
     _refuse_early_end(recipe)
     started = time.process_time()
     run = Pretraining(task, recipe, seed)
-    main_folder, sparse_folder = Path(out_dir) / task_name, Path(out_dir) / f"{task_name}-sparse"
-    folders = {recipe.sparse_training_steps: sparse_folder, recipe.training_steps: main_folder}
+    main_folder, sparse_folder = Path(out_dir) / task_name, None
+    folders = {recipe.training_steps: main_folder}
+    if recipe.sparse_training_steps:
+        sparse_folder = Path(out_dir) / f"{task_name}-sparse"
+        folders[recipe.sparse_training_steps] = sparse_folder
     losses: list[float] = []
     for done in range(1, recipe.training_steps + 1):
         losses.append(run.advance())
@@ -244,10 +269,10 @@ def pretrain(
 
 
 def _refuse_early_end(recipe: Recipe) -> None:
-    if not 0 < recipe.sparse_training_steps < recipe.training_steps:
+    if not 0 <= recipe.sparse_training_steps < recipe.training_steps:
         raise ConfigurationError(
-            f"sparse_training_steps is {recipe.sparse_training_steps}; it must lie between 1 and "
-            f"training_steps - 1 = {recipe.training_steps - 1}"
+            f"sparse_training_steps is {recipe.sparse_training_steps}; it must lie between 0 (none) "
+            f"and training_steps - 1 = {recipe.training_steps - 1}"
         )
 
 

@@ -6,9 +6,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import Any
 
 from gpu_runtime.embedded_tasks import shapes
+from gpu_runtime.embedded_tasks.edits import edit_of
 from gpu_runtime.models.files.hub_folder import local_folder
 from gpu_runtime.rewards.geneval_rules import check_row, included
 from gpu_runtime.rewards.options import (
@@ -154,10 +156,13 @@ def _ocr(options: OcrOptions) -> Scorer:
     return OcrScorer(page=options.layout == "page")
 
 
-def _shapes(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.shapes import ShapesScorer
+def _without_options(module: str, name: str) -> Callable[[NoOptions], Scorer]:
+    """Builds a scorer class of `gpu_runtime.rewards.scorers` that takes no argument."""
 
-    return ShapesScorer()
+    def build(_: NoOptions) -> Scorer:
+        return getattr(import_module(f"gpu_runtime.rewards.scorers.{module}"), name)()
+
+    return build
 
 
 def _geneval(options: GenEvalOptions) -> Scorer:
@@ -184,18 +189,6 @@ def _pick_score(options: PickScoreOptions) -> Scorer:
     from gpu_runtime.rewards.scorers.pick_score import PickScorer
 
     return PickScorer.load(options.model, options.processor)
-
-
-def _jpeg(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.jpeg import JpegScorer
-
-    return JpegScorer()
-
-
-def _templates(_: NoOptions) -> Scorer:
-    from gpu_runtime.rewards.scorers.templates import TemplatesScorer
-
-    return TemplatesScorer()
 
 
 def _check_drawn(prompt: PromptRecord) -> None:
@@ -265,7 +258,7 @@ SCORERS = Registry(
             module="gpu_runtime.rewards.scorers.ocr",
         ),
         "shapes": ScorerPlugin(
-            _shapes,
+            _without_options("shapes", "ShapesScorer"),
             check_prompt=lambda prompt: check_row(
                 prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS
             ),
@@ -277,8 +270,11 @@ SCORERS = Registry(
         ),
         "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
         "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
-        "jpeg": ScorerPlugin(_jpeg, gives_verdict=False),
-        "templates": ScorerPlugin(_templates, check_prompt=_check_drawn),
+        "jpeg": ScorerPlugin(_without_options("jpeg", "JpegScorer"), gives_verdict=False),
+        "edits": ScorerPlugin(_without_options("edits", "EditsScorer"), check_prompt=edit_of),
+        "templates": ScorerPlugin(
+            _without_options("templates", "TemplatesScorer"), check_prompt=_check_drawn
+        ),
         "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),
         "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),
         "sum": ScorerPlugin(_sum, SumOptions, parts=_parts),

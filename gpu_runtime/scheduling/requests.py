@@ -47,6 +47,8 @@ class SampleRequest:
         schedule_steps: denoising steps from noise to image; 0 for those of its kind.
         averaged: the moving average of those weights is used.
         trainable: a draft that may be trained on: its trajectory is kept, as that of every rollout is.
+        source: the image that the prompt asks to change (`storage.prompts.sources`); empty where there is
+            none. It follows from prompt_id and is not compared.
     """
 
     kind: RequestKind
@@ -60,6 +62,7 @@ class SampleRequest:
     schedule_steps: int = 0
     averaged: bool = False
     trainable: bool = False
+    source: str = field(default="", compare=False)
 
     @property
     def keeps_trajectory(self) -> bool:
@@ -78,7 +81,7 @@ class SampleRequest:
 
 
 def evaluation_request(
-    run_seed: int, prompt_id: int, seed_index: int, prompt: str, weights: WeightsVersion
+    run_seed: int, prompt_id: int, seed_index: int, prompt: str, weights: WeightsVersion, source: str = ""
 ) -> SampleRequest:
     """A held-out image; its noise is the same at every evaluation.
 
@@ -88,8 +91,9 @@ def evaluation_request(
         seed_index: which of the prompt's noise streams.
         prompt: the prompt's text.
         weights: that must be used.
+        source: the image that the prompt asks to change.
     """
     return SampleRequest(
         RequestKind.EVALUATE, run_seed, 0, prompt_id, seed_index, weights.policy_version, prompt,
-        averaged=weights.averaged,
+        averaged=weights.averaged, source=source,
     )  # fmt: skip

@@ -9,13 +9,16 @@ from pydantic import Field
 
 from storage.config.section import OptionValues, Section
 
+OWN_SIDE = 512
+"""Height and width in pixels of the families with a pipeline, where none are set."""
+
 
 class ModelConfig(Section):
     """Which diffusion transformer is trained, and where it runs."""
 
     family: str = Field(default="embedded", min_length=1)
-    """`embedded`, `qwen-image`, `sd3.5`, `flux` or `z-image`. One of another package: its entry point's name,
-    or `package.module:Name` (docs/models.md)."""
+    """`embedded`, `qwen-image`, `sd3.5`, `flux` or `z-image`; `qwen-image-edit` or `flux-kontext` to edit
+    images. One of another package: its entry point's name, or `package.module:Name` (docs/models.md)."""
 
     path: str = "embedded:glyphs"
     """A folder with the model's files, or `embedded:NAME` for one that the project carries. The other
@@ -44,16 +47,16 @@ class ModelConfig(Section):
     """Width of an image in pixels; 0 as for the height."""
 
     guidance: float = Field(default=1.0, ge=1, le=30)
-    """Strength of guidance by the prompt: classifier-free for `qwen-image`, `sd3.5` and `z-image`, where 1
-    switches it off and anything above costs a second forward pass; for `flux` a number that the
-    transformer is told."""
+    """Strength of guidance by the prompt: classifier-free for `qwen-image`, `qwen-image-edit`, `sd3.5` and
+    `z-image`, where 1 switches it off and anything above costs a second forward pass; for `flux` and
+    `flux-kontext` a number that the transformer is told."""
 
     negative_prompt: str = ""
     """What classifier-free guidance leads away from; Qwen-Image's own example is one space."""
 
     text_length: int = Field(default=0, ge=0, le=1024)
     """Text tokens of a prompt, to which all are padded; 0 is the family's own (docs/models.md). A longer
-    prompt is refused."""
+    prompt is refused. What `qwen-image-edit` reads of an image comes on top."""
 
     encoders: Literal["resident", "offload"] = "resident"
     """Where text encoders stay between prompts: `resident` on the device, or `offload` in the machine's

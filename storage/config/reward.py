@@ -14,11 +14,11 @@ class RewardConfig(Section):
 
     scorer: str = Field(default="ocr", min_length=1)
     """`ocr` reads the quoted text (RapidOCR), `deepseek-ocr` does so with a vision language model; `shapes`
-    checks GenEval rows on the shapes task, `geneval` on photographs; `templates` compares with what the
-    embedded tasks' renderers draw; `clip-score` and `pick-score` say how well an image fits its prompt;
-    `jpeg` how small its file is; `remote` asks a server, `vlm` a vision language model behind one; `sum`
-    weighs several of them. One of another package: its entry point's name, or `package.module:Name`
-    (docs/rewards.md)."""
+    checks GenEval rows on the shapes task, `geneval` on photographs; `edits` whether one shape changed as
+    asked and the rest stayed; `templates` compares with what the embedded tasks' renderers draw;
+    `clip-score` and `pick-score` say how well an image fits its prompt; `jpeg` how small its file is;
+    `remote` asks a server, `vlm` a vision language model behind one; `sum` weighs several of them. One of
+    another package: its entry point's name, or `package.module:Name` (docs/rewards.md)."""
 
     signal: Literal["graded", "exact"] = "graded"
     """What is learned from: the graded score, or 1 for an exact match and 0 otherwise."""

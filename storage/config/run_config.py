@@ -24,7 +24,7 @@ MIRROR_VARIABLE = "SPOTLIGHT_CHECKPOINT__MIRROR"
 
 
 class PromptsConfig(Section):
-    """Prompt files: one prompt a line (.txt), GenEval rows (.jsonl), or a Hugging Face dataset on disk."""
+    """Prompt files: one prompt a line (.txt), GenEval rows or edits (.jsonl), or a dataset on disk."""
 
     train: str = "builtin:glyphs-train"
     """Prompts to train on: a path, or `builtin:NAME` for a set that the project carries."""

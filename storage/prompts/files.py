@@ -1,4 +1,4 @@
-"""Prompt files: one prompt a line (.txt), one GenEval row a line (.jsonl), or a dataset on disk."""
+"""Prompt files: one prompt a line (.txt), one GenEval row or edit a line (.jsonl), or a dataset on disk."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from storage.errors import PromptFileError, quoted
 from storage.prompts.datasets import DATA_SUFFIXES, data_files, dataset_rows
+from storage.prompts.sources import is_file, resolve_source
 from storage.text import NOT_TEXT, is_text, read_text_file
 
 BUILTIN_PREFIX = "builtin:"
@@ -34,14 +35,16 @@ class PromptRecord:
     Attributes:
         prompt_id: 0-based position among the file's non-empty lines; part of a sample's identity.
         text: what the model is asked to draw.
-        metadata: the whole GenEval row of a .jsonl file or of a dataset; empty for a .txt file.
+        metadata: the whole row of a .jsonl file, or GenEval row of a dataset; empty for a .txt file.
         line: 1-based line of the file, or row of a dataset; for messages.
+        source: the image that `text` asks to change: an absolute path or a data URI; empty for none.
     """
 
     prompt_id: int
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
     line: int = field(default=0, compare=False)
+    source: str = ""
 
 
 def resolve_prompt_path(path: str | Path) -> Path:
@@ -59,8 +62,8 @@ def resolve_prompt_path(path: str | Path) -> Path:
     if found.suffix not in (*_SUFFIXES, *DATA_SUFFIXES):
         raise PromptFileError(
             f"prompt file {quoted(text)} has suffix {quoted(found.suffix)}; name a .txt file (one prompt a "
-            f"line), a .jsonl file (GenEval rows), a dataset's folder, {' or '.join(DATA_SUFFIXES)} file, or "
-            f"one of {_builtin_names()}"
+            f"line), a .jsonl file (GenEval rows or edits), a dataset's folder, "
+            f"{' or '.join(DATA_SUFFIXES)} file, or one of {_builtin_names()}"
         )
     if not os.path.isfile(found):
         raise PromptFileError(
@@ -90,6 +93,17 @@ def prompt_files(path: str | Path) -> list[Path]:
         PromptFileError: one is missing.
     """
     return data_files(resolve_prompt_path(path))
+
+
+def source_files(path: str | Path) -> list[Path]:
+    """The image files that the rows of a prompt file name, in their order; none for data URIs.
+
+    Raises:
+        PromptFileError: as `load_prompts`.
+    """
+    if resolve_prompt_path(path).suffix != ".jsonl":
+        return []
+    return [Path(record.source) for record in load_prompts(path) if record.source and is_file(record.source)]
 
 
 def load_prompts(path: str | Path) -> list[PromptRecord]:
@@ -134,8 +148,10 @@ def _lines(found: Path) -> list[PromptRecord]:
             _check_prompt(line, f"{found}:{number}")
             records.append(PromptRecord(len(records), line, line=number))
         else:
-            row = _parse_row(line, f"{found}:{number}")
-            records.append(PromptRecord(len(records), row["prompt"], row, number))
+            where = f"{found}:{number}"
+            row = _parse_row(line, where)
+            source = resolve_source(row["image"], found.parent, where) if "image" in row else ""
+            records.append(PromptRecord(len(records), row["prompt"], row, number, source))
     return records
 
 

@@ -19,6 +19,7 @@ from storage.config.runtime import RuntimeConfig
 from storage.errors import ConfigurationError, PromptFileError, quoted
 from storage.prompts.files import PromptRecord
 from storage.prompts.of_a_run import load_run_prompts
+from storage.prompts.sources import check_source
 from storage.tracking.server import refuse_silent_server
 
 _MOST_PROCESSES_A_CORE = 8
@@ -75,7 +76,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
     check_capacity(config)
     family = family_of(config.model)
     family.find(config.model)
-    fits_model = family.prompt_check(config.model)
+    fits_model, source_size = family.prompt_check(config.model), family.source_size(config.model)
     scorer, judge = chosen_scorer(config.reward), chosen_judge(config)
     _check_gpu_of_scorers(config, scorer, judge)
     scorer.check_files()
@@ -89,6 +90,7 @@ def check_inputs(config: RunConfig) -> CheckedInputs:
                 scorer.check_prompt(prompt)
             with naming(setting, prompt):
                 fits_model(prompt.text)
+                check_source(prompt.source, source_size)
     if judge is not None:
         setting, prompts = prompt_settings(config, train, evaluate)[1]
         for prompt in prompts:

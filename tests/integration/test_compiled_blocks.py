@@ -62,7 +62,7 @@ def test_compiled_blocks_sample_and_train_as_plain_ones(folder: Path):
     with compiled.reference(), plain.reference():
         assert difference(run_sampler(compiled.model, config), run_sampler(plain.model, config)) <= EXACT
     sampler = Sampler(compiled.model, config.sampling)
-    report = Trainer(compiled, sampler, config).train(training_samples(sampler))
+    report = Trainer(compiled, sampler, config).train(training_samples(sampler, "qwen-image"))
     assert report.ratio_deviation <= 1e-5
     assert report.gradient_norm > 0
 

@@ -21,23 +21,27 @@ from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
 from tests.integration.test_shared_processes import generate, strike_after_commits
-from tests.pipeline_reference import PROMPTS, STEPS, family_config
+from tests.pipeline_reference import PROMPTS, STEPS, family_config, source_of
 from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
 from tests.worker_processes import WEIGHTS, ProcessFleet, process_fleet
 
 pytestmark = [pytest.mark.xdist_group("sharing"), pytest.mark.takes(30)]
 
-REQUESTS = [
-    SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt, seed, 0, PROMPTS[prompt])
-    for prompt in range(2)
-    for seed in range(2)
-]
+
+def requests_of(family: str) -> list[SampleRequest]:
+    return [
+        SampleRequest(
+            RequestKind.ROLLOUT, 0, 1, prompt, seed, 0, PROMPTS[prompt], source=source_of(family, prompt)
+        )
+        for prompt in range(2)
+        for seed in range(2)
+    ]
 
 
 def configuration(family: str, folder: Path) -> RunConfig:
     # The CLIPs of Stable Diffusion 3 have 77 tokens: with an odd length of T5 the text divides by two.
-    text_length = 129 if family == "sd3.5" else 128
+    text_length = {"sd3.5": 129, "qwen-image-edit": 256}.get(family, 128)
     return family_config(
         family,
         folder,
@@ -64,7 +68,7 @@ def alone(config: RunConfig, weights: WeightState | None) -> list[GeneratedSampl
         worker.use_training_weights(WEIGHTS)
     else:
         worker.load_weights(WEIGHTS, weights)
-    return worker.generate(REQUESTS)
+    return worker.generate(requests_of(config.model.family))
 
 
 @pytest.mark.parametrize("family", PIPELINES)
@@ -73,7 +77,8 @@ def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str
     weights = trained_weights(config)
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         give_weights(fleet, weights)
-        shared = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), requests=REQUESTS)
+        requests = requests_of(family)
+        shared = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), requests=requests)
     assert set(shared.degrees.values()) == {(2,) * STEPS}
     expected = alone(config, weights)
     assert max(shared.apart(expected).values()) == 0.0
@@ -81,7 +86,7 @@ def test_two_workers_make_the_samples_that_one_makes(tmp_path: Path, family: str
     plain = alone(config, None)
     pairs = zip(plain, expected, strict=True)
     assert min(float(np.abs(a.latents_SC - b.latents_SC).max()) for a, b in pairs) > 1e-3
-    assert len({sample.latents_SC.tobytes() for sample in expected}) == len(REQUESTS)
+    assert len({sample.latents_SC.tobytes() for sample in expected}) == len(requests)
 
 
 def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: Path):
@@ -90,7 +95,8 @@ def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: 
         weights = trained_weights(config)
         give_weights(fleet, weights)
         strike = partial(strike_after_commits, fleet.actors["spot-0"], signal.SIGKILL, 2)
-        rough = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), strike, requests=REQUESTS)
+        requests = requests_of("qwen-image")
+        rough = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), strike, requests=requests)
         assert fleet.lost == ["spot-0"]
     assert {1, 2} <= {degree for degrees in rough.degrees.values() for degree in degrees}
     assert max(rough.apart(alone(config, weights)).values()) <= NEAR

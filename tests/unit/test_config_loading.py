@@ -12,7 +12,9 @@ from storage.config.loading import BASES, PRESETS, differences, list_presets, lo
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
-OWN_NAMES = ["glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke"]
+OWN_NAMES = [
+    "edits", "glyphs", "glyphs-sparse", "glyphs-stale", "shapes", "shapes-sparse", "shapes-stale", "smoke",
+]  # fmt: skip
 FAMILY_NAMES = [
     f"{family}-{task}-{side}"
     for family in ("flux", "qwen-image", "sd3.5", "z-image")
@@ -184,5 +186,10 @@ def test_bases_come_before_the_preset_and_are_named_in_refusals(tmp_path: Path):
     config = load_config(str(preset), [], {})
     assert (config.model.family, config.reward.options) == ("flux", {"layout": "page"})
     assert (config.adaptation.rank, config.optimizer.ema_interval) == (8, 8)
+    preset.write_text('extends = ["qwen-image", "qwen-image-edit"]\n')
+    config = load_config(str(preset), [], {})
+    assert (config.model.family, config.model.height, config.adaptation.rank) == ("qwen-image-edit", 1024, 64)
+    preset.write_text('extends = ["flux", "flux-kontext"]\n')
+    assert load_config(str(preset), [], {}).model.guidance == 2.5
     preset.write_text('extends = "flax"\n')
     assert "extends names 'flax', and there is no such base; there are flux" in refusal(str(preset))

@@ -18,7 +18,7 @@ from gpu_runtime.models.embedded.model import EmbeddedModel
 from gpu_runtime.models.loading import outline_model
 from storage.errors import ModelError
 from tests.pipeline_reference import family_config
-from tests.tiny_pipelines import save_pipeline
+from tests.tiny_pipelines import PIPELINES, save_pipeline
 
 Damage = Callable[[Path], None]
 CONFIG, WEIGHTS = "transformer/config.json", "transformer/diffusion_pytorch_model.safetensors"
@@ -202,7 +202,7 @@ def test_a_family(name: str, whole: Path, tmp_path: Path):
         outline_model(family_config("sd3.5", folder).model)
 
 
-@pytest.mark.parametrize("family", ["qwen-image", "sd3.5", "flux", "z-image"])
+@pytest.mark.parametrize("family", list(PIPELINES))
 def test_whole_families_pass(family: str, tmp_path: Path):
     model = family_config(family, save_pipeline(family, tmp_path / "model")).model
     assert all(weight.is_meta for weight in outline_model(model).transformer.parameters())

@@ -16,7 +16,7 @@ from gpu_runtime.models.protocol import Conditioning, DiffusionModel
 from storage.errors import ConfigurationError, ModelError
 from storage.prompts.files import load_prompts
 
-NAMES = ("glyphs", "glyphs-sparse", "shapes", "shapes-sparse")
+NAMES = ("edits", "glyphs", "glyphs-sparse", "shapes", "shapes-sparse")
 SIZE = 16
 
 

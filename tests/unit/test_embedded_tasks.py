@@ -79,5 +79,5 @@ def test_glyphs_refuses_what_it_cannot_draw(text: str) -> None:
 
 
 def test_unknown_task() -> None:
-    with pytest.raises(ConfigurationError, match="'cats'; choose one of: glyphs, shapes"):
+    with pytest.raises(ConfigurationError, match="'cats'; choose one of: edits, glyphs, shapes"):
         find_task("cats")

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from benchmarks.base_evaluation import evaluate_base
+from gpu_runtime.embedded_tasks.registry import find_task
 from gpu_runtime.embedded_tasks.shapes import TAGS
 from gpu_runtime.models.embedded.model import EmbeddedModel
-from gpu_runtime.pretraining.flow_matching import RECIPES, Recipe, pretrain
+from gpu_runtime.pretraining.flow_matching import RECIPES, Pretraining, Recipe, pretrain
 from storage.errors import ConfigurationError
 
 SMALL = Recipe(
@@ -45,6 +46,7 @@ def test_it_learns_and_repeats_to_the_bit(task: str, tmp_path: Path) -> None:
     assert first.loss_at_end < 0.97 * first.loss_at_start
     assert seen == [(step, 50) for step in range(1, 51)]
     assert (first.loss_at_start, first.loss_at_end) == (second.loss_at_start, second.loss_at_end)
+    assert first.sparse_folder is not None and second.sparse_folder is not None
     for one, other in (
         (first.main_folder, second.main_folder),
         (first.sparse_folder, second.sparse_folder),
@@ -62,6 +64,16 @@ def test_refusals(tmp_path: Path) -> None:
         pretrain("cats", tmp_path)
     with pytest.raises(ConfigurationError, match="sparse_training_steps is 24"):
         pretrain("glyphs", tmp_path, recipe=Recipe(training_steps=24, sparse_training_steps=24))
+
+
+def test_training_may_begin_with_another_model() -> None:
+    recipe = replace(RECIPES["edits"], batch_size=4)
+    start = EmbeddedModel.load(recipe.start)
+    model = Pretraining(find_task("edits"), recipe, 0).averaged_model()
+    assert model.settings.edits and model.settings.task == "edits"
+    assert torch.equal(model.codec.basis_CD, start.codec.basis_CD)
+    mine, its = model.transformer.state_dict(), start.transformer.state_dict()
+    assert all(torch.equal(mine[name], its[name]) for name in its)
 
 
 def test_figures_of_a_model_card() -> None:

@@ -104,7 +104,8 @@ def test_not_utf8(tmp_path: Path) -> None:
     ("name", "least"),
     [
         ("glyphs-train", 1000), ("glyphs-evaluate", 128), ("shapes-train", 128), ("shapes-evaluate", 128),
-        ("geneval-train", 1700), ("geneval-evaluate", 553), ("signs-train", 1000), ("signs-evaluate", 128),
+        ("edits-train", 384), ("edits-evaluate", 128), ("geneval-train", 1700),
+        ("geneval-evaluate", 553), ("signs-train", 1000), ("signs-evaluate", 128),
     ],
 )  # fmt: skip
 def test_built_in_sets(name: str, least: int) -> None:

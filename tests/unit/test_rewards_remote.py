@@ -23,6 +23,7 @@ from gpu_runtime.rewards.scorers.remote import RemoteScorer
 from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
+from storage.prompts.sources import as_data_uri, read_source
 from tests.judge_servers import OK_HEAD, Answer, Judge, drips, faulty_server, says
 
 IMAGES = [np.full((4, 6, 3), 10 * level, np.uint8) for level in range(6)]
@@ -60,6 +61,17 @@ def test_images_prompts_and_rows_arrive_and_scores_come_back_in_order(judge: Jud
     assert [score.exact for score in scores] == [False] * 5 + [True]
     assert [score.detail for score in scores] == [f"prompt {place} {place}" for place in range(6)]
     assert judge.requests == 3
+
+
+def test_of_edits_the_sources_arrive_too(judge: Judge):
+    source = as_data_uri(np.full((4, 6, 3), 99, np.uint8))
+    prompts = [PromptRecord(0, "make it red", {"tag": "0"}, source=source), PROMPTS[1]]
+    score_each(scorer(judge), IMAGES[:2], prompts)
+    score_each(scorer(judge), IMAGES[:1], PROMPTS[:1])
+    edits, others = judge.bodies
+    assert read_source(f"data:image/png;base64,{edits['sources'][0]}")[0, 0, 0] == 99
+    assert edits["sources"][1] is None
+    assert "sources" not in others
 
 
 def test_verdicts_and_details_may_be_left_out(judge: Judge):

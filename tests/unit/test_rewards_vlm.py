@@ -25,6 +25,7 @@ from storage.config.loading import load_config
 from storage.config.reward import RewardConfig
 from storage.errors import ConfigurationError, RewardError
 from storage.prompts.files import PromptRecord
+from storage.prompts.sources import as_data_uri, read_source
 from tests.judge_servers import OK_HEAD, Answer, Judge, drips, faulty_server, says
 from tests.tiny_run import TinyRun, request, tiny_config
 
@@ -41,7 +42,7 @@ def completion(text: Any, reason: str = "stop", tokens: Any = None) -> dict[str,
 
 def by_prompt(body: dict[str, Any]) -> tuple[int, bytes]:
     """The right answer: the last digit of the question's first line."""
-    question = body["messages"][0]["content"][1]["text"]
+    question = body["messages"][0]["content"][-1]["text"]
     return 200, json.dumps(completion(question.splitlines()[0][-1])).encode()
 
 
@@ -75,6 +76,15 @@ def test_a_request_is_a_chat_completion_about_one_image(judge: Judge):
     assert question == {"type": "text", "text": VLM_TEMPLATE.replace("{prompt}", "a {sign} 3")}
     assert picture["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     assert body == {"model": "m", "max_tokens": 64, "temperature": 0.5, "seed": 7}
+
+
+def test_of_an_edit_the_source_comes_before_the_image(judge: Judge):
+    source = as_data_uri(np.full((4, 6, 3), 99, np.uint8))
+    (score,) = score_each(scorer(judge), IMAGES[:1], [PromptRecord(0, "make it 0", source=source)])
+    assert score.value == 0 and score.error is None
+    first, second, _ = judge.bodies[0]["messages"][0]["content"]
+    pictures = [part["image_url"]["url"] for part in (first, second)]
+    assert [read_source(picture)[0, 0, 0] for picture in pictures] == [99, 0]
 
 
 LOGPROBS = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+from collections.abc import Mapping
 
 import pandas as pd
 import streamlit as st
@@ -71,16 +72,17 @@ def show_best_and_worst(images: pd.DataFrame) -> None:
     st.html(f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_NOTE}')
 
 
-def course_html(images: pd.DataFrame) -> str:
+def course_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """A card a prompt, with its pictures over the iterations; a click enlarges one, another shrinks it.
 
     Args:
         images: as `storage.database.queries.images.pictures` gives it.
+        sources: of prompts that ask to change an image, by prompt_id: a data URI, which is shown first.
     """
     cards = []
     for _, part in images.groupby(["prompt_id", "seed_index"], sort=False):
         rows = _rows(part)
-        sides = "".join(_zoomed(row) for row in rows)
+        sides = _source(rows[0], sources) + "".join(_zoomed(row) for row in rows)
         cards.append(
             f'<div class="sl-card"><div class="sl-prompt">{html.escape(rows[0]["prompt"])} '
             f'<span class="sl-when">seed {rows[0]["seed_index"]}</span></div>'
@@ -89,21 +91,25 @@ def course_html(images: pd.DataFrame) -> str:
     return f'{_STYLE}<div class="sl-grid" style="grid-template-columns: 1fr">{"".join(cards)}</div>{_NOTE}'
 
 
-def large_html(images: pd.DataFrame) -> str:
+def large_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """One prompt's pictures, large.
 
     Args:
         images: as `course_html` takes them, of one prompt and seed.
+        sources: as `course_html` takes them.
     """
-    sides = "".join(_side(row, "", _when(row["iteration"])) for row in _rows(images))
+    rows = _rows(images)
+    sides = _source(rows[0], sources) if rows else ""
+    sides += "".join(_side(row, "", _when(row["iteration"])) for row in rows)
     return f'{_STYLE}<div class="sl-large">{sides}</div>'
 
 
-def evaluation_html(images: pd.DataFrame) -> str:
+def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """A card a prompt, with its picture at one evaluation and what was read in it.
 
     Args:
         images: as `course_html` takes them, of one evaluation.
+        sources: as `course_html` takes them.
     """
     cards = []
     for row in _rows(images):
@@ -111,7 +117,7 @@ def evaluation_html(images: pd.DataFrame) -> str:
         cards.append(
             f'<div class="sl-card"><div class="sl-prompt">{html.escape(row["prompt"])} '
             f'<span class="sl-when">seed {row["seed_index"]}</span></div>'
-            f'<div class="sl-one">{picture}{read}</div></div>'
+            f'<div class="sl-one">{_source(row, sources)}{picture}{read}</div></div>'
         )
     style = "<style>.sl-one img {width: 100%; image-rendering: pixelated; border-radius: 4px;}</style>"
     return f'{_STYLE}{style}<div class="sl-grid sl-evaluation">{"".join(cards)}</div>'
@@ -133,6 +139,15 @@ def _zoomed(row: dict) -> str:
     picture, read = _picture_and_reading(row, "", _when(row["iteration"]))
     when = f'<div class="sl-when">{_when(row["iteration"])}</div>'
     return f'<details class="sl-zoom"><summary>{when}{picture}</summary>{read}</details>'
+
+
+def _source(row: dict, sources: Mapping[int, str] | None) -> str:
+    """The image that a row's prompt asks to change; nothing where there is none."""
+    source = (sources or {}).get(int(row["prompt_id"]))
+    if source is None:
+        return ""
+    name = f"{html.escape(row['prompt'])}, source"
+    return f'<div><div class="sl-when">source</div><img alt="{name}" src="{source}"></div>'
 
 
 def _seed_label(row: dict) -> str:

@@ -141,6 +141,6 @@ class NftObjective:
         # The largest number below 1: rounding must not reach the open end.
         sigma = sigma.clamp(max=1 - 2**-24).to(torch.float32)
         noised = (1 - sigma[:, None, None]) * latents + sigma[:, None, None] * noise
-        conditioning = self._sampler.conditioning(row.sample.request.prompt for row in rows)
+        conditioning = self._sampler.conditioning(row.sample.request for row in rows)
         device = model.device
         return noised.to(device), sigma.to(device), (noise - latents).to(device), conditioning

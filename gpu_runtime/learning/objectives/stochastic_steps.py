@@ -72,7 +72,7 @@ class StochasticSteps:
             torch.from_numpy(after).to(device),
             torch.from_numpy(old).to(device),
             StepTimes.at(self._sampler.schedule(rows[0].sample.request), step).to(device),
-            self._sampler.conditioning(row.sample.request.prompt for row in rows),
+            self._sampler.conditioning(row.sample.request for row in rows),
         )
 
     def transition(self, inputs: StepInputs) -> Transition:

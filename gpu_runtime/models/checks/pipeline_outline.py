@@ -9,9 +9,9 @@ import torch
 
 from gpu_runtime.models.checks.memory_need import GIB, MemoryNeed, WorkNeed, refuse_too_large
 from gpu_runtime.models.families.compiled_blocks import refuse_missing_compiler
-from gpu_runtime.models.families.pipeline_model import OWN_SIDE, PipelineModel, choose_attention, dtype_on
+from gpu_runtime.models.families.pipeline_model import PipelineModel, choose_attention, dtype_on
 from gpu_runtime.models.files.pipeline_parts import empty_transformer, load_scheduler, load_tokenizers
-from storage.config.model import ModelConfig
+from storage.config.model import OWN_SIDE, ModelConfig
 from storage.config.run_config import RunConfig
 from storage.errors import ConfigurationError
 
@@ -105,13 +105,15 @@ class PipelineOutline:
         """Image and text tokens of a sample, from the configurations of its parts."""
         configs = self.folder.config("vae"), self.folder.config("transformer")
         image_tokens = self.family.image_tokens(*configs, self.height, self.width)
-        return image_tokens, self.family.text_tokens(self._tokenizers, self._text_length)
+        return image_tokens, self._text_tokens(self._text_length)
 
     def text_length_for(self, degree: int) -> int | None:
         """The next `model.text_length` whose text tokens divide by a degree; None where none would help."""
         longer = range(self._text_length, self._text_length + degree)
-        fits = (n for n in longer if self.family.text_tokens(self._tokenizers, n) % degree == 0)
-        return next(fits, None)
+        return next((n for n in longer if self._text_tokens(n) % degree == 0), None)
+
+    def _text_tokens(self, text_length: int) -> int:
+        return self.family.text_tokens(self._tokenizers, text_length, self.height, self.width)
 
     def blank_image(self) -> np.ndarray:
         """A grey image of the size that the model makes, uint8, shape (H, W, 3)."""

@@ -41,6 +41,7 @@ class EmbeddedSettings:
         text_width: width E of a token's embedding.
         seed: of the pre-training.
         training: figures of the pre-training; nothing reads them back.
+        edits: the model changes an image as a prompt asks; without it, it draws what a prompt says.
     """
 
     task: str
@@ -50,6 +51,7 @@ class EmbeddedSettings:
     text_width: int
     seed: int
     training: dict[str, Any] = field(default_factory=dict)
+    edits: bool = False
 
 
 def resolve_folder(path: str | Path) -> Path:
@@ -100,4 +102,8 @@ def read_settings(path: Path) -> EmbeddedSettings:
                 f"{path}: {name} is {reprlib.repr(value)}, not a multiple of {unit} up to {_LARGEST}; "
                 "restore the file"
             )
+    if type(settings.edits) is not bool:
+        raise ModelError(
+            f"{path}: edits is {reprlib.repr(settings.edits)}, not true or false; restore the file"
+        )
     return settings

@@ -3,6 +3,9 @@
 Class and inference are those of the large model; only the sizes differ, and two parts that need downloads
 are replaced: the VAE by a fixed PCA of patches, the text encoder by hashed embeddings.
 
+A model that edits gets the tokens of the source image behind those of the sample, at the same places of
+another frame, as Qwen-Image-Edit and FLUX Kontext do; the velocity is that of the sample's own tokens.
+
 Shape suffixes: B samples, L text tokens, E text width, S image tokens, C latent channels, H W pixels.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,16 +35,17 @@ from gpu_runtime.models.embedded.folder import (
     resolve_folder,
 )
 from gpu_runtime.models.embedded.pca_codec import PatchCodec
+from gpu_runtime.models.embedded.text_tokens import fitting_tokens
 from gpu_runtime.models.files.finite_numbers import refuse_weights_not_finite
 from gpu_runtime.models.files.part_check import empty_part, refuse_other_names
 from gpu_runtime.models.files.pipeline_folder import read_json
 from gpu_runtime.models.protocol import Conditioning
 from storage.config.run_config import RunConfig
-from storage.errors import ModelError
+from storage.errors import ConfigurationError, ModelError
 
 
 class EmbeddedModel:
-    """Implements `gpu_runtime.models.protocol.DiffusionModel`.
+    """Implements `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel`.
 
     Args:
         settings: sizes of images and text.
@@ -63,7 +67,7 @@ class EmbeddedModel:
         self.codec = codec.to(self.device)
         rows, columns = settings.height // PATCH, settings.width // PATCH
         self.latent_shape = (rows * columns, codec.channels)
-        self._grid = (1, rows, columns)
+        self._grids = [(1, rows, columns)] * (2 if settings.edits else 1)
         if transformer.config["in_channels"] != codec.channels:
             raise ModelError(
                 f"the transformer takes {transformer.config['in_channels']} latent channels, the codec "
@@ -117,10 +121,30 @@ class EmbeddedModel:
         """Encode B prompts to (B, L, E) float32; the same prompt gives the same bits in any list.
 
         Raises:
-            ConfigurationError: a prompt is longer than the model's text length.
+            ConfigurationError: a prompt is longer than the model's text length, or the model edits.
         """
+        if self.settings.edits:
+            raise ConfigurationError(
+                "this model edits an image, and a prompt has none; use a .jsonl file whose rows have `image`"
+            )
+        return self._encoded(prompts)
+
+    def encode_edits(self, prompts: Sequence[str], sources: Sequence[np.ndarray]) -> Conditioning:
+        """Encode B prompts and the images that they ask to change; see `EditingModel`.
+
+        Raises:
+            ConfigurationError: a prompt is longer than the model's text length, or the model does not edit.
+        """
+        if not self.settings.edits:
+            raise ConfigurationError("this model draws from text alone, and a prompt has an `image`; drop it")
+        images = [torch.from_numpy(np.array(source)).to(self.device) for source in sources]
+        # One by one: the size of a product changes its rounding.
+        latents = torch.cat([self.codec.encode(image_HWC[None]) for image_HWC in images])
+        return replace(self._encoded(prompts), source_BZC=latents, source_BHWC=torch.stack(images))
+
+    def _encoded(self, prompts: Sequence[str]) -> Conditioning:
         encoded = text_encoder.encode(prompts, self.settings.text_length, self.settings.text_width)
-        return Conditioning(encoded.embeds_BLE.to(self.device), encoded.mask_BL.to(self.device))
+        return encoded.to(self.device)
 
     def velocity(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
@@ -131,14 +155,14 @@ class EmbeddedModel:
         of the batch would make a sample's bits depend on its neighbours.
         """
         output = self.transformer(
-            hidden_states=latents_BSC.to(self.dtype),
+            hidden_states=conditioning.with_source(latents_BSC.to(self.dtype)),
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             encoder_hidden_states_mask=conditioning.mask_BL,
             timestep=sigma_B.to(self.dtype),
-            img_shapes=[[self._grid]] * len(latents_BSC),
+            img_shapes=[self._grids] * len(latents_BSC),
             return_dict=False,
         )
-        return output[0].float()
+        return output[0][:, : latents_BSC.shape[1]].float()
 
     def decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Decode latents (B, S, C) to uint8 RGB images (B, H, W, 3) on the CPU."""
@@ -146,9 +170,24 @@ class EmbeddedModel:
             images = self.codec.decode(latents_BSC, self.settings.height, self.settings.width)
         return images.cpu()
 
+    def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        """Decode latents (B, S, C) of edits to uint8 images on the CPU: see `PatchCodec.decode_edits`."""
+        assert conditioning.source_BZC is not None and conditioning.source_BHWC is not None
+        with torch.no_grad():
+            images = self.codec.decode_edits(latents_BSC, conditioning.source_BZC, conditioning.source_BHWC)
+        return images.cpu()
+
+    def check_prompt(self, prompt: str) -> None:
+        """Refuse a prompt that is too long, whether or not the model edits.
+
+        Raises:
+            ConfigurationError: naming the prompt.
+        """
+        fitting_tokens(prompt, self.settings.text_length)
+
     def sequence_lengths(self) -> tuple[int, int]:
-        """Image and text tokens of a sample."""
-        return self.latent_shape[0], self.settings.text_length
+        """Image and text tokens of a sample; a source's tokens are image tokens."""
+        return self.latent_shape[0] * len(self._grids), self.settings.text_length
 
     def sigmas(self, steps: int) -> torch.Tensor:
         """Even noise levels: float64, shape (steps + 1,), falling from 1 to 0."""
@@ -168,7 +207,8 @@ class EmbeddedOutline:
         Raises:
             ConfigurationError: naming the prompt.
         """
-        self._model.encode_prompts(prompts)
+        for prompt in prompts:
+            self._model.check_prompt(prompt)
 
     def check_machine(self, config: RunConfig | None = None) -> None:
         """Nothing to refuse: it has a few million parameters, and the kernel of all CPUs."""

@@ -83,8 +83,8 @@ class FluxModel(PipelineModel):
         guidance_B = None
         if self.transformer.config["guidance_embeds"]:  # pyright: ignore
             guidance_B = torch.full((len(latents_BSC),), self.settings.guidance, device=self.device)
-        rows, columns = (torch.arange(side, device=self.device) for side in self._grid)
-        places = torch.cartesian_prod(torch.zeros_like(rows[:1]), rows, columns)
+        sides = (self._frames(latents_BSC), *self._grid)
+        places = torch.cartesian_prod(*(torch.arange(side, device=self.device) for side in sides))
         return self.transformer(
             hidden_states=latents_BSC,
             timestep=(sigma_B * 1000).to(self.dtype) / 1000,

@@ -21,11 +21,8 @@ from gpu_runtime.models.files.finite_numbers import checked_pixels
 from gpu_runtime.models.files.pipeline_folder import PartKind, PipelineFolder
 from gpu_runtime.models.files.pipeline_parts import Parts, load_scheduler, load_tokenizers, load_weights
 from gpu_runtime.models.protocol import Conditioning
-from storage.config.model import ModelConfig
+from storage.config.model import OWN_SIDE, ModelConfig
 from storage.errors import ConfigurationError
-
-OWN_SIDE = 512
-"""Height and width in pixels where none are set."""
 
 
 class PipelineModel(ABC):
@@ -70,8 +67,8 @@ class PipelineModel(ABC):
         self.latent_shape = self._latent_shape()
         if settings.encoders == "resident":
             self._move_encoders(device)
-        guided = self.TAKES_NEGATIVE and settings.guidance > 1
-        self._negative = self.encode_prompts([settings.negative_prompt]) if guided else None
+        self._guides = self.TAKES_NEGATIVE and settings.guidance > 1
+        self._negative = self._encoded_negative()
 
     @classmethod
     def part_kinds(cls) -> dict[str, PartKind]:
@@ -135,11 +132,13 @@ class PipelineModel(ABC):
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
         """Predict v = noise - x0 at sigma in (0, 1], guided as the settings say; float32, (B, S, C)."""
-        latents = latents_BSC.to(self.dtype)
-        positive = self._predict(latents, sigma_B, conditioning).float()
-        if self._negative is None:
+        count, own_tokens = latents_BSC.shape[:2]
+        tokens = conditioning.with_source(latents_BSC.to(self.dtype))
+        positive = self._predict(tokens, sigma_B, conditioning)[:, :own_tokens].float()
+        opposite = conditioning.negative if self._negative is None else self._negative.rows([0] * count)
+        if opposite is None:
             return positive
-        negative = self._predict(latents, sigma_B, self._negative.rows([0] * len(latents))).float()
+        negative = self._predict(tokens, sigma_B, opposite)[:, :own_tokens].float()
         return self._guided(positive, negative)
 
     @torch.no_grad()
@@ -157,7 +156,8 @@ class PipelineModel(ABC):
         """Image and text tokens of a sample, as the transformer's attention sees them."""
         config: Any = self.transformer.config
         image_tokens = self.image_tokens(self.vae.config, config, self.height, self.width)
-        return image_tokens, self.text_tokens(self._tokenizers, self.text_length)
+        size = self.height, self.width
+        return image_tokens, self.text_tokens(self._tokenizers, self.text_length, *size)
 
     def sigmas(self, steps: int) -> torch.Tensor:
         """The pipeline's own schedule for this size: float64, shape (steps + 1,), falling from 1 to 0."""
@@ -240,8 +240,15 @@ class PipelineModel(ABC):
         return (height // unit) * (width // unit)
 
     @classmethod
-    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
-        """Text tokens of the transformer's attention, padding and all."""
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
+        """Text tokens of the transformer's attention, padding and all.
+
+        Args:
+            tokenizers: by the names of their folders.
+            text_length: of a prompt.
+            height: of the image in pixels.
+            width: of the image in pixels.
+        """
         return text_length
 
     @property
@@ -257,11 +264,15 @@ class PipelineModel(ABC):
     def _predict(
         self, latents_BSC: torch.Tensor, sigma_B: torch.Tensor, conditioning: Conditioning
     ) -> torch.Tensor:
-        """The transformer's v, unguided, (B, S, C)."""
+        """The transformer's v, unguided, of all image tokens: (B, S, C), or (B, S + Z, C) with a source."""
 
     @abstractmethod
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         """Images (1, 3, H, W) in [-1, 1]."""
+
+    def _encoded_negative(self) -> Conditioning | None:
+        """What guidance leads away from, one row for all samples; None without, or where each has its own."""
+        return self.encode_prompts([self.settings.negative_prompt]) if self._guides else None
 
     def _set_timesteps(self, scheduler: Any, steps: int) -> None:
         """As most pipelines do: evenly from 1 to 1 / steps, shifted by the number of image tokens."""
@@ -275,6 +286,10 @@ class PipelineModel(ABC):
     def _schedule_tokens(self) -> int:
         """Image tokens as the schedule counts them."""
         return self.sequence_lengths()[0]
+
+    def _frames(self, tokens_BSC: torch.Tensor) -> int:
+        """Images that tokens stand for: the sample, and a source behind it in an edit."""
+        return tokens_BSC.shape[1] // self.latent_shape[0]
 
     def _guided(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         return negative + self.settings.guidance * (positive - negative)
@@ -320,6 +335,13 @@ def unpacked(latents_BSC: torch.Tensor, rows: int, columns: int) -> torch.Tensor
     count, _, channels = latents_BSC.shape
     split = latents_BSC.reshape(count, rows // 2, columns // 2, channels // 4, 2, 2)
     return split.permute(0, 3, 1, 4, 2, 5).reshape(count, channels // 4, rows, columns)
+
+
+def packed(picture_BCHW: torch.Tensor) -> torch.Tensor:
+    """What `unpacked` undoes: latents (B, C/4, rows, columns) as four pixels a token, (B, S, C)."""
+    count, channels, rows, columns = picture_BCHW.shape
+    split = picture_BCHW.reshape(count, channels, rows // 2, 2, columns // 2, 2)
+    return split.permute(0, 2, 4, 1, 3, 5).reshape(count, rows * columns // 4, 4 * channels)
 
 
 def choose_attention(transformer: Any, name: str) -> None:

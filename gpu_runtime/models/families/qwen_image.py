@@ -58,10 +58,13 @@ class QwenImageModel(PipelineModel):
             attention_mask=tokens.attention_mask.to(self.device),
             output_hidden_states=True,
         )
-        real_LE = output.hidden_states[-1][0, _DROPPED:]
-        embeds_BLE = real_LE.new_zeros(1, self.text_length, real_LE.shape[1])
+        return self._padded(output.hidden_states[-1][0, _DROPPED:], self.text_length)
+
+    def _padded(self, real_LE: torch.Tensor, length: int) -> Conditioning:
+        """One row of `length` tokens, of which a mask hides those behind the real ones."""
+        embeds_BLE = real_LE.new_zeros(1, length, real_LE.shape[1])
         embeds_BLE[0, : len(real_LE)] = real_LE
-        mask_BL = torch.arange(self.text_length, device=self.device)[None] < len(real_LE)
+        mask_BL = torch.arange(length, device=self.device)[None] < len(real_LE)
         return Conditioning(embeds_BLE, mask_BL)
 
     def _predict(
@@ -73,7 +76,7 @@ class QwenImageModel(PipelineModel):
             timestep=(sigma_B * 1000).to(self.dtype) / 1000,
             encoder_hidden_states=conditioning.embeds_BLE.to(self.dtype),
             encoder_hidden_states_mask=conditioning.mask_BL,
-            img_shapes=[[(1, *self._grid)]] * len(latents_BSC),
+            img_shapes=[[(1, *self._grid)] * self._frames(latents_BSC)] * len(latents_BSC),
             return_dict=False,
         )[0]
 
@@ -85,9 +88,13 @@ class QwenImageModel(PipelineModel):
     def _decode(self, latents_BSC: torch.Tensor) -> torch.Tensor:
         rows, columns = self._grid
         latents = unpacked(latents_BSC, 2 * rows, 2 * columns)[:, :, None]
-        config = self.vae.config
+        mean, std = self._latents_scale()
+        return self.vae.decode(latents * std + mean, return_dict=False)[0][:, :, 0]
+
+    def _latents_scale(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation of the VAE's latents, of each channel: (1, C, 1, 1, 1)."""
         mean, std = (
-            torch.tensor(config[name], device=self.device).view(1, -1, 1, 1, 1)
+            torch.tensor(self.vae.config[name], device=self.device).view(1, -1, 1, 1, 1)
             for name in ("latents_mean", "latents_std")
         )
-        return self.vae.decode(latents * std + mean, return_dict=False)[0][:, :, 0]
+        return mean, std

@@ -65,7 +65,7 @@ class StableDiffusion3Model(PipelineModel):
             )
 
     @classmethod
-    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
         """Those of the CLIPs, which share one length, and then those of T5."""
         return tokenizers["tokenizer"].model_max_length + text_length
 

@@ -59,7 +59,7 @@ class ZImageModel(PipelineModel):
         return -(-tokens // SEQ_MULTI_OF) * SEQ_MULTI_OF
 
     @classmethod
-    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int) -> int:
+    def text_tokens(cls, tokenizers: Mapping[str, Any], text_length: int, height: int, width: int) -> int:
         """The transformer fills up each text to a multiple of this, not all to one length."""
         return SEQ_MULTI_OF
 

@@ -14,12 +14,16 @@ from safetensors import SafetensorError, safe_open
 from gpu_runtime.models.files.hub_folder import find_folder
 from storage.errors import ModelError
 
-PartKind = Literal["diffusers", "transformers", "tokenizer", "scheduler"]
+PartKind = Literal["diffusers", "transformers", "tokenizer", "processor", "scheduler"]
 """The library that wrote a part's folder: it decides how its files are called."""
 
 INDEX = "model_index.json"
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
-_SMALL = {"tokenizer": "tokenizer_config.json", "scheduler": "scheduler_config.json"}
+_SMALL = {
+    "tokenizer": "tokenizer_config.json",
+    "processor": "preprocessor_config.json",
+    "scheduler": "scheduler_config.json",
+}
 _LONGEST_HEADER = 100 * 2**20
 
 

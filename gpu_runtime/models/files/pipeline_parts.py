@@ -26,7 +26,7 @@ class Parts:
         transformer: the denoiser.
         vae: decodes latents, float32.
         scheduler: gives the noise schedule.
-        encoders, tokenizers: by the names of their folders.
+        encoders, tokenizers: by the names of their folders; what prepares images is with the tokenizers.
     """
 
     transformer: Any
@@ -72,7 +72,7 @@ def load_weights(model_class: Any, folder: PipelineFolder, part: str, dtype: tor
 
 
 def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
-    """The tokenizers, each by the class that the pipeline names.
+    """The tokenizers, each by the class that the pipeline names, and what prepares images for an encoder.
 
     Raises:
         ModelError: one cannot be loaded.
@@ -86,6 +86,16 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, Any]:
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(
                 f"{folder.path / part} is no tokenizer that transformers can load: {error}"
+            ) from error
+    for part in (part for part, kind in folder.parts.items() if kind == "processor"):
+        try:
+            # Its images alone: the whole processor needs torchvision, for videos.
+            loaded[part] = transformers.AutoImageProcessor.from_pretrained(
+                str(folder.path / part), local_files_only=True
+            )
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            raise ModelError(
+                f"{folder.path / part} holds no settings of images that transformers can load: {error}"
             ) from error
     return loaded
 

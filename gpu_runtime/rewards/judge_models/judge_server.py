@@ -19,6 +19,8 @@ from PIL import Image
 
 from gpu_runtime.rewards.options import LONGEST_WAIT_S, ServerOptions
 from storage.errors import ConfigurationError, RewardError
+from storage.prompts.files import PromptRecord
+from storage.prompts.sources import read_source
 from storage.text import one_line
 
 Answer = TypeVar("Answer")
@@ -212,6 +214,11 @@ def png_base64(image_HWC: np.ndarray) -> str:
     file = io.BytesIO()
     Image.fromarray(image_HWC).save(file, format="PNG")
     return base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def source_base64(prompt: PromptRecord) -> str | None:
+    """The image that a prompt asks to change, as `png_base64` gives it; None where there is none."""
+    return png_base64(read_source(prompt.source)) if prompt.source else None
 
 
 @cache

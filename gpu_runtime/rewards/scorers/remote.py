@@ -17,7 +17,13 @@ from typing import Any
 import httpx
 import numpy as np
 
-from gpu_runtime.rewards.judge_models.judge_server import AttemptError, JudgeServer, checked_url, png_base64
+from gpu_runtime.rewards.judge_models.judge_server import (
+    AttemptError,
+    JudgeServer,
+    checked_url,
+    png_base64,
+    source_base64,
+)
 from gpu_runtime.rewards.options import RemoteOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import RewardError, quoted
@@ -72,11 +78,13 @@ class RemoteScorer:
             return [Score(0.0, False, "", error=f"RewardError: {error}")] * len(images)
 
     def _asked(self, images: Sequence[np.ndarray], prompts: Sequence[PromptRecord]) -> list[Score]:
-        body = {
+        body: dict[str, Any] = {
             "images": [png_base64(image) for image in images],
             "prompts": [prompt.text for prompt in prompts],
             "metadata": [prompt.metadata for prompt in prompts],
         }
+        if any(prompt.source for prompt in prompts):
+            body["sources"] = [source_base64(prompt) for prompt in prompts]
         return self._server.ask(body, lambda answer: _scores(answer, len(images)))
 
 

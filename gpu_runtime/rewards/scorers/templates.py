@@ -1,7 +1,7 @@
 """Judges an embedded task's image by correlation with what its renderer draws: no OCR engine, no contours.
 
-The rewards of these tasks are `ocr` and `shapes`. This is another method on purpose: as `evaluation.judge`
-it shows whether what those rewards praise is there.
+The rewards of these tasks are `ocr`, `shapes` and `edits`. This is another method on purpose: as
+`evaluation.judge` it shows whether what those rewards praise is there.
 
 Shape suffixes: H, W pixels, D numbers of a window, K templates, N windows.
 """
@@ -14,6 +14,8 @@ from itertools import product
 import numpy as np
 
 from gpu_runtime.embedded_tasks import glyphs, shapes
+from gpu_runtime.embedded_tasks.edits import edit_of
+from gpu_runtime.rewards.edit_rules import judge_edit
 from gpu_runtime.rewards.geneval_rules import Detection, check_row, judge
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.rewards.text_rules import target_text
@@ -33,11 +35,14 @@ _MOST_FOUND = shapes.MOST_OBJECTS + 2
 
 
 def check_prompt(prompt: PromptRecord) -> None:
-    """Refuse a prompt that neither task draws.
+    """Refuse a prompt that none of the tasks draws.
 
     Raises:
-        PromptFileError: no three characters in quotes, and no row of shapes.
+        PromptFileError: no three characters in quotes, no row of shapes and no edit.
     """
+    if "edit" in prompt.metadata:
+        edit_of(prompt)
+        return
     if prompt.metadata.get("include"):
         check_row(prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS)
         return
@@ -50,16 +55,17 @@ def check_prompt(prompt: PromptRecord) -> None:
 
 
 class TemplatesScorer:
-    """Implements `gpu_runtime.rewards.protocol.Scorer` for the prompts of both embedded tasks.
+    """Implements `gpu_runtime.rewards.protocol.Scorer` for the prompts of the embedded tasks.
 
     Of glyphs, `value` is the mean over the characters of the correlation with the asked one, 0 where
     another fits better. Of shapes it is GenEval's graded value of what was found, times how well that fits.
+    Of edits it is the value of `judge_edit`, by the shapes that fit best.
     """
 
     name = "templates"
 
     def check(self, prompt: PromptRecord) -> None:
-        """Refuse a prompt that neither task draws.
+        """Refuse a prompt that none of the tasks draws.
 
         Raises:
             PromptFileError: see `check_prompt`.
@@ -74,6 +80,8 @@ class TemplatesScorer:
             RewardError: the image has not the size that the renderer draws.
         """
         check_prompt(prompt)
+        if "edit" in prompt.metadata:
+            return judge_edit(image_HWC, prompt, find_shapes)
         task = shapes.ShapesTask if prompt.metadata.get("include") else glyphs.GlyphsTask
         if image_HWC.shape[:2] != (task.height, task.width):
             raise RewardError(

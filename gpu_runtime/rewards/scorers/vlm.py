@@ -18,7 +18,13 @@ import httpx
 import numpy as np
 
 from gpu_runtime.rewards.answer_rules import message_of, number_at, number_in, scaled, yes_share
-from gpu_runtime.rewards.judge_models.judge_server import AttemptError, JudgeServer, checked_url, png_base64
+from gpu_runtime.rewards.judge_models.judge_server import (
+    AttemptError,
+    JudgeServer,
+    checked_url,
+    png_base64,
+    source_base64,
+)
 from gpu_runtime.rewards.options import VlmOptions
 from gpu_runtime.rewards.protocol import Score
 from storage.errors import ConfigurationError, RewardError, quoted, shortened
@@ -91,11 +97,14 @@ class VlmScorer:
         return replace(score, usd=paid * self._settings.usd_per_image)
 
     def _body(self, image_HWC: np.ndarray, prompt: PromptRecord) -> dict[str, Any]:
-        picture = f"data:image/png;base64,{png_base64(image_HWC)}"
-        content = [
-            {"type": "image_url", "image_url": {"url": picture}},
-            {"type": "text", "text": self._settings.template.replace("{prompt}", prompt.text)},
+        pictures = [source_base64(prompt), png_base64(image_HWC)]  # of an edit the source comes first
+        content: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{picture}"}}
+            for picture in pictures
+            if picture is not None
         ]
+        text = self._settings.template.replace("{prompt}", prompt.text)
+        content.append({"type": "text", "text": text})
         chances = {"logprobs": True, "top_logprobs": _ALTERNATIVES}
         return {
             "model": self._settings.model,

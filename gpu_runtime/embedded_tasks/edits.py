@@ -1,0 +1,211 @@
+"""The task `edits`: change one shape of a picture of shapes as an instruction says, and leave the rest.
+
+The source is a picture of the task `shapes` with two or three shapes. A row of a prompt file holds it as a
+data URI (`image`) and says what an edit changes (`edit`), so the true picture follows from the row:
+
+    {"tag": "recolour", "prompt": "make the red circle blue", "image": "data:image/png;base64,...",
+     "edit": {"class": "circle", "from": {"color": "red", "box": [3, 4, 13, 14]},
+              "to": {"color": "blue", "box": [3, 4, 13, 14]}}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpu_runtime.embedded_tasks.protocol import RenderedPicture, is_held_out
+from gpu_runtime.embedded_tasks.shapes import BACKGROUND, CLASSES, COLOURS, SIZE, patch
+from storage.errors import ConfigurationError, PromptFileError, quoted
+from storage.prompts.files import PromptRecord
+from storage.prompts.sources import as_data_uri, read_source
+
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom in pixels; the pixels at right and bottom are outside."""
+
+TAGS = ("recolour", "move")
+PLACES = ("top left", "top right", "bottom left", "bottom right")
+_CELL = 16
+_MARGIN = (_CELL - SIZE) // 2
+_JITTER = 1
+_FEWEST, _MOST = 2, 3
+"""Shapes of a source; a fourth cell stays free to move to."""
+
+_HELD_OUT_ONE_IN = 5
+
+
+@dataclass(frozen=True)
+class Look:
+    """A shape's colour and its box."""
+
+    colour: str
+    box: Box
+
+
+@dataclass(frozen=True)
+class Edit:
+    """What an instruction changes.
+
+    Attributes:
+        class_name: of the shape.
+        before: how it looks in the source.
+        after: how it has to look.
+    """
+
+    class_name: str
+    before: Look
+    after: Look
+
+    @property
+    def moves(self) -> bool:
+        """Whether the shape gets another place."""
+        return self.before.box != self.after.box
+
+
+class EditsTask:
+    """Implements `gpu_runtime.embedded_tasks.protocol.EmbeddedTask`."""
+
+    name = "edits"
+    scorer = "edits"
+    height = 32
+    width = 32
+    text_length = 12
+
+    def draw_prompt(self, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
+        """Draw a source and an instruction, each kind as often; a fifth of all sources is held out.
+
+        Held out are all displacements of a source, with every instruction: (source, instruction) pairs of
+        training and of evaluation differ in the shapes, their colours or their places.
+        """
+        return self.draw_prompt_of(TAGS[rng.integers(len(TAGS))], rng, held_out)
+
+    def draw_prompt_of(self, tag: str, rng: np.random.Generator, held_out: bool = False) -> PromptRecord:
+        """Draw a source and an instruction of one kind.
+
+        Args:
+            tag: one of `TAGS`.
+            rng: draws both.
+            held_out: a source of the held-out ones.
+        """
+        while True:
+            cells = _draw_cells(rng)
+            if is_held_out(repr(sorted(cells.items())), _HELD_OUT_ONE_IN) == held_out:
+                return _prompt(tag, cells, rng)
+
+    def render(self, prompt: PromptRecord, rng: np.random.Generator) -> np.ndarray:
+        """The source with the edit done, in which nothing is random: uint8 RGB, shape (32, 32, 3).
+
+        Raises:
+            ConfigurationError: the prompt is none of this task's.
+        """
+        return self.nearest_picture(prompt, np.empty(0)).image_HWC
+
+    def nearest_picture(self, prompt: PromptRecord, image_HWC: np.ndarray) -> RenderedPicture:
+        """The only right picture of a prompt, whatever the image; see `EmbeddedTask`.
+
+        Raises:
+            ConfigurationError: the prompt is none of this task's.
+        """
+        try:
+            edit, source_HWC = edit_of(prompt), read_source(prompt.source)
+        except PromptFileError as error:
+            raise ConfigurationError(str(error)) from error
+        picture_HWC = source_HWC.copy()
+        picture_HWC[_slices(edit.before.box)] = BACKGROUND
+        picture_HWC[_slices(edit.after.box)] = patch(edit.class_name, edit.after.colour).round()
+        drawn_HW = np.abs(picture_HWC.astype(np.int16) - np.array(BACKGROUND)).max(axis=-1) > 0
+        return RenderedPicture(picture_HWC, drawn_HW)
+
+
+def edit_of(prompt: PromptRecord) -> Edit:
+    """What a prompt asks to change.
+
+    Raises:
+        PromptFileError: it has no image or no `edit`, or one that the task's renderer does not draw.
+    """
+    asked = prompt.metadata.get("edit")
+    if not isinstance(asked, dict) or not prompt.source:
+        raise PromptFileError(
+            f"prompt {prompt.text!r} has no `{'image' if isinstance(asked, dict) else 'edit'}`; an edit of "
+            "shapes needs both (docs/rewards.md)"
+        )
+    name = asked.get("class")
+    if name not in CLASSES:
+        raise PromptFileError(
+            f"prompt {prompt.text!r}: `edit.class` is {quoted(name)}; there are {', '.join(CLASSES)}"
+        )
+    edit = Edit(
+        name, *(_look(asked.get(key), f"prompt {prompt.text!r}: `edit.{key}") for key in ("from", "to"))
+    )
+    if edit.before == edit.after:
+        raise PromptFileError(f"prompt {prompt.text!r}: `edit.from` and `edit.to` are equal; nothing changes")
+    return edit
+
+
+def _look(value: Any, where: str) -> Look:
+    colour, box = (value.get("color"), value.get("box")) if isinstance(value, dict) else (None, None)
+    if colour not in COLOURS:
+        raise PromptFileError(f"{where}.color` is {quoted(colour)}; there are {', '.join(COLOURS)}")
+    left, top = -1, -1
+    if isinstance(box, list) and len(box) == 4 and all(type(side) is int for side in box):
+        left, top = box[:2]
+    inside = 0 <= left <= EditsTask.width - SIZE and 0 <= top <= EditsTask.height - SIZE
+    if not inside or box != [left, top, left + SIZE, top + SIZE]:
+        raise PromptFileError(
+            f"{where}.box` is {quoted(box)}; give left, top, left + {SIZE} and top + {SIZE}, in pixels of "
+            f"{EditsTask.width} x {EditsTask.height}"
+        )
+    return Look(colour, (left, top, left + SIZE, top + SIZE))
+
+
+def _draw_cells(rng: np.random.Generator) -> dict[int, tuple[str, str]]:
+    """Two or three cells with a shape: class and colour of each; no two are the same."""
+    count = int(rng.integers(_FEWEST, _MOST + 1))
+    kinds = rng.choice(len(CLASSES) * len(COLOURS), count, replace=False)
+    cells = rng.permutation(len(PLACES))[:count]
+    return {
+        int(cell): (list(CLASSES)[kind // len(COLOURS)], list(COLOURS)[kind % len(COLOURS)])
+        for cell, kind in zip(cells, kinds, strict=True)
+    }
+
+
+def _prompt(tag: str, cells: dict[int, tuple[str, str]], rng: np.random.Generator) -> PromptRecord:
+    """Displace the shapes by up to a pixel, and draw an instruction for one of them."""
+    source_HWC = np.empty((EditsTask.height, EditsTask.width, 3), dtype=np.uint8)
+    source_HWC[:] = BACKGROUND
+    shifts = {cell: rng.integers(-_JITTER, _JITTER + 1, size=2) for cell in cells}
+    for cell, (name, colour) in cells.items():
+        source_HWC[_slices(_box(cell, shifts[cell]))] = patch(name, colour).round()
+    chosen = list(cells)[rng.integers(len(cells))]
+    name, colour = cells[chosen]
+    place, other = chosen, colour
+    if tag == "move":
+        free = [cell for cell in range(len(PLACES)) if cell not in cells]
+        place = free[rng.integers(len(free))]
+        text = f"move the {colour} {name} to the {PLACES[place]}"
+    else:
+        # Not one that another shape of the class has: the picture would hold two of the same.
+        taken = {its_colour for its_name, its_colour in cells.values() if its_name == name}
+        others = [known for known in COLOURS if known not in taken]
+        other = others[rng.integers(len(others))]
+        text = f"make the {colour} {name} {other}"
+    edit = {
+        "class": name,
+        "from": {"color": colour, "box": list(_box(chosen, shifts[chosen]))},
+        "to": {"color": other, "box": list(_box(place, shifts[chosen]))},
+    }
+    uri = as_data_uri(source_HWC)
+    return PromptRecord(0, text, {"tag": tag, "prompt": text, "image": uri, "edit": edit}, source=uri)
+
+
+def _box(cell: int, shift: np.ndarray) -> Box:
+    top, left = (
+        place * _CELL + _MARGIN + int(offset) for place, offset in zip(divmod(cell, 2), shift, strict=True)
+    )
+    return left, top, left + SIZE, top + SIZE
+
+
+def _slices(box: Box) -> tuple[slice, slice]:
+    left, top, right, bottom = box
+    return slice(top, bottom), slice(left, right)

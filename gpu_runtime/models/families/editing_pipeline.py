@@ -1,0 +1,91 @@
+"""What the families have in common that edit an image: its latents stand behind those of the sample.
+
+Shape suffixes as in gpu_runtime/models/families/pipeline_model.py; Z tokens of the source.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_runtime.models.families.pipeline_model import PipelineModel, packed
+from gpu_runtime.models.protocol import Conditioning
+from storage.errors import ConfigurationError
+
+
+class EditingPipelineModel(PipelineModel):
+    """Implements `gpu_runtime.models.protocol.EditingModel`; the family is mixed in behind it.
+
+    A source has the size of the image that is made. The pipelines would scale it to about a million pixels
+    first, which changes nothing where it has so many.
+    """
+
+    def encode_prompts(self, prompts: Sequence[str]) -> Conditioning:
+        """Refuse prompts without an image.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"{self.settings.path} edits an image, and a prompt has none; use a .jsonl file whose rows have "
+            "`image`"
+        )
+
+    @torch.no_grad()
+    def encode_edits(self, prompts: Sequence[str], sources: Sequence[np.ndarray]) -> Conditioning:
+        """Encode B prompts and their images one by one; see `EditingModel`.
+
+        Raises:
+            ConfigurationError: a prompt is longer than the text length.
+        """
+        for prompt in prompts:
+            self.refuse_long(self._tokenizers, prompt, self.text_length)
+        with self._encoders_at_work():
+            return Conditioning.joined(
+                [self._encode_pair(*pair) for pair in zip(prompts, sources, strict=True)]
+            )
+
+    def decode_edits(self, latents_BSC: torch.Tensor, conditioning: Conditioning) -> torch.Tensor:
+        """As `decode`: these families decode without the source."""
+        return self.decode(latents_BSC)
+
+    @classmethod
+    def image_tokens(
+        cls, vae: Mapping[str, Any], transformer: Mapping[str, Any], height: int, width: int
+    ) -> int:
+        """Those of the sample and of its source.
+
+        Args:
+            vae: its configuration.
+            transformer: its configuration.
+            height: in pixels.
+            width: in pixels.
+        """
+        return 2 * super().image_tokens(vae, transformer, height, width)
+
+    def _encode_pair(self, prompt: str, source_HWC: np.ndarray) -> Conditioning:
+        pixels_1CHW = torch.tensor(source_HWC, device=self.device).permute(2, 0, 1)[None].float() / 255
+        negative = None
+        if self._guides:
+            negative = self._encode_with(self.settings.negative_prompt, source_HWC)
+        source_1ZC = packed(self._encode_source(2 * pixels_1CHW - 1))
+        return replace(self._encode_with(prompt, source_HWC), source_BZC=source_1ZC, negative=negative)
+
+    def _encode_with(self, prompt: str, source_HWC: np.ndarray) -> Conditioning:
+        """One row of text; most encoders do not see the image."""
+        return self._encode(prompt)
+
+    @abstractmethod
+    def _encode_source(self, pixels_1CHW: torch.Tensor) -> torch.Tensor:
+        """Latents of an image in [-1, 1], as the transformer takes them: (1, C/4, rows, columns)."""
+
+    def _encoded_negative(self) -> None:
+        """Each sample has its own: it may depend on the image."""
+
+    def _schedule_tokens(self) -> int:
+        return self.latent_shape[0]

@@ -1,0 +1,23 @@
+"""FLUX.1 Kontext: FLUX that edits an image; the first coordinate of its tokens is 1, and 0 of the sample's.
+
+Shape suffixes as in gpu_runtime/models/families/pipeline_model.py.
+"""
+
+from __future__ import annotations
+
+import torch
+from diffusers import FluxKontextPipeline
+
+from gpu_runtime.models.families.editing_pipeline import EditingPipelineModel
+from gpu_runtime.models.families.flux import FluxModel
+
+
+class FluxKontextModel(EditingPipelineModel, FluxModel):
+    """Implements `gpu_runtime.models.protocol.DiffusionModel` and `EditingModel` for FLUX.1 Kontext."""
+
+    PIPELINE = FluxKontextPipeline
+
+    def _encode_source(self, pixels_1CHW: torch.Tensor) -> torch.Tensor:
+        config = self.vae.config
+        latents = self.vae.encode(pixels_1CHW).latent_dist.mode()
+        return (latents - config["shift_factor"]) * config["scaling_factor"]

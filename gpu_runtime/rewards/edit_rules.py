@@ -1,0 +1,81 @@
+"""The judgement of an edit of shapes from detected objects: what was asked changed, the rest stayed.
+
+`exact` holds only where both do: the shape looks and stands as asked, and every pixel outside of the edited
+regions equals the source's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gpu_runtime.embedded_tasks.edits import Edit, edit_of
+from gpu_runtime.rewards.geneval_rules import Detection
+from gpu_runtime.rewards.protocol import Score
+from storage.errors import RewardError
+from storage.prompts.files import PromptRecord
+from storage.prompts.sources import read_source
+
+TOLERANCE = 2.0
+"""Pixels, across and down, by which the centre of the shape may miss its place."""
+
+_REACH = 2
+"""Pixels around the boxes of the edit that may change too: a shape may stand that far off. Shapes of a source
+are four pixels apart or more."""
+
+_MOST_CHANGED = 16
+"""Pixels of the rest from which on their component is 0: few enough that each one counts."""
+
+FindObjects = Callable[[np.ndarray], Sequence[Detection]]
+"""Finds the shapes of a uint8 RGB image of shape (H, W, 3)."""
+
+
+def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -> Score:
+    """Score an image against its prompt's edit and source.
+
+    Value: the mean over components, each in [0, 1]: a shape of the class stands where it should; it has the
+    colour asked for; where a shape moves, its old place is empty; and the rest, 1 less a sixteenth for each
+    pixel that does not equal the source's, at least 0.
+
+    Args:
+        image_HWC: uint8 RGB, of the source's size.
+        prompt: with its edit and its source.
+        find: finds shapes.
+
+    Raises:
+        PromptFileError: the prompt has no edit, or its source cannot be read.
+        RewardError: the image has another size than the source.
+    """
+    edit, source_HWC = edit_of(prompt), read_source(prompt.source)
+    if image_HWC.shape != source_HWC.shape:
+        raise RewardError(
+            f"an image of {image_HWC.shape[1]} x {image_HWC.shape[0]} pixels, and a source of "
+            f"{source_HWC.shape[1]} x {source_HWC.shape[0]}; an edit keeps the size"
+        )
+    found = find(image_HWC)
+    there = [one for one in found if _stands_at(one, edit.after.box)]
+    components = [
+        any(one.class_name == edit.class_name for one in there),
+        any((one.class_name, one.colour) == (edit.class_name, edit.after.colour) for one in there),
+    ]
+    if edit.moves:
+        components.append(not any(_stands_at(one, edit.before.box) for one in found))
+    outside_HW = ~edited_region(edit, image_HWC.shape[:2])
+    changed = int(((image_HWC != source_HWC).any(axis=-1) & outside_HW).sum())
+    value = (sum(components) + max(0.0, 1 - changed / _MOST_CHANGED)) / (len(components) + 1)
+    detail = ", ".join(f"{one.colour} {one.class_name}" for one in found) or "nothing"
+    return Score(value, all(components) and changed == 0, f"{detail}; {changed} other pixels changed")
+
+
+def edited_region(edit: Edit, shape: tuple[int, int]) -> np.ndarray:
+    """The pixels that an edit may change: bool, shape (H, W)."""
+    region_HW = np.zeros(shape, dtype=bool)
+    for left, top, right, bottom in (edit.before.box, edit.after.box):
+        region_HW[max(0, top - _REACH) : bottom + _REACH, max(0, left - _REACH) : right + _REACH] = True
+    return region_HW
+
+
+def _stands_at(found: Detection, box: Sequence[float]) -> bool:
+    offsets = (found.box[axis] + found.box[axis + 2] - box[axis] - box[axis + 2] for axis in (0, 1))
+    return all(abs(offset) / 2 <= TOLERANCE for offset in offsets)

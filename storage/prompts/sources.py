@@ -1,0 +1,173 @@
+"""Source images: what a prompt asks to change, named by a path or carried by the prompt file as a data URI.
+
+Pillow is imported where an image is read: most runs read none.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.errors import PromptFileError, quoted
+from storage.text import NOT_TEXT, is_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_DATA_PREFIX = "data:"
+_PNG_PREFIX = "data:image/png;base64,"
+_BASE64 = ";base64,"
+
+LONGEST_DATA_URI = 65_536
+"""Characters; it travels with every request for a sample."""
+
+_KEPT = 1024
+"""Images that a process keeps after they were read."""
+
+
+def is_file(source: str) -> bool:
+    """Whether a source image is a file of its own."""
+    return not source.startswith(_DATA_PREFIX)
+
+
+def resolve_source(value: Any, folder: Path, where: str) -> str:
+    """The source image that a row names: a data URI as it is, a path absolute.
+
+    Args:
+        value: of the row's key `image`.
+        folder: that a relative path starts from: the prompt file's.
+        where: file and line, for messages.
+
+    Raises:
+        PromptFileError: the value is no text, the data URI is too long or not base64, or there is
+            no such file.
+    """
+    if not isinstance(value, str) or not value.strip() or not is_text(value):
+        raise PromptFileError(
+            f"{where}: `image` must be the path of an image or a data URI and {NOT_TEXT}, got {quoted(value)}"
+        )
+    if not is_file(value):
+        if _BASE64 not in value[:64]:
+            raise PromptFileError(
+                f"{where}: `image` is a data URI without base64, {quoted(value)}; write it as in "
+                f"{_PNG_PREFIX}..."
+            )
+        if len(value) > LONGEST_DATA_URI:
+            raise PromptFileError(
+                f"{where}: `image` is a data URI of {len(value):,} characters, above {LONGEST_DATA_URI:,}; "
+                "write the image to a file and name its path"
+            )
+        return value
+    path = os.path.abspath(folder / os.path.expanduser(value))
+    if not os.path.isfile(path):
+        raise PromptFileError(
+            f"{where}: no image {quoted(path)}; correct `image`: a path starts at the prompt file's folder"
+        )
+    return path
+
+
+def check_source(source: str, size: tuple[int, int] | None) -> None:
+    """Refuse a prompt whose source image the model cannot work with; reads all of the image.
+
+    Args:
+        source: of the prompt; empty where it names none.
+        size: height and width of the images that the model edits; None where it edits none.
+
+    Raises:
+        PromptFileError: the model needs an image and there is none or the reverse, it cannot be read, or it
+            has another size.
+    """
+    if size is None:
+        if source:
+            raise PromptFileError(
+                "the prompt has an `image`, but the model takes text alone; drop the key, or choose a model "
+                "that edits images (docs/models.md)"
+            )
+        return
+    wanted = f"{size[1]} x {size[0]} pixels"
+    if not source:
+        raise PromptFileError(
+            f"the prompt has no `image`, and the model edits one; name one of {wanted} in a .jsonl file"
+        )
+    height, width = read_source(source).shape[:2]
+    if (height, width) != size:
+        raise PromptFileError(
+            f"{named(source)} has {width} x {height} pixels, and the model edits images of {wanted}; scale "
+            "it, or set model.height and model.width where the family allows other sizes"
+        )
+
+
+@lru_cache(maxsize=_KEPT)
+def read_source(source: str) -> np.ndarray:
+    """Read a source image: uint8 RGB, shape (H, W, 3), not writable.
+
+    Args:
+        source: as `resolve_source` gives it.
+
+    Raises:
+        PromptFileError: it is missing, truncated, or no image.
+    """
+    import numpy as np
+    from PIL import Image, ImageOps
+
+    try:
+        content = Path(source).read_bytes() if is_file(source) else _decoded(source)
+        with Image.open(io.BytesIO(content)) as opened:
+            image_HWC = np.array(ImageOps.exif_transpose(opened).convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise PromptFileError(
+            f"{named(source)} cannot be read as an image ({_why(error)}); save it again as PNG or JPEG"
+        ) from error
+    image_HWC.setflags(write=False)
+    return image_HWC
+
+
+def as_data_uri(image_HWC: np.ndarray) -> str:
+    """A uint8 RGB image of shape (H, W, 3) as the data URI of a PNG file."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image_HWC).save(file, format="PNG")
+    return _PNG_PREFIX + base64.b64encode(file.getvalue()).decode()
+
+
+def thumbnail(source: str, side: int) -> str:
+    """A source image as a data URI, scaled down where a side has more than `side` pixels.
+
+    Args:
+        source: as `resolve_source` gives it.
+        side: most pixels a side.
+
+    Raises:
+        PromptFileError: it is missing, truncated, or no image.
+    """
+    import numpy as np
+    from PIL import Image
+
+    image = Image.fromarray(read_source(source))
+    image.thumbnail((side, side))
+    return as_data_uri(np.asarray(image))
+
+
+def named(source: str) -> str:
+    """A source image in a message."""
+    return f"image {quoted(source)}" if is_file(source) else "the image of the data URI"
+
+
+def _decoded(source: str) -> bytes:
+    try:
+        return base64.b64decode(source.partition(_BASE64)[2], validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"not base64: {error}") from error
+
+
+def _why(error: Exception) -> str:
+    """Pillow's own message names an object in memory where no format fits."""
+    from PIL import UnidentifiedImageError
+
+    return "no known format" if isinstance(error, UnidentifiedImageError) else str(error)

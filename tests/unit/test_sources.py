@@ -1,0 +1,116 @@
+"""Source images of prompts: found, read and refused line by line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from storage.errors import PromptFileError
+from storage.prompts.files import load_prompts, source_files
+from storage.prompts.sources import LONGEST_DATA_URI, as_data_uri, check_source, read_source
+from tasks.inputs import _digest_prompts
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+DATA = "data:image/png;base64,"
+
+
+def write(folder: Path, *sources: object) -> Path:
+    path = folder / "p.jsonl"
+    path.write_text("\n".join(json.dumps({"prompt": "make it red", "image": source}) for source in sources))
+    return path
+
+
+def test_an_image_is_found_from_the_prompt_files_folder_whatever_the_working_folder(tmp_path: Path):
+    (tmp_path / "images").mkdir()
+    Image.fromarray(IMAGE).save(tmp_path / "images" / "a.png")
+    first, second = load_prompts(write(tmp_path, "images/a.png", as_data_uri(IMAGE)))
+    assert first.source == str(tmp_path / "images" / "a.png")
+    assert second.source == as_data_uri(IMAGE)
+    for record in (first, second):
+        check_source(record.source, (6, 8))
+        assert np.array_equal(read_source(record.source), IMAGE)
+    assert first.metadata["image"] == "images/a.png"
+    assert source_files(tmp_path / "p.jsonl") == [Path(first.source)]
+
+
+def test_a_prompt_without_an_image_has_none(tmp_path: Path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a cow"}')
+    assert load_prompts(tmp_path / "p.jsonl")[0].source == ""
+    check_source("", None)
+
+
+def test_other_modes_become_rgb(tmp_path: Path):
+    Image.fromarray(IMAGE).convert("L").save(tmp_path / "grey.png")
+    Image.fromarray(IMAGE).convert("RGBA").save(tmp_path / "alpha.png")
+    grey, alpha = load_prompts(write(tmp_path, "grey.png", "alpha.png"))
+    assert read_source(grey.source).shape == (6, 8, 3)
+    assert np.array_equal(read_source(alpha.source), IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (3, "`image` must be the path of an image or a data URI"),
+        ("", "`image` must be the path"),
+        ("no.png", r"p.jsonl:2: no image '.*no.png'; correct `image`"),
+        ("a\0b", "neither NUL"),
+        ("data:image/png,abc", "a data URI without base64"),
+        (DATA + "A" * LONGEST_DATA_URI, "65,558 characters, above 65,536; write the image to a file"),
+        (".", "no image"),
+    ],
+)
+def test_a_line_without_an_image_that_can_be_found_is_refused(tmp_path: Path, source: object, says: str):
+    with pytest.raises(PromptFileError, match=says):
+        load_prompts(write(tmp_path, as_data_uri(IMAGE), source))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"no image", "no known format"),
+        (b"", "no known format"),
+        (None, "truncated"),
+    ],
+)
+def test_a_file_that_is_no_image_is_refused(tmp_path: Path, content: bytes | None, says: str):
+    file = tmp_path / "a.png"
+    Image.fromarray(IMAGE.repeat(20, axis=0)).save(file)
+    file.write_bytes(file.read_bytes()[:100] if content is None else content)
+    (record,) = load_prompts(write(tmp_path, "a.png"))
+    with pytest.raises(PromptFileError, match=f"a.png' cannot be read as an image .*{says}.*save it again"):
+        check_source(record.source, (6, 8))
+
+
+@pytest.mark.parametrize("data", [DATA + "!", DATA + "QUJD"])
+def test_a_data_uri_that_is_no_image_is_refused(data: str):
+    with pytest.raises(PromptFileError, match="the image of the data URI cannot be read"):
+        read_source(data)
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "says"),
+    [
+        (as_data_uri(IMAGE), None, "has an `image`, but the model takes text alone; drop the key"),
+        ("", (6, 8), "has no `image`, and the model edits one; name one of 8 x 6 pixels"),
+        (
+            as_data_uri(IMAGE),
+            (8, 8),
+            "has 8 x 6 pixels, and the model edits images of 8 x 8 pixels; scale it",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(source: str, size: tuple[int, int] | None, says: str):
+    with pytest.raises(PromptFileError, match=says):
+        check_source(source, size)
+
+
+def test_the_digest_of_a_prompt_file_covers_its_images(tmp_path: Path):
+    Image.fromarray(IMAGE).save(tmp_path / "a.png")
+    path = write(tmp_path, "a.png")
+    before = _digest_prompts(str(path))
+    Image.fromarray(255 - IMAGE).save(tmp_path / "a.png")
+    assert _digest_prompts(str(path)) != before

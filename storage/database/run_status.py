@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import Any, NamedTuple, Protocol
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from storage.clock import process_is_alive
 from storage.home import Home
 from storage.run_log import START, Activity, read_activity
+
+if TYPE_CHECKING:  # commands that refuse a setting do not wait for its import
+    import pandas as pd
 
 LIVE = ("starting", "running")
 """Statuses of a run of which more will be recorded."""

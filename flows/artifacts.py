@@ -165,6 +165,12 @@ def show_conclusions(result: Mapping[str, Any]) -> None:
 
 
 def _spread(value: object) -> str:
+    if isinstance(value, Mapping) and "learning" in value:  # an interval of each
+        ends = "; ".join(
+            f"{name} {_short(value[name]['low'])} to {_short(value[name]['high'])}"
+            for name in ("learning", "system")
+        )
+        return f"{_short(value['median'])} ({ends})"
     if isinstance(value, Mapping):
         return f"{_short(value['median'])} [{_short(value['low'])}, {_short(value['high'])}]"
     return str(value)

@@ -157,10 +157,10 @@ def _ocr(options: OcrOptions) -> Scorer:
 
 
 def _without_options(module: str, name: str) -> Callable[[NoOptions], Scorer]:
-    """Builds a scorer class of `gpu_runtime.rewards.scorers` that takes no argument."""
+    """Builds a scorer class that takes no argument; its module is imported then."""
 
     def build(_: NoOptions) -> Scorer:
-        return getattr(import_module(f"gpu_runtime.rewards.scorers.{module}"), name)()
+        return getattr(import_module(module), name)()
 
     return build
 
@@ -258,7 +258,7 @@ SCORERS = Registry(
             module="gpu_runtime.rewards.scorers.ocr",
         ),
         "shapes": ScorerPlugin(
-            _without_options("shapes", "ShapesScorer"),
+            _without_options("gpu_runtime.rewards.scorers.shapes", "ShapesScorer"),
             check_prompt=lambda prompt: check_row(
                 prompt, shapes.CLASSES, shapes.COLOURS, shapes.MOST_OBJECTS
             ),
@@ -270,10 +270,15 @@ SCORERS = Registry(
         ),
         "clip-score": ScorerPlugin(_clip_score, ClipScoreOptions, uses_gpu=True, gives_verdict=False),
         "pick-score": ScorerPlugin(_pick_score, PickScoreOptions, uses_gpu=True, gives_verdict=False),
-        "jpeg": ScorerPlugin(_without_options("jpeg", "JpegScorer"), gives_verdict=False),
-        "edits": ScorerPlugin(_without_options("edits", "EditsScorer"), check_prompt=edit_of),
+        "jpeg": ScorerPlugin(
+            _without_options("gpu_runtime.rewards.scorers.jpeg", "JpegScorer"), gives_verdict=False
+        ),
+        "edits": ScorerPlugin(
+            _without_options("gpu_runtime.rewards.scorers.edits", "EditsScorer"), check_prompt=edit_of
+        ),
         "templates": ScorerPlugin(
-            _without_options("templates", "TemplatesScorer"), check_prompt=_check_drawn
+            _without_options("gpu_runtime.rewards.scorers.templates", "TemplatesScorer"),
+            check_prompt=_check_drawn,
         ),
         "remote": ScorerPlugin(_remote, RemoteOptions, check_server=_remote_answers),
         "vlm": ScorerPlugin(_vlm, VlmOptions, check_server=_vlm_answers),

@@ -113,7 +113,10 @@ def test_every_command_explains_itself_with_an_example(shell: Shell, command: st
             ("--set", "model.family=flux", "--set", "model.path=nobody/none"),
             ("'nobody/none' is no folder here", "`hf download nobody/none`"),
         ),
-        (("--set", "model.path=embedded:glyfs"), ("embedded:glyfs", "there are edits, glyphs, glyphs-sparse")),
+        (
+            ("--set", "model.path=embedded:glyfs"),
+            ("embedded:glyfs", "there are edits, glyphs, glyphs-sparse"),
+        ),
         (
             ("--set", "evaluation.prompts=129"),
             ("a file of 128 prompts", "evaluation.prompts = 129", "lower evaluation.prompts"),

@@ -58,7 +58,7 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
 
 
 def _ended_runs(home: Home) -> Mapping[str, RunRow]:
-    """Runs that are over, and whose process is gone: what Prefect shows of them nobody else will change."""
+    """Runs that are over, and whose process is gone: no other process changes what Prefect shows of them."""
     if not home.database.exists():
         return {}
     store = RunStore(home)

@@ -183,7 +183,7 @@ def read_token(file: Path | None, host: str) -> str | None:
     if file is None:
         if not is_loopback(host):
             raise ConfigurationError(
-                f"--host {host} would show all runs to whoever reaches this machine; name a file with a "
+                f"--host {host} would show all runs to everyone who reaches this machine; name a file with a "
                 f"token of {_SHORTEST_TOKEN} characters or more by --token-file, or stay on 127.0.0.1 and "
                 "use `ssh -L`"
             )

@@ -28,7 +28,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.exploration_summary import half_interval
+import scipy.stats
+
 from benchmarks.hacking_runs import (
     FULL,
     GUARDS,
@@ -159,13 +160,19 @@ def chosen_arm(arms: Mapping[str, Mapping[str, Any]]) -> str | None:
 def interval(values: Sequence[float]) -> dict[str, Any]:
     """Mean over run seeds, Student's 95 % interval (null of one), and all values."""
     mean = statistics.fmean(values)
-    half = half_interval(values) if len(values) > 1 else None
+    half = _half_interval(values) if len(values) > 1 else None
     return {
         "mean": mean,
         "low": None if half is None else mean - half,
         "high": None if half is None else mean + half,
         "all": list(values),
     }
+
+
+def _half_interval(values: Sequence[float]) -> float:
+    """Half of Student's 95 % interval of a mean; of two values at least."""
+    deviation = statistics.stdev(values) / len(values) ** 0.5
+    return float(scipy.stats.t.ppf(0.975, len(values) - 1)) * deviation
 
 
 def summarise(courses: Courses) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Fleet:
     Attributes:
         reserved: devices at the price on demand.
         spot: devices at the price of spot.
-        trainers: devices that divide the training; the first of the reserved ones.
+        trainers: devices that divide the training, reserved ones first.
         scorers: processes that judge images, on cores of their own.
     """
 

@@ -287,7 +287,8 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
     start_early(config)  # before the libraries that this process imports
     import httpx
 
-    from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
+    from flows.process.ended_flow_runs import close_orphaned_flow_runs
+    from flows.server.prefect_server import prefect_server
 
     store = RunStore(home)
     RunLog(home, run_id).starting()  # the dashboard shows it, seconds before the run has a row

@@ -6,8 +6,9 @@ import json
 import sys
 import time
 
+from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.process.stopping import stops_in_order
-from flows.server.prefect_server import close_orphaned_flow_runs, prefect_server
+from flows.server.prefect_server import prefect_server
 from storage.home import Home
 
 

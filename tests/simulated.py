@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpu_runtime.exploration.explorer import DraftTiming
@@ -89,3 +90,23 @@ def simulated(
     replay = None if trace is None else Replay(trace, notice_s)
     plan = SimulatedPlan(fleet, timing, **(ways or {}))
     return Simulation(config, plan, times or times_of(), replay, **more).run()
+
+
+def check_conserved(runs: Sequence[SimulatedRun], reserved: int) -> None:
+    """Every paid moment of a run is in one state, and repeating phases changes nothing.
+
+    Args:
+        runs: the same one twice: with phases repeated, and with all of them worked out; both with intervals.
+        reserved: its reserved devices.
+    """
+    run = runs[0]
+    for market in ("reserved", "spot"):
+        assert sum(time for (of, _), time in run.spent.items() if of == market) == run.paid[market]
+    assert run.paid["reserved"] == reserved * run.wall
+    ends: dict[str, float] = {}
+    for interval in sorted(run.intervals, key=lambda i: (i.worker, i.started_at)):
+        assert interval.started_at < interval.ended_at
+        assert ends.get(interval.worker, interval.started_at) == interval.started_at
+        ends[interval.worker] = interval.ended_at
+    assert json.dumps(run.to_json()) == json.dumps(runs[1].to_json())
+    assert run.intervals == runs[1].intervals

@@ -26,8 +26,7 @@ from flows.artifacts import (
 from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.process.cancellation import gone_soon_when_cancelled
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
-from flows.server.prefect_server import close_orphaned_flow_runs
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError

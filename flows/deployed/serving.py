@@ -25,9 +25,8 @@ from flows.deployed.deployments import (
 )
 from flows.deployed.forms import ReproductionForm
 from flows.deployed.schedule import Nightly
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
 from flows.process.run_processes import watch_closely
-from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.home import Home
 
 POLL_S = 2.0

@@ -1,4 +1,4 @@
-"""Flow runs whose process was killed: Prefect learns from the database what became of their runs."""
+"""Flow runs whose process is gone: Prefect is told that they are over, and what became of their runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import httpx
 
@@ -48,13 +49,33 @@ def close_flow_runs_of_ended_runs(home: Home) -> None:
     try:
         with get_client(sync_client=True) as client:
             for first in range(0, len(names), _NAMES_A_QUESTION):
-                unfinished = unfinished_flow_runs(names[first : first + _NAMES_A_QUESTION])
+                unfinished = _unfinished(names[first : first + _NAMES_A_QUESTION])
                 for found in client.read_flow_runs(flow_filter=of_runs, flow_run_filter=unfinished):
                     row = ended[found.name]
                     if _began_before(found, row):
                         client.set_flow_run_state(found.id, _state_of(row), force=True)
     except (httpx.HTTPError, ObjectNotFound) as error:
         _log.debug("flow runs of runs that are over stay as they are: %s", error)
+
+
+def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
+    """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
+
+    Without this they would run for ever, and one that was being cancelled would cancel its
+    successor of the same name. The flow run that this process does may have the name already.
+    """
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
+    from prefect.runtime import flow_run
+    from prefect.states import Crashed
+
+    deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
+    with get_client(sync_client=True) as client:
+        found = client.read_flow_runs(flow_run_filter=_unfinished(run_ids), deployment_filter=deployed)
+        for orphan in found:
+            if str(orphan.id) == flow_run.get_id():
+                continue
+            client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)
 
 
 def _ended_runs(home: Home) -> Mapping[str, RunRow]:
@@ -86,7 +107,7 @@ def _state_of(row: RunRow) -> State[Any]:
     return made(message=row.error or f"the run is {row.status}")
 
 
-def unfinished_flow_runs(run_ids: Sequence[str]) -> FlowRunFilter:
+def _unfinished(run_ids: Sequence[str]) -> FlowRunFilter:
     """What selects the flow runs of these names (of any, where there are none) that are not over."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState
 

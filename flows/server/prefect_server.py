@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from uuid import UUID
 
 import httpx
 
-from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, unfinished_flow_runs
+from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs
 from flows.progress import reporter
 from flows.server.dashboards import living_dashboard
 from flows.server.local_server import LocalServer
@@ -101,25 +100,3 @@ def _dashboard_of(home: Home) -> dict[str, str]:
 def _chosen_by_a_person(environment: dict[str, str]) -> dict[str, str]:
     names = ("PREFECT_HOME", "PREFECT_CLIENT_MAX_RETRIES", DASHBOARD_URL_VARIABLE)
     return {name: environment[name] for name in names if name in environment}
-
-
-def close_orphaned_flow_runs(run_ids: Sequence[str] = (), deployment_ids: Sequence[UUID] = ()) -> None:
-    """Mark flow runs of these names, or of these deployments, as crashed: their processes are gone.
-
-    Without this they would run for ever, and one that was being cancelled would cancel its
-    successor of the same name. The flow run that this process does may have the name already.
-    """
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
-    from prefect.runtime import flow_run
-    from prefect.states import Crashed
-
-    deployed = DeploymentFilter(id=DeploymentFilterId(any_=list(deployment_ids))) if deployment_ids else None
-    with get_client(sync_client=True) as client:
-        found = client.read_flow_runs(
-            flow_run_filter=unfinished_flow_runs(run_ids), deployment_filter=deployed
-        )
-        for orphan in found:
-            if str(orphan.id) == flow_run.get_id():
-                continue
-            client.set_flow_run_state(orphan.id, Crashed(message="its process was killed"), force=True)

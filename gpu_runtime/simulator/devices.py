@@ -1,4 +1,4 @@
-"""A device of a simulated run, what it works on, and what is told of it. Pure."""
+"""A device of a simulated run, what it works on, and the phase that hears of its changes. Pure."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Holder(Protocol):
 
 
 class PhaseOfDevices(Protocol):
-    """What goes on with the devices, and is told of what happens to them."""
+    """A phase that the devices are in; its methods are called when one joins, leaves or is lost."""
 
     def on_joined(self, device: SimulatedDevice) -> None:
         """A device has loaded its model."""

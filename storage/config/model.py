@@ -49,7 +49,7 @@ class ModelConfig(Section):
     guidance: float = Field(default=1.0, ge=1, le=30)
     """Strength of guidance by the prompt: classifier-free for `qwen-image`, `qwen-image-edit`, `sd3.5` and
     `z-image`, where 1 switches it off and anything above costs a second forward pass; for `flux` and
-    `flux-kontext` a number that the transformer is told."""
+    `flux-kontext` a number that the transformer takes."""
 
     negative_prompt: str = ""
     """What classifier-free guidance leads away from; Qwen-Image's own example is one space."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.what_if import undisturbed
 from gpu_runtime.spot.traces.generator import TraceShape, generate_trace
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
-from tests.simulated import simulated, small_config, times_of
+from tests.simulated import check_conserved, simulated, small_config, times_of
 
 TIMINGS = st.sampled_from(list(DraftTiming))
 SECONDS = st.floats(0.001, 3.0)
@@ -55,18 +54,7 @@ def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_byte
         )
         for repeats in (True, False)
     ]  # fmt: skip
-    run = runs[0]
-    for market in ("reserved", "spot"):
-        assert sum(time for (of, _), time in run.spent.items() if of == market) == run.paid[market]
-    assert run.paid["reserved"] == reserved * run.wall
-    ends: dict[str, float] = {}
-    for interval in sorted(run.intervals, key=lambda i: (i.worker, i.started_at)):
-        assert interval.started_at < interval.ended_at
-        assert ends.get(interval.worker, interval.started_at) == interval.started_at
-        ends[interval.worker] = interval.ended_at
-    # Undisturbed phases that are repeated are those that would have been worked out.
-    assert json.dumps(runs[0].to_json()) == json.dumps(runs[1].to_json())
-    assert run.intervals == runs[1].intervals
+    check_conserved(runs, reserved)
 
 
 @DRAWN

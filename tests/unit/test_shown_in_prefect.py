@@ -18,8 +18,8 @@ import flows.artifacts
 import flows.progress as progress
 from flows.artifacts import link_to_dashboard, name_given_in_prefect
 from flows.deployed.up import UpOptions, _say_where
+from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.run_identity import is_made_up
-from flows.server.prefect_server import close_orphaned_flow_runs
 from storage.home import DASHBOARD_URL_VARIABLE, Home, dashboard_page
 
 DOCS = Path(__file__).parents[2] / "docs"

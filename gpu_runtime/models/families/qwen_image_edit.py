@@ -67,7 +67,7 @@ class QwenImageEditModel(EditingPipelineModel, QwenImageModel):
         tokens = self._tokenizers["tokenizer"](
             _text(prompt, length - self.text_length), return_tensors="pt"
         ).to(self.device)
-        # As in the pipeline, the encoder is not told which tokens are the image's: it counts them as text.
+        # As in the pipeline, the encoder is not given which tokens are the image's: it counts them as text.
         output = self._encoders["text_encoder"](
             input_ids=tokens.input_ids,
             attention_mask=tokens.attention_mask,

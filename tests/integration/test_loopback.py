@@ -70,7 +70,9 @@ def test_who_listens_to_all_is_seen(open_to_all: int):
 def test_a_local_cluster_is_reached_from_this_machine_alone():
     cluster = RayCluster(tiny_config(runtime={"spot_workers": 0, "scorer_workers": 1}))
     try:
-        pid = cluster.start("listener", Listener, gpu=False).call(Listener.where).result(timeout=LIMIT_S)
+        # Kept by name: Ray ends an actor that nothing refers to any more.
+        listener = cluster.start("listener", Listener, gpu=False)
+        pid = listener.call(Listener.where).result(timeout=LIMIT_S)
         assert listening([psutil.Process(pid)]), "a worker listens for calls"
         heard = listening(own_processes())
     finally:

@@ -152,8 +152,8 @@ def test_a_checkpoint_of_two_goes_on_with_one_and_the_other_way_round(fresh, unt
     assert off(alone.blobs(), fresh.blobs(), of_one, "weights.safetensors") <= 1e-4
 
 
-def test_one_killed_while_the_other_waits_for_it_ends_the_run_with_what_to_do(fresh):
-    """Last in this file: the runtime is of no use afterwards."""
+def test_one_killed_while_the_other_waits_for_it_ends_the_training_and_is_named(fresh):
+    """Last in this file: the runtime is of no use afterwards. What to do is said by `names_what_ended`."""
     rolled = fresh.rollout(fresh.explore(1))
     scores = fresh.reward(rolled)
     waits, stopped = worker_process("reserved-0"), worker_process("reserved-1")
@@ -175,5 +175,5 @@ def test_one_killed_while_the_other_waits_for_it_ends_the_run_with_what_to_do(fr
     training.join(120)
     assert not training.is_alive()
     (failure,) = failures
-    assert "reserved-1" in str(failure) and "spotlight resume" in str(failure)
+    assert "worker 'reserved-1' is gone" in str(failure) and "nothing committed is lost" in str(failure)
     waits.wait(60)

@@ -6,12 +6,32 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from storage.errors import ServerError
 from storage.home import HOME_VARIABLE, Home
 
 _ROOT = Path(__file__).resolve().parents[1]
 _LIMIT_S = 50.0
+
+
+def report_process(home: Home, run_id: str, out: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the process that writes the report of a run and prints its path.
+
+    Args:
+        home: where the run is.
+        run_id: the run.
+        out: the HTML file to write.
+        options: of `subprocess.run`.
+
+    Raises:
+        SubprocessError: as `subprocess.run` does with these options.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", "ui.report.__main__", "--out", str(out), "--", run_id],
+        cwd=_ROOT, stdin=subprocess.DEVNULL, env=os.environ | {HOME_VARIABLE: str(home.path)}, text=True,
+        **options,
+    )  # fmt: skip
 
 
 def report_file(home: Home, run_id: str, out: Path) -> None:
@@ -25,12 +45,8 @@ def report_file(home: Home, run_id: str, out: Path) -> None:
     Raises:
         ServerError: the process failed, or took too long.
     """
-    command = [sys.executable, "-m", "ui.report", "--out", str(out), "--", run_id]
     try:
-        subprocess.run(
-            command, cwd=_ROOT, env=os.environ | {HOME_VARIABLE: str(home.path)}, timeout=_LIMIT_S,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        report_process(home, run_id, out, timeout=_LIMIT_S, capture_output=True, check=True)
     except subprocess.TimeoutExpired as error:
         raise ServerError(
             f"the report of {run_id} was not written within {_LIMIT_S:g} s; write it with "

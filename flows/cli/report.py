@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from storage.database.run_store import RunStore
-from storage.home import HOME_VARIABLE, Home
+from storage.home import Home
 from storage.new_folder import writable_file
-
-_ROOT = Path(__file__).resolve().parents[2]
+from tasks.report import report_process
 
 
 def write_report(home: Home, run_id: str, out: Path | None) -> int:
@@ -32,8 +28,4 @@ def write_report(home: Home, run_id: str, out: Path | None) -> int:
     # A run of another's making may be called like a path: only what stands in a plain name is kept.
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", run_id).strip("-.") or "report"
     file = writable_file(f"{name}.html" if out is None else out, "--out")
-    return subprocess.run(
-        [sys.executable, "-m", "ui.report", "--out", str(file), "--", run_id],
-        cwd=_ROOT, stdin=subprocess.DEVNULL, check=False,
-        env=os.environ | {HOME_VARIABLE: str(home.path)},
-    ).returncode  # fmt: skip
+    return report_process(home, run_id, file).returncode

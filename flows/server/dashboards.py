@@ -26,13 +26,13 @@ from flows.server.ports import (
     reachable,
     refuse_taken_port,
 )
+from storage.access.login import read_login
 from storage.errors import ConfigurationError, SpotlightError
 from storage.home import Home
-from storage.login import read_login
 
 DEFAULT_PORT = 8501
 _PORTS_TRIED = 20
-_SERVER = Path(__file__).resolve().parents[2] / "ui" / "server" / "server.py"
+_SERVER = Path(__file__).resolve().parents[2] / "ui/server/server.py"
 
 
 def dashboard_command(port: int, host: str = LOOPBACK, names: Sequence[str] = ()) -> list[str]:

@@ -15,11 +15,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from flows.server.ports import LOOPBACK, check_host, check_name, is_loopback, refuse_taken_port
+from storage.access.server_guard import ServerGuard
 from storage.database.database import Database
 from storage.database.queries.live_figures import LiveRun, live_runs
 from storage.errors import ConfigurationError, StorageError
 from storage.home import Home, is_open_to_others
-from storage.server_guard import ServerGuard
 from storage.text import read_text_file
 
 _SHORTEST_TOKEN = 32

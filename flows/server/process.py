@@ -20,9 +20,9 @@ from typing import Any
 from flows.server.note import FileLock, ServerNote, note_file, users_file, write_note
 from flows.server.password import home_password
 from flows.server.ports import LOOPBACK, reachable
+from storage.access.server_guard import ServerGuard
 from storage.errors import ServerError
 from storage.home import Home
-from storage.server_guard import ServerGuard
 
 _POLL_S = 0.5
 _PREDECESSOR_S = 30.0

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from storage.errors import ConfigurationError
@@ -208,14 +208,8 @@ class PendingFaults:
         return due
 
 
-def faults_to_json(faults: Sequence[Fault]) -> str:
-    """The schedule as a JSON list, without the fields that are None."""
-    rows = [{name: value for name, value in asdict(fault).items() if value is not None} for fault in faults]
-    return json.dumps(rows, indent=2)
-
-
 def faults_from_json(text: str) -> tuple[Fault, ...]:
-    """The schedule that `faults_to_json` wrote, or one written by hand.
+    """The schedule that a JSON list of objects describes, one a fault.
 
     Raises:
         ConfigurationError: no JSON list of objects, an unknown field, or a fault that is none (the

@@ -93,7 +93,7 @@ def plan_layout(
     Raises:
         ConfigurationError: if a degree, a time or `at_once` is no positive number.
     """
-    rates = _rates(step_s)
+    rates = rate_of(step_s)
     if at_once is not None and at_once < 1:
         raise ConfigurationError(f"at_once is {at_once}; it must be at least 1, or None for no limit")
     instances: dict[str, list[str]] = {}
@@ -138,10 +138,6 @@ def rate_of(step_s: Mapping[int, float]) -> dict[int, int]:
     Raises:
         ConfigurationError: if a degree or a time is no positive number.
     """
-    return _rates(step_s)
-
-
-def _rates(step_s: Mapping[int, float]) -> dict[int, int]:
     if not step_s:
         raise ConfigurationError("no step time is measured for any degree; measure at least one")
     for degree, seconds in step_s.items():

@@ -134,11 +134,6 @@ class Ledger:
         return self._by("state")
 
     @property
-    def by_phase(self) -> dict[str, Spent]:
-        """Dearest first."""
-        return self._by("phase")
-
-    @property
     def by_market(self) -> dict[str, Spent]:
         """Dearest first."""
         return self._by("market")

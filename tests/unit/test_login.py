@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from flows.server.dashboards import check_login
+from storage.access.login import read_login, refusal
 from storage.errors import ConfigurationError
 from storage.home import Home
-from storage.login import read_login, refusal
 from tests.sample_login import LOGIN, write_login
 
 NOW_S = 1_000_000.0

@@ -102,15 +102,6 @@ def test_spot_may_cost_as_much_as_on_demand_and_stand_alone():
     assert book.discount("H100", "a") == 0
 
 
-def test_newer_prices_take_the_place_of_older_ones():
-    newer = PriceBook([Price("H100", "spot", "a", 3.0), B_SPOT])
-    book = PriceBook([A_ON_DEMAND, A_SPOT]).updated(newer)
-    assert book.discount("H100", "a") == pytest.approx(0.7)
-    assert len(book.prices) == 3
-    with pytest.raises(ConfigurationError, match=r"above 10\.0 on demand"):
-        book.updated(PriceBook([Price("H100", "spot", "a", 11.0)]))
-
-
 def test_the_built_in_prices_name_their_source():
     book = known_prices()
     assert book.usd_per_hour("H100", "on_demand", "gcp/us-east4") == 10.98

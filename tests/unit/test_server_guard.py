@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from storage.server_guard import ServerGuard
+from storage.access.server_guard import ServerGuard
 
 LOOPBACK = "127.0.0.1"
 

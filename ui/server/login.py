@@ -10,7 +10,7 @@ from typing import Any
 
 import streamlit as st
 
-from storage.login import Login, refusal
+from storage.access.login import Login, refusal
 
 _ALLOWED_VARIABLE = "SPOTLIGHT_DASHBOARD_ALLOWS"
 """Set in the dashboard's own process, where a login is needed: JSON list of the allowed addresses."""

@@ -17,9 +17,9 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 if _ROOT not in sys.path:
     sys.path.insert(0, _ROOT)
 
+from storage.access.login import read_login  # noqa: E402
+from storage.access.server_guard import ServerGuard  # noqa: E402
 from storage.home import Home  # noqa: E402
-from storage.login import read_login  # noqa: E402
-from storage.server_guard import ServerGuard  # noqa: E402
 from ui.server.login import require_login  # noqa: E402
 
 _LOGIN = read_login(Home.from_environment())
@@ -31,7 +31,7 @@ _PARSER.add_argument("--name", action="append", default=[], help="a further host
 _NAMES: list[str] = _PARSER.parse_known_args()[0].name
 
 app = st.App(
-    Path(__file__).with_name("app.py"),
+    Path(_ROOT) / "ui/server/app.py",
     secrets=None if _LOGIN is None else _LOGIN.secrets(),
     middleware=[
         Middleware(

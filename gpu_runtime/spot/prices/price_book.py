@@ -98,14 +98,6 @@ class PriceBook:
         """
         return 1 - self.usd_per_hour(device, "spot", zone) / self.usd_per_hour(device, "on_demand", zone)
 
-    def updated(self, newer: PriceBook) -> PriceBook:
-        """This book with the offers of `newer` in place of its own or beside them.
-
-        Raises:
-            ConfigurationError: together they hold a spot price above the on-demand price.
-        """
-        return PriceBook((self._prices | newer._prices).values())
-
     def _available(self, device: str, market: str) -> list[Price]:
         return [
             price

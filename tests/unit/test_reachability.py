@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import tomllib
 from pathlib import Path
@@ -13,21 +12,14 @@ from tests.module_graph import modules, reachable
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Where a command line of Streamlit is put together: the file that it serves is read from there.
-SERVED = {"flows.server.dashboards": "_SERVER"}
-
 
 def entry_points() -> set[str]:
-    """Modules with which a process of the product begins; those run by `-m` are found in the source."""
+    """Modules with which a process of the product begins; those that it starts itself are named in its source."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     found = {target.partition(":")[0] for target in scripts.values()}
     deployed = re.findall(r"^\s*entrypoint: (\S+)\.py:", (ROOT / "prefect.yaml").read_text(), re.M)
     assert deployed
-    found |= {path.replace("/", ".") for path in deployed}
-    for module, name in SERVED.items():
-        file: Path = getattr(importlib.import_module(module), name)
-        found.add(".".join(file.relative_to(ROOT).with_suffix("").parts))
-    return found
+    return found | {path.replace("/", ".") for path in deployed}
 
 
 def test_every_module_can_be_reached_by_a_command():
@@ -39,12 +31,6 @@ def test_every_module_can_be_reached_by_a_command():
         f"no command, deployment or page reaches {', '.join(unreachable)}: give users a way to it, move "
         "it to benchmarks/ or tests/, or delete it"
     )
-
-
-def test_the_file_that_is_served_is_the_one_that_streamlit_is_given():
-    for module, name in SERVED.items():
-        source = modules(ROOT)[module].read_text()
-        assert re.search(rf'"-m", "streamlit", "run", str\({name}\)', source)
 
 
 @pytest.fixture
@@ -72,6 +58,7 @@ def house(tmp_path: Path):
         ("def late():\n    from tasks.work import Work", True),
         ("import importlib\nimportlib.import_module('tasks.work')", True),
         ("run([python, '-m', 'tasks.work'])", True),
+        ("serve(root / 'tasks/work.py')", True),
         ("'''See tasks.work.'''", False),
         ("import tasks", False),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tasks.work import Work", False),

@@ -63,7 +63,7 @@ def _at_run_time(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _named_in(text: str, path: Path, files: Mapping[str, Path]) -> Iterator[str]:
-    """Modules that a string names: dotted (`import_module`, `-m`), or by a path from this file or the root."""
+    """Modules that a string names: dotted (`import_module`, `-m`), or by a path from here or the root."""
     if "." in text and text in files:
         yield from (text, f"{text}.__main__")
     elif text.endswith(".py"):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def entry_points() -> set[str]:
-    """Modules with which a process of the product begins; those that it starts itself are named in its source."""
+    """Modules with which a person starts a process; those that the product starts are named in its source."""
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     found = {target.partition(":")[0] for target in scripts.values()}
     deployed = re.findall(r"^\s*entrypoint: (\S+)\.py:", (ROOT / "prefect.yaml").read_text(), re.M)

@@ -21,6 +21,7 @@ from typing import Any
 from prefect import flow
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
+from prefect.states import Crashed
 
 from flows.artifacts import flow_run_page, link_to_dashboard
 from flows.process.lost_cluster import names_what_ended
@@ -35,7 +36,7 @@ from storage.database.results import evaluated_iterations, run_result
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment
-from storage.errors import ConfigurationError, RunNotFoundError, StorageError
+from storage.errors import ClusterLostError, ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.run_log import RunLog
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
@@ -92,6 +93,10 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
         log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
             store.set_status(run_id, status_after(type(error)), _reason(error))
+        if isinstance(error, ClusterLostError):
+            # As the guard has it, which speaks where Ray ends this process first. Callers get the error.
+            crashed: Any = Crashed(message=str(error), data=error)
+            return crashed
         raise
     finally:
         guard.close()

@@ -25,6 +25,7 @@ from gpu_runtime.simulator.comparison.to_score import (
 )
 from gpu_runtime.simulator.comparison.what_if import (
     PolicyAnswer,
+    better_but_simulated,
     compare_policies,
     policy_runs,
     simulated_policies,
@@ -98,6 +99,16 @@ class WhatIf:
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
         """What a policy takes to 25, 50, 75 and 100 % of the baseline's progress, where that is known."""
         return [] if self.curves is None else milestones_of(answer, self.curves)
+
+    @property
+    def best(self) -> PolicyAnswer | None:
+        """The policy to take; None where no live run can follow any that was compared."""
+        return next((answer for answer in self.answers if answer.best), None)
+
+    @property
+    def better_but_simulated(self) -> PolicyAnswer | None:
+        """The policy that would be better than the best one, if a live run could follow it."""
+        return better_but_simulated(self.answers)
 
     @property
     def break_even(self) -> Spread | None:
@@ -222,7 +233,7 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
 
     Args:
         config: the workload and its devices.
-        policy: a name; None for whichever is best.
+        policy: a name; None for the best of those that a live run can follow.
         policies: those that are compared.
 
     Raises:
@@ -232,6 +243,10 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
     if policy is not None and policy not in names:
         raise ConfigurationError(
             f"--policy {quoted(policy)} is no policy that is compared; name one of {', '.join(names)}"
+        )
+    if policy is None and all(known.only_simulated for known in policies):
+        raise ConfigurationError(
+            f"no live run can follow {', '.join(names)}, so none is the best; name one of them by --policy"
         )
     drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
     if drawn > MOST_DRAWN:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # which says what is said here
 
 
 def conclusions(result: WhatIf) -> list[str]:
-    """From which discount spot devices pay, and where exploration stops paying, as sentences."""
-    found = []
+    """What is better but only simulated, and from which discount spot devices and exploration pay."""
+    found = _only_simulated_in_words(result)
     offer, even, worth = result.offer, result.break_even, result.exploration
     if even is not None:
         offered = 1 - offer.spot_usd_per_hour / offer.reserved_usd_per_hour
@@ -32,6 +32,24 @@ def conclusions(result: WhatIf) -> list[str]:
     if worth is not None:
         found.append(_exploration_in_words(worth, result))
     return found
+
+
+def dollars(usd: float) -> str:
+    """An amount, with two digits at least."""
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
+
+
+def _only_simulated_in_words(result: WhatIf) -> list[str]:
+    """That a policy which no live run can follow is better than the one to take."""
+    better, best = result.better_but_simulated, result.best
+    if better is None:
+        return []
+    usd = dollars(better.figures["usd"].median)
+    beside = f" instead of {dollars(best.figures['usd'].median)} of {best.policy.name}" if best else ""
+    return [
+        f"{better.policy.name} would cost the least, {usd}{beside}, but is only simulated: no live run has "
+        f"{better.policy.only_simulated}."
+    ]
 
 
 def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:

@@ -131,7 +131,7 @@ def what_if(
     with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
     if drawn is not None:
-        name = policy or next(one.policy.name for one in result.answers if one.best)
+        name = policy or next(one.policy.name for one in result.answers if one.best)  # there is one
         line = time_line(config, chosen, question, name, seed, policies=compared)
         drawn.write_text(json.dumps(line))
     if as_json:
@@ -185,7 +185,8 @@ def show(result: WhatIf) -> None:
         title=f"Modelled: {result.iterations} iterations, {result.offer.reserved} reserved and "
         f"{result.offer.spot} spot devices",
         caption=f"medians; below them the lowest and highest of {result.futures} futures\n"
-        "* least dollars; of equals the most drafts an iteration",
+        "* least dollars of what a live run can do; of equals the most drafts\n"
+        "† only simulated: no live run does it",
     )
     table.add_column("policy", no_wrap=True)
     for name in ("time", "dollars", "idle", "spot idle", "losses", "drafts"):
@@ -193,7 +194,7 @@ def show(result: WhatIf) -> None:
     for answer in result.answers:
         row = answer.figures
         table.add_row(
-            f"{answer.policy.name}{' *' if answer.best else ''}",
+            f"{answer.policy.name}{' *' if answer.best else ' †' if answer.policy.only_simulated else ''}",
             _spread(row["wall_s"], *_time_unit(row["wall_s"].median)),
             _spread(row["usd"], "${:,.2f}" if row["usd"].median < 20 else "${:,.0f}"),
             _spread(row["idle_share"], "{:.0%}"),
@@ -234,6 +235,8 @@ def _sharing_line(result: WhatIf) -> list[str]:
 
 def _show_milestones(console: Console, result: WhatIf) -> None:
     """Print what policies take to a score, where that is known."""
+    from tasks.what_if_in_words import dollars
+
     curves = result.curves
     found = {answer.policy.name: result.milestones(answer) for answer in result.answers}
     known = {name: rows for name, rows in found.items() if rows}
@@ -261,15 +264,10 @@ def _show_milestones(console: Console, result: WhatIf) -> None:
             form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else _time_unit(seconds)
             usd = each.iterations.median * each.iteration_usd.median
             least = "≥" if each.unreached else ""
-            cells.append(f"{least}{form.format(seconds / unit)}\n{least}{_dollars(usd)}")
+            cells.append(f"{least}{form.format(seconds / unit)}\n{least}{dollars(usd)}")
         last = rows[-1]
         table.add_row(name, *cells, _relative(last.iterations), _relative(last.iteration_s))
     console.print(table)
-
-
-def _dollars(usd: float) -> str:
-    """An amount, with two digits at least."""
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
 
 
 def _relative(spread: Spread) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,15 +42,28 @@ class SimulatedPlan:
     static_groups: bool = False
 
     @property
+    def only_simulated(self) -> str | None:
+        """What no live run does, in words; None for none of it."""
+        return _first({**self._ways_alone, "groups of devices that restart cold": self.static_groups})
+
+    @property
     def done_alone(self) -> str | None:
         """What no live run does whose devices share samples, in words; None for none of it."""
-        ways = {
+        return _first({**self._ways_alone, "renting what times and prices say": self.fleet.decided})
+
+    @property
+    def _ways_alone(self) -> dict[str, bool]:
+        """What no live run does, and is simulated for devices that work alone."""
+        return {
             "a window in which trainers roll out": self.seeds,
             "dealing batches beforehand": self.pushes,
             "sharing devices between two runs": self.runs > 1,
-            "renting what times and prices say": self.fleet.decided,
         }
-        return next((way for way, taken in ways.items() if taken), None)
+
+
+def _first(ways: Mapping[str, bool]) -> str | None:
+    """The first way that is taken."""
+    return next((way for way, taken in ways.items() if taken), None)
 
 
 @dataclass

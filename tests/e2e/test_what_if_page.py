@@ -157,7 +157,7 @@ def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: py
 def row(policy: str, usd: float, wall_s: float, best: bool = False, **more: float) -> dict:
     spread = {"usd": usd, "wall_s": wall_s, **more}
     figures = {name: {"low": value / 2, "median": value, "high": value} for name, value in spread.items()}
-    return {"policy": policy, "summary": f"does {policy}", "best": best, **figures}
+    return {"policy": policy, "summary": f"does {policy}", "best": best, "live": True, **figures}
 
 
 def small_trace() -> str:
@@ -226,7 +226,7 @@ def test_the_best_policy_in_words_and_any_number_of_them():
     rows = [
         row("slow", 300.0, 7200.0),
         row("lean", 100.0, 3600.0, best=True, losses=4),
-        row("dear", 150.0, 900.0),
+        row("dear", 150.0, 900.0) | {"live": False},
     ]
     line = read_time_line("lean", small_trace())
     asked = Asked(Question("glyphs"), {"policies": rows}, line)
@@ -235,7 +235,8 @@ def test_the_best_policy_in_words_and_any_number_of_them():
         "**lean is the one to take: $100.00 ($50.00 to $100.00) in 60.0 min (30.0 min to 60.0"
     )
     assert text.endswith(
-        "dear 1.50 × the dollars and 0.25 × the time; slow 3.00 × the dollars and 2.00 × the time."
+        "dear (no live run) 1.50 × the dollars and 0.25 × the time; "
+        "slow 3.00 × the dollars and 2.00 × the time."
     )
     assert "of 3 policies" in text
     assert in_words(rows[1], "losses") == "4 (2 to 4)" and "losses" in FIGURES

@@ -190,6 +190,13 @@ def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     answers = [answer("reserved", made(48, 0)), answer("spotlight", made(40, 80))]
     offer = FleetPlan(1, 4, 1, 10.0, 2.0)
     pays = WhatIf(answers, small_profile(), "", offer, 10, 1, CURVES_BY_HAND)
+    window = WhatIf(
+        [replace(answers[0], best=True), answer("window", made(40, 0))], pays.profile, "", offer, 10, 1
+    )
+    assert conclusions(window) == [
+        "window would cost the least, $400 instead of $480 of reserved, but is only simulated: no live run "
+        "has a window in which trainers roll out."
+    ]
     (says,) = conclusions(pays)
     assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
     assert says.endswith("So far it pays up to $9.40 an hour of a spot device (9.40 to 9.40).")

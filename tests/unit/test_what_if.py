@@ -60,6 +60,7 @@ def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
     assert "20.00 losses of an instance an hour, 50% of them together" in answer["market"]
     by_name = {row["policy"]: row for row in answer["policies"]}
     assert sum(row["best"] for row in answer["policies"]) == 1
+    assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["window"]
     reserved = by_name["reserved"]
     # One device at 8 dollars an hour: its time is its bill.
     assert reserved["usd"]["median"] == pytest.approx(reserved["wall_s"]["median"] * 8 / 3600)
@@ -72,6 +73,7 @@ def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
 def test_named_policies_alone_are_compared_and_their_milestones_printed():
     table = asked(*SMALL, "--policies", "larger-batch,window,spot")
     rows = [line for line in table.splitlines() if line.startswith((" spot ", " window ", " larger"))]
+    assert "\n window † " in table
     assert [row.split()[0] for row in rows] == ["spot", "window", "larger-batch", "spot", "window"]
     assert "\n spotlight" not in table and "\n reserved" not in table
     assert "To a share of the baseline's progress, by the curves ocr-grpo" in table
@@ -254,6 +256,10 @@ def test_what_is_not_known_widens_the_answer():
         (
             ("--timeline", "t.json", "--policy", "luck"),
             "--policy 'luck' is no policy that is compared; name one of reserved, ",
+        ),
+        (
+            ("--timeline", "t.json", "--policies", "window,pushed"),
+            "no live run can follow window, pushed, so none is the best; name one of them by --policy",
         ),
         (("--timeline", "missing/t.json"), "--timeline 'missing/t.json': the folder"),
         (("--timeline", "t.json", "--iterations", "20000"), "has 80,000 parts, above 50,000; ask for fewer"),

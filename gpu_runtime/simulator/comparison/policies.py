@@ -43,6 +43,11 @@ class Policy:
     needs_drafts: bool = False
     arm: Arm = "plain"
 
+    @property
+    def only_simulated(self) -> str | None:
+        """What it does that no live run does, in words; None where a live run can follow it."""
+        return self.plan(_ANY, 1.0).only_simulated
+
 
 def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     return SimulatedPlan(replace(offer, spot=0), DraftTiming.NEVER)

@@ -59,7 +59,7 @@ class PolicyAnswer:
     Attributes:
         policy: which.
         figures: by name; the names are those of `figures_of`.
-        best: whether it is the one to take.
+        best: whether it is the one to take; a live run can follow it.
         runs: one in each future.
     """
 
@@ -71,7 +71,8 @@ class PolicyAnswer:
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         figures = {name: spread.to_json() for name, spread in self.figures.items()}
-        return {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best, **figures}
+        said = {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best}
+        return {**said, "live": self.policy.only_simulated is None, **figures}
 
 
 def compare_policies(
@@ -175,17 +176,29 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
     return {name: Spread.of(column) for name, column in values.items()}
 
 
-def best_of(answers: Sequence[PolicyAnswer]) -> str:
-    """The policy of the least dollars; of those that cost the same, to a hundredth, the most drafts.
+def best_of(answers: Sequence[PolicyAnswer]) -> str | None:
+    """Of the policies that a live run can follow, the one of the least dollars; None if there is none.
 
-    What drafts are worth is a matter of learning: none of these figures has it.
+    Of those that cost the same, to a hundredth, the one of the most drafts. What drafts are worth is a matter
+    of learning: none of these figures has it.
     """
+    live = [answer for answer in answers if answer.policy.only_simulated is None]
+    return _first(live).policy.name if live else None
+
+
+def better_but_simulated(answers: Sequence[PolicyAnswer]) -> PolicyAnswer | None:
+    """The policy that would be the best one if a live run could follow it; None where one can."""
+    first = _first(answers)
+    return first if first.policy.only_simulated is not None else None
+
+
+def _first(answers: Sequence[PolicyAnswer]) -> PolicyAnswer:
+    """By dollars, then drafts."""
     # Two runs that share devices are something else to buy than one.
     single = [answer for answer in answers if all(run.runs == 1 for run in answer.runs)] or answers
     least = min(answer.figures["usd"].median for answer in single)
     cheap = [a for a in single if a.figures["usd"].median <= (1 + _ALIKE) * least]
-    ranked = sorted(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
-    return ranked[0].policy.name
+    return min(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
 
 
 def _simulate(

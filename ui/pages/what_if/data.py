@@ -95,7 +95,7 @@ class Asked:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The policy to take."""
+        """The policy to take; a live run can follow it."""
         return next(row for row in self.policies if row["best"])
 
 
@@ -144,7 +144,7 @@ def policy_table(asked: Asked) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "policy": f"{row['policy']} ★" if row["best"] else row["policy"],
+                "policy": f"{row['policy']} ★" if row["best"] else _named(row),
                 **{heading: in_words(row, name) for name, (heading, _) in FIGURES.items() if name in row},
                 "what it does": row["summary"],
             }
@@ -157,7 +157,7 @@ def policy_figures(asked: Asked) -> pd.DataFrame:
     """The answer as numbers: each figure of a policy as median, lowest and highest; all are simulated."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": "simulated", "best": row["best"]}
+            {"policy": row["policy"], "evidence": "simulated", "best": row["best"], "live": row["live"]}
             | {
                 f"{name}_{part}": value[part]
                 for name, value in row.items()
@@ -189,10 +189,15 @@ def verdict(asked: Asked) -> str:
     if not others:
         return f"{text}."
     compared = (
-        f"{row['policy']} {_times(row, best, 'usd')} the dollars and {_times(row, best, 'wall_s')} the time"
+        f"{_named(row)} {_times(row, best, 'usd')} the dollars and {_times(row, best, 'wall_s')} the time"
         for row in others
     )
     return f"{text}, of {len(asked.policies)} policies. Beside it: {'; '.join(compared)}."
+
+
+def _named(row: dict[str, Any]) -> str:
+    """A policy, and whether it is one that no live run can follow."""
+    return row["policy"] if row["live"] else f"{row['policy']} (no live run)"
 
 
 def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:

@@ -103,9 +103,9 @@ def _show_answer(asked: Asked) -> None:
     st.caption(
         markdown_text(
             f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
-            "all policies share. ★ least dollars; of policies within 1 % of them, the one with the most "
-            "drafts. All policies do the same iterations: what exploration is worth to learning is not in "
-            "the table."
+            "all policies share. ★ least dollars of what a live run can do; of policies within 1 % of them, "
+            "the one with the most drafts. All policies do the same iterations: what exploration is worth "
+            "to learning is not in the table."
         )
     )
     for sentence in asked.answer.get("conclusions", ()):

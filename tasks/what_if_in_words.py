@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_runtime.simulator.comparison.to_score import ExplorationWorth
-from gpu_runtime.simulator.trace_windows import SpotMarket
-from gpu_runtime.spot.traces.summary import summarise
 
 if TYPE_CHECKING:  # which says what is said here
-    from tasks.what_if import MarketQuestion, WhatIf
+    from tasks.what_if import WhatIf
 
 
 def conclusions(result: WhatIf) -> list[str]:
@@ -91,29 +88,4 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
     return (
         f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
         f"({until.low:.2f} to {until.high:.2f}){but}."
-    )
-
-
-def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
-    """When spot instances come and go.
-
-    Args:
-        market: as it is simulated.
-        question: as it was asked for.
-    """
-    notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
-    if market.recorded is not None:
-        known = summarise(market.recorded)
-        rate = known.losses_per_instance_hour or 0.0
-        return (
-            f"windows of {Path(question.trace).name}: {known.length_s / 3600:.1f} h, {known.losses} losses, "
-            f"{rate:.2f} of an instance an hour{notice}"
-        )
-    if not market.losses:
-        return "no instance is lost"
-    shape = market.shape
-    return (
-        f"drawn traces: {3600 / shape.mean_lifetime_s:.2f} losses of an instance an hour, "
-        f"{shape.multi_loss_share:.0%} of them together; a replacement comes after "
-        f"{shape.mean_reacquire_s / 60:.0f} min{notice}"
     )

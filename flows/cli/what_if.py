@@ -72,6 +72,13 @@ def what_if(
         str | None,
         typer.Option(metavar="RESERVED,SPOT", help="Dollars an hour of a device; the settings' by default."),
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Prices that change: a CSV file of time,market,usd_per_hour[,zone]."
+        ),
+    ] = None,
+    zone: Annotated[str | None, typer.Option(help="Zone of --prices, where it has several.")] = None,
     profile: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE|RUN", help="What the workload takes: a profile, a JSON file, a run."),
@@ -127,7 +134,7 @@ def what_if(
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
     refuse_profile(config, chosen)
-    question = MarketQuestion(trace or "", loss_rate, joint, notice, per_instance)
+    question = MarketQuestion(trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "")
     with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
     if drawn is not None:
@@ -209,8 +216,7 @@ def show(result: WhatIf) -> None:
     console.print()
     lines = [f"{answer.policy.name}: {answer.policy.summary}" for answer in result.answers]
     lines += [
-        f"prices: ${result.offer.reserved_usd_per_hour:g} an hour reserved, "
-        f"${result.offer.spot_usd_per_hour:g} spot; {result.offer.trainers} of the reserved devices train",
+        f"prices: {result.prices}; {result.offer.trainers} of the reserved devices train",
         f"spot: {result.market}",
         *_sharing_line(result),
         f"profile {result.profile.name}: {result.profile.summary}",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 
 from gpu_runtime.scheduling.paid_time import PaidMeter
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.simulator.devices import PhaseOfDevices, SimulatedDevice
-from gpu_runtime.simulator.virtual_time import EventLoop, ticks
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
+from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
-from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market
+from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 from storage.errors import ConfigurationError
 
 
@@ -25,10 +26,11 @@ class FleetPlan:
         reserved: devices that stay.
         spot: most spot devices at once; the trace says how many there are.
         trainers: reserved devices that train together.
-        reserved_usd_per_hour, spot_usd_per_hour: price of a device.
+        reserved_usd_per_hour, spot_usd_per_hour: price of a device; on average, where it changes.
         decided: whether `decide_capacity` says before each iteration how many of them are rented.
         instance_devices: devices of an instance, which may share samples: reserved and spot ones fill
             instances of their own. 0 where all are on one, as those of a local cluster.
+        reserved_prices, spot_prices: from the run's beginning on; None where they do not change.
 
     Raises:
         ConfigurationError: no device trains, or more train than are reserved.
@@ -41,6 +43,8 @@ class FleetPlan:
     spot_usd_per_hour: float
     decided: bool = False
     instance_devices: int = 0
+    reserved_prices: PriceHistory | None = None
+    spot_prices: PriceHistory | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.trainers <= self.reserved:
@@ -60,8 +64,32 @@ class FleetPlan:
         return f"{market}-{place // self.instance_devices}" if self.instance_devices else ""
 
     def usd_per_hour(self, market: Market) -> float:
-        """Price of a device."""
+        """Price of a device; on average, where it changes."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
+
+    def prices(self, market: Market) -> PriceHistory | None:
+        """Prices of a device over time; None where they do not change."""
+        return self.reserved_prices if market == "reserved" else self.spot_prices
+
+    def price_at(self, market: Market, at_s: float) -> float:
+        """Price of a device at a moment of the run."""
+        prices = self.prices(market)
+        return self.usd_per_hour(market) if prices is None else prices.price_at(at_s)
+
+    def priced(self, interval: StateInterval) -> StateInterval:
+        """What a device did, in ticks, with what it cost meanwhile on average."""
+        prices = self.prices(interval.market)
+        if prices is None:
+            return interval
+        usd = prices.mean(interval.started_at / TICKS_PER_S, interval.ended_at / TICKS_PER_S)
+        return replace(interval, usd_per_hour=usd)
+
+    def beginning(self, at_s: float) -> FleetPlan:
+        """The same for a run that begins at a moment of the prices."""
+        reserved, spot = (
+            prices and prices.beginning(at_s) for prices in (self.reserved_prices, self.spot_prices)
+        )
+        return replace(self, reserved_prices=reserved, spot_prices=spot)
 
 
 @dataclass

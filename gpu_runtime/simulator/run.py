@@ -7,6 +7,7 @@ with, not on the time: one that no event of the trace disturbs is worked out onc
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -92,6 +93,7 @@ class Simulation:
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
         self._run = SimulatedRun(prices, runs=plan.runs)
+        self._usd: defaultdict[Market, float] = defaultdict(float)  # times ticks of a second
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:
@@ -111,6 +113,9 @@ class Simulation:
         counts = self._fleet.counts
         run.wall, run.events = loop.now, loop.done
         run.joined, run.notices, run.losses = counts.joined, counts.notices, counts.losses
+        for market, paid in run.paid.items():
+            if self._plan.fleet.prices(market) is not None:
+                run.usd_per_hour[market] = 3600 * self._usd[market] / paid
         return run
 
     def _iterate(self, version: WeightsVersion, more: bool) -> None:
@@ -209,9 +214,9 @@ class Simulation:
         fleet, measured, now = self._plan.fleet, self._measured, self._loop.now
         if self._rolled_out is not None:
             measured.add_rest((now - self._rolled_out - self._evaluated) / TICKS_PER_S)
-        terms = RentingTerms(
-            fleet.reserved, fleet.reserved_usd_per_hour, fleet.spot_usd_per_hour, fleet.spot, 0.0
-        )
+        at_s = now / TICKS_PER_S
+        reserved_usd, spot_usd = fleet.price_at("reserved", at_s), fleet.price_at("spot", at_s)
+        terms = RentingTerms(fleet.reserved, reserved_usd, spot_usd, fleet.spot, 0.0)
         wanted = decide_capacity(measured.forecast(batches, left), terms, self._fleet.spot_rented).wanted
         self._fleet.want(wanted)
         self._run.wanted.append(wanted)
@@ -376,9 +381,10 @@ class Simulation:
     def _account(self, iteration: int, phase: LedgerPhase) -> None:
         """Take in what the devices did and were paid for."""
         run, now = self._run, self._loop.now
-        intervals = self._fleet.timeline.take(now)
+        intervals = [self._plan.fleet.priced(interval) for interval in self._fleet.timeline.take(now)]
         for interval in intervals:
             run.spent[interval.market, interval.state] += int(interval.ended_at - interval.started_at)
+            self._usd[interval.market] += interval.usd
         for paid in self._fleet.meter.take(now):
             run.paid[paid.market] += int(paid.paid_s)
         if self._keeps_intervals:

@@ -76,7 +76,7 @@ class SimulatedRun:
         iterations: ticks of each iteration, evaluations not included.
         spent: ticks by market and state, over all devices.
         paid: ticks by market, metered apart from the states.
-        usd_per_hour: price of a device by market.
+        usd_per_hour: price of a device by market; the mean over its paid time, where it changes.
         drafts: made and judged in time.
         batches: rolled out.
         redone: denoising steps of batches that losses took with them.

@@ -113,10 +113,10 @@ def test_at_the_break_even_discount_spot_and_on_demand_cost_the_same():
 
 def test_the_break_even_discount_has_an_interval_over_the_futures():
     spot, demand = answer("spot", made(40, 80), made(40, 60)), answer("on-demand", made(70, 0), made(70, 0))
-    even = break_even_of([spot, demand], 10.0)
+    even = break_even_of([spot, demand])
     assert even is not None
     assert (even.low, even.high) == pytest.approx((0.5, 0.625))
-    assert break_even_of([spot], 10.0) is None
+    assert break_even_of([spot]) is None
 
 
 def test_the_price_up_to_which_one_way_is_the_cheapest():
@@ -189,9 +189,9 @@ def test_where_exploration_pays_by_hand():
 def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     answers = [answer("reserved", made(48, 0)), answer("spotlight", made(40, 80))]
     offer = FleetPlan(1, 4, 1, 10.0, 2.0)
-    pays = WhatIf(answers, small_profile(), "", offer, 10, 1, CURVES_BY_HAND)
+    pays = WhatIf(answers, small_profile(), "", "", offer, 10, 1, CURVES_BY_HAND)
     window = WhatIf(
-        [replace(answers[0], best=True), answer("window", made(40, 0))], pays.profile, "", offer, 10, 1
+        [replace(answers[0], best=True), answer("window", made(40, 0))], pays.profile, "", "", offer, 10, 1
     )
     assert conclusions(window) == [
         "window would cost the least, $400 instead of $480 of reserved, but is only simulated: no live run "

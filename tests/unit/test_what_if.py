@@ -106,6 +106,22 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
 
 
+def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
+    file = tmp_path / "prices.csv"
+    file.write_text("time,market,usd_per_hour,zone\n0,spot,2,a\n36000,spot,2,a\n0,spot,4,b\n")
+    options = (*SMALL, "--price", "8,2", "--json")
+    changing = json.loads(asked(*options, "--prices", str(file), "--zone", "a"))
+    constant = json.loads(asked(*options))
+    assert constant["prices"] == "$8 an hour reserved, $2 spot"
+    assert changing["prices"] == "$8 an hour reserved, $2 to $2 ($2 on average over 10.0 h) spot"
+    for ours, theirs in zip(changing["policies"], constant["policies"], strict=True):
+        assert ours["usd"] == pytest.approx(theirs["usd"])
+    twice = json.loads(asked(*options, "--prices", str(file), "--zone", "b"))
+    spot = [next(row for row in one["policies"] if row["policy"] == "spot") for one in (constant, twice)]
+    assert spot[1]["usd"]["median"] > spot[0]["usd"]["median"]
+    assert twice["spot_usd_per_hour"] == 4.0 and "the discount is 50%." in " ".join(twice["conclusions"])
+
+
 def shared_profile() -> Profile:
     """The small profile, with a step that two devices share; it takes 0.6 of one alone."""
     two = StepTime(batch=4, degree=2, seconds=0.6, evidence="published", source="a paper", uncertainty=0.2)
@@ -267,6 +283,8 @@ def test_what_is_not_known_widens_the_answer():
             ("--policy", "spot"),
             "--policy 'spot' says whose time line is written; give its file by --timeline",
         ),
+        (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
+        (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
         (("--curve", "nothing"), "--curve 'nothing' is no learning curve (ocr-grpo, ocr-nft, "),
     ],

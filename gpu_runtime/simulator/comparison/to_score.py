@@ -90,19 +90,17 @@ def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Mileston
     return found
 
 
-def break_even_of(answers: Sequence[PolicyAnswer], reserved_usd_per_hour: float) -> Spread | None:
+def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
     """The discount at which spot devices cost as much as the same devices on demand, over the futures.
 
-    Args:
-        answers: of all policies; None without `spot` and `on-demand`.
-        reserved_usd_per_hour: price of a reserved device.
+    None without `spot` and `on-demand`.
     """
     by_name = {answer.policy.name: answer for answer in answers}
     if SPOT not in by_name or ON_DEMAND not in by_name:
         return None
     pairs = zip(by_name[SPOT].runs, by_name[ON_DEMAND].runs, strict=True)
     found = [
-        break_even_discount(cost_line(spot), cost_line(demand), reserved_usd_per_hour)
+        break_even_discount(cost_line(spot), cost_line(demand), demand.usd_per_hour["reserved"])
         for spot, demand in pairs
     ]
     known = [discount for discount in found if discount is not None]

@@ -139,8 +139,9 @@ def policy_runs(
     runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
     for future in range(futures):
         drafts, traces = 0.0, dict[tuple[int, float], Trace]()
+        offered = offer.beginning(_price_window_s(config, offer, profile, (seed, future)))
         for policy in simulated:
-            plan = _possible(policy.plan(offer, drafts), offer, config)
+            plan = _possible(policy.plan(offered, drafts), offer, config)
             keeps_it = policy.name == keeps
             run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
             if policy.name == SPOTLIGHT:
@@ -148,6 +149,23 @@ def policy_runs(
             runs[policy.name].append(run)
             on_run()
     return runs
+
+
+def _price_window_s(config: RunConfig, offer: FleetPlan, profile: Profile, future: tuple[int, int]) -> float:
+    """The moment of the prices at which a future begins: a random one from which on they last for a run.
+
+    Args:
+        config: of the run that is asked about.
+        offer: has the prices.
+        profile: of the workload.
+        future: its random seed.
+    """
+    known = [prices.length_s for prices in (offer.reserved_prices, offer.spot_prices) if prices is not None]
+    if not known:
+        return 0.0
+    times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, offer.trainers)
+    spare_s = max(known) - trace_length_s(config, times, offer.reserved)
+    return random.Random(f"prices {future}").uniform(0.0, max(0.0, spare_s))
 
 
 def _possible(plan: SimulatedPlan, offer: FleetPlan, config: RunConfig) -> SimulatedPlan:

@@ -17,7 +17,7 @@ from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import PLOT_SETTINGS
 from ui.data.run import load_overview
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown, usd
+from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown
 from ui.elements.tiles import show_tile
 from ui.pages.what_if.charts import marked, policy_chart
 from ui.pages.what_if.data import (
@@ -125,8 +125,7 @@ def _show_basis(asked: Asked) -> None:
     lines = [
         f"preset {asked.question.preset}: {answer['iterations']:,} iterations on {answer['reserved']} "
         f"reserved devices, {answer['trainers']} of which train, and {answer['spot']} spot devices",
-        f"prices: {usd(answer['reserved_usd_per_hour'])} an hour reserved, "
-        f"{usd(answer['spot_usd_per_hour'])} spot",
+        f"prices: {answer['prices']}",
         f"spot: {answer['market']}",
         f"profile {profile['name']}: {profile['summary']}",
         *(f"{kind}: {', '.join(names)}" for kind, names in evidence.items()),

@@ -184,6 +184,10 @@ def test_where_exploration_pays_by_hand():
     unknown = exploration_worth(answers[:3], None, 10.0)
     assert unknown is not None and unknown.pays_until_usd is None
     assert exploration_worth(answers[:2], None, 10.0) is None
+    # What no live run can follow is nothing to be compared with, however cheap.
+    beside = exploration_worth([*answers[:3], answer("window", made(1, 0))], CURVES_BY_HAND, 10.0)
+    assert beside == worth
+    assert exploration_worth([answer("window", made(1, 0)), answers[2]], None, 10.0) is None
 
 
 def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():

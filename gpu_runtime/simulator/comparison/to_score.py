@@ -149,7 +149,7 @@ class ExplorationWorth:
 def exploration_worth(
     answers: Sequence[PolicyAnswer], curves: LearningCurves | None, reserved_usd_per_hour: float
 ) -> ExplorationWorth | None:
-    """Where exploration pays; None without Spotlight, or a single run without exploration to compare it with.
+    """Where exploration pays; None without Spotlight, or a live run without exploration to compare it with.
 
     Args:
         answers: of all policies.
@@ -157,8 +157,7 @@ def exploration_worth(
         reserved_usd_per_hour: price of a reserved device, the highest that is asked for.
     """
     ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
-    # Runs that share devices are something else to buy.
-    others = [a for a in answers if a.policy.arm == "plain" and all(run.runs == 1 for run in a.runs)]
+    others = [a for a in answers if a.policy.arm == "plain" and a.policy.only_simulated is None]
     if ours is None or not others:
         return None
     cheapest = min(others, key=lambda answer: answer.figures["iteration_usd"].median)

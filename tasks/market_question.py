@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, ServingLoad
 from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.spot.prices.price_history import PriceHistory, read_price_history
 from gpu_runtime.spot.traces.files import read_trace
@@ -30,6 +32,9 @@ class MarketQuestion:
         instance_devices: devices of an instance, which may share samples and are lost together; 0 where all
             are on one machine, and are lost one by one.
         prices: a file of prices over time; empty where they do not change.
+        serving: load of a serving fleet, for the policy `lending`: the share of its devices that are busy,
+            half of its swing over a day, and the seconds that a request can wait, with commas between; empty
+            for what is assumed.
         zone: whose prices of the file are taken; it may be empty where there is one.
     """
 
@@ -40,6 +45,7 @@ class MarketQuestion:
     instance_devices: int = 0
     prices: str = ""
     zone: str = ""
+    serving: str = ""
 
 
 def offer_of(config: RunConfig, question: MarketQuestion) -> FleetPlan:
@@ -70,7 +76,30 @@ def offer_of(config: RunConfig, question: MarketQuestion) -> FleetPlan:
         price.reserved_usd_per_hour if reserved is None else reserved.mean(0.0, reserved.length_s),
         price.spot_usd_per_hour if spot is None else spot.mean(0.0, spot.length_s),
         instance_devices=each, reserved_prices=reserved, spot_prices=spot,
+        serving=_serving_of(question.serving) if question.serving else ASSUMED_LOAD,
     )  # fmt: skip
+
+
+def _serving_of(said: str) -> ServingLoad:
+    try:
+        mean, swing, slack_s = map(float, said.split(","))
+    except ValueError:
+        mean = swing = slack_s = math.nan
+    if not (0 <= mean <= 1 and 0 <= swing <= 1 and 0 <= slack_s <= 3600):
+        raise ConfigurationError(
+            f"--serving is {quoted(said)}; give the share of busy devices and half of its swing over a day, "
+            "each from 0 to 1, and the seconds that a request can wait, from 0 to 3600, as in 0.5,0.3,2"
+        )
+    return ServingLoad(mean, swing, slack_s)
+
+
+def serving_in_words(load: ServingLoad) -> str:
+    """The load of the serving fleet that lends, and what is known of it."""
+    known = "assumed" if load == ASSUMED_LOAD else "as asked for, with assumed noise"
+    return (
+        f"lending: {load.mean:.0%} of the serving fleet is busy, {load.swing:.0%} more or less over a day, "
+        f"and its requests can wait {load.slack_s:g} s ({known})"
+    )
 
 
 def market_of(question: MarketQuestion) -> SpotMarket:

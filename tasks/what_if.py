@@ -10,6 +10,7 @@ from typing import Any
 from gpu_runtime.simulator.chrome_trace import chrome_trace
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import (
+    LENDING,
     POLICIES,
     Policy,
     default_policies,
@@ -39,7 +40,7 @@ from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 from tasks.market_question import MarketQuestion as MarketQuestion
-from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words
+from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.recorded_curves import find_curves as find_curves
 from tasks.recorded_profile import model_key, recorded_profile
 from tasks.what_if_in_words import conclusions as conclusions
@@ -93,6 +94,12 @@ class WhatIf:
         degrees = {kind: degree or "auto" for kind, degree in self.degrees.items()}
         return degrees | {"instance_devices": self.offer.instance_devices or "all"}
 
+    @property
+    def serving(self) -> str:
+        """The load of the serving fleet, in words; empty where no policy has its devices."""
+        lends = any(answer.policy.name == LENDING for answer in self.answers)
+        return serving_in_words(self.offer.serving) if lends else ""
+
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
         """What a policy takes to 25, 50, 75 and 100 % of the baseline's progress, where that is known."""
         return [] if self.curves is None else milestones_of(answer, self.curves)
@@ -140,6 +147,7 @@ class WhatIf:
             "spot_usd_per_hour": self.offer.spot_usd_per_hour,
             "profile": self.profile.model_dump(mode="json"),
             **({"sharing": self.sharing} if self.shares else {}),
+            **({"serving": self.serving} if self.serving else {}),
         }
 
 

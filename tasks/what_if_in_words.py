@@ -79,7 +79,8 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
         )
     if until is None or worth.stops_at is not None:
         return f"{says}."
-    sized = any(any(run.wanted for run in answer.runs) for answer in result.answers)
+    live = [answer for answer in result.answers if answer.policy.only_simulated is None]
+    sized = any(any(run.wanted for run in answer.runs) for answer in live)
     but = " (against policies other than sized, whose devices depend on it)" if sized else ""
     if until.median >= result.offer.reserved_usd_per_hour:
         return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."

@@ -79,6 +79,12 @@ def what_if(
         ),
     ] = None,
     zone: Annotated[str | None, typer.Option(help="Zone of --prices, where it has several.")] = None,
+    serving: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BUSY,SWING,SLACK", help="Of `lending`: load of the serving fleet; 0.5,0.3,2 is assumed."
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
         typer.Option(metavar="NAME|FILE|RUN", help="What the workload takes: a profile, a JSON file, a run."),
@@ -134,7 +140,9 @@ def what_if(
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
     refuse_profile(config, chosen)
-    question = MarketQuestion(trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "")
+    question = MarketQuestion(
+        trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
+    )
     with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
     if drawn is not None:
@@ -219,6 +227,7 @@ def show(result: WhatIf) -> None:
         f"prices: {result.prices}; {result.offer.trainers} of the reserved devices train",
         f"spot: {result.market}",
         *_sharing_line(result),
+        *([result.serving] if result.serving else []),
         f"profile {result.profile.name}: {result.profile.summary}",
         *(f"  {evidence}: {', '.join(names)}" for evidence, names in result.profile.evidence.items()),
         "In the first table all policies do the same iterations: what is learned in them is not in it.",

@@ -7,15 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
+from typing import Literal
 
 from gpu_runtime.scheduling.paid_time import PaidMeter
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.simulator.devices import PhaseOfDevices, SimulatedDevice
+from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
 from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 from storage.errors import ConfigurationError
+
+FleetDecision = Literal["cheapest", "astraflow"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,12 @@ class FleetPlan:
         spot: most spot devices at once; the trace says how many there are.
         trainers: reserved devices that train together.
         reserved_usd_per_hour, spot_usd_per_hour: price of a device; on average, where it changes.
-        decided: whether `decide_capacity` says before each iteration how many of them are rented.
+        decided: what says before each iteration how many of them are rented; None where all that are there
+            are. `cheapest` is `decide_capacity`, and `astraflow` is `scale_generators`.
         instance_devices: devices of an instance, which may share samples: reserved and spot ones fill
             instances of their own. 0 where all are on one, as those of a local cluster.
         reserved_prices, spot_prices: from the run's beginning on; None where they do not change.
+        serving: load of the serving fleet that the spot devices are, where they are lent.
 
     Raises:
         ConfigurationError: no device trains, or more train than are reserved.
@@ -41,10 +47,11 @@ class FleetPlan:
     trainers: int
     reserved_usd_per_hour: float
     spot_usd_per_hour: float
-    decided: bool = False
+    decided: FleetDecision | None = None
     instance_devices: int = 0
     reserved_prices: PriceHistory | None = None
     spot_prices: PriceHistory | None = None
+    serving: ServingLoad = ASSUMED_LOAD
 
     def __post_init__(self) -> None:
         if not 1 <= self.trainers <= self.reserved:
@@ -125,7 +132,12 @@ class SimulatedFleet:
     """
 
     def __init__(
-        self, loop: EventLoop, plan: FleetPlan, start: int, replay: Replay | None = None, loss: int = 0
+        self,
+        loop: EventLoop,
+        plan: FleetPlan,
+        start: int,
+        replay: Replay | LentDevices | None = None,
+        loss: int = 0,
     ) -> None:
         self.timeline = Timeline()
         self.meter = PaidMeter()
@@ -184,6 +196,11 @@ class SimulatedFleet:
                 self._register(device)
             if device.known_gone is not None and device.known_gone <= self._loop.now:
                 self._remove(device)
+
+    def on_training(self) -> None:
+        """The run begins to train."""
+        if isinstance(self._replay, LentDevices):
+            self._replay.on_training()
 
     @property
     def spot_rented(self) -> int:

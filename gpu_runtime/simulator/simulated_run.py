@@ -29,6 +29,7 @@ class SimulatedPlan:
         pushes: batches are dealt to the devices when a phase begins, instead of pulled.
         seeds: trainers roll out for RLBoost's window, then train while the others roll out the rest.
         runs: 2 where two equal runs share the devices, and one trains while the other rolls out.
+        lends: the spot devices are those of a serving fleet, which lends them as its load allows.
         static_groups: devices that share samples stay together, and restart cold where their group changes.
     """
 
@@ -39,6 +40,7 @@ class SimulatedPlan:
     pushes: bool = False
     seeds: bool = False
     runs: int = 1
+    lends: bool = False
     static_groups: bool = False
 
     @property
@@ -49,7 +51,9 @@ class SimulatedPlan:
     @property
     def done_alone(self) -> str | None:
         """What no live run does whose devices share samples, in words; None for none of it."""
-        return _first({**self._ways_alone, "renting what times and prices say": self.fleet.decided})
+        return _first(
+            {**self._ways_alone, "renting what times and prices say": self.fleet.decided is not None}
+        )
 
     @property
     def _ways_alone(self) -> dict[str, bool]:
@@ -58,6 +62,8 @@ class SimulatedPlan:
             "a window in which trainers roll out": self.seeds,
             "dealing batches beforehand": self.pushes,
             "sharing devices between two runs": self.runs > 1,
+            "lending by an assumed load of a serving fleet": self.lends,
+            "AstraFlow's rule for the number of devices": self.fleet.decided == "astraflow",
         }
 
 

@@ -64,10 +64,12 @@ def run(of: Trace | None, notice_s: float = 0.0, spot: int = 1, **ways: Any) -> 
         ("spot", SimulatedPlan(OFFER, DraftTiming.NEVER)),
         ("spotlight", SimulatedPlan(OFFER, DraftTiming.TRAINING_WINDOW)),
         ("critical-path", SimulatedPlan(OFFER, DraftTiming.BEFORE_ROLLOUT, 24.0)),
-        ("sized", SimulatedPlan(replace(OFFER, decided=True), DraftTiming.NEVER)),
+        ("sized", SimulatedPlan(replace(OFFER, decided="cheapest"), DraftTiming.NEVER)),
+        ("astraflow", SimulatedPlan(replace(OFFER, decided="astraflow"), DraftTiming.NEVER)),
         ("window", SimulatedPlan(OFFER, DraftTiming.NEVER, seeds=True)),
         ("pushed", SimulatedPlan(OFFER, DraftTiming.NEVER, pushes=True)),
         ("larger-batch", SimulatedPlan(OFFER, DraftTiming.NEVER, more_samples=24.0)),
+        ("lending", SimulatedPlan(OFFER, DraftTiming.NEVER, lends=True)),
         ("shared", SimulatedPlan(OFFER, DraftTiming.NEVER, runs=2)),
         ("static-sp", SimulatedPlan(OFFER, DraftTiming.NEVER, static_groups=True)),
     ],
@@ -217,4 +219,4 @@ def test_the_best_policy_is_one_that_a_live_run_can_follow():
 
 def test_which_policies_no_live_run_can_follow():
     only = {policy.name for policy in POLICIES if policy.only_simulated is not None}
-    assert only == {"window", "pushed", "shared", "static-sp"}
+    assert only == {"window", "pushed", "astraflow", "lending", "shared", "static-sp"}

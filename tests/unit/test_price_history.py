@@ -103,7 +103,7 @@ def test_another_header_and_another_zone_are_refused(tmp_path: Path):
 
 
 def run(decided: bool, **prices: PriceHistory) -> SimulatedRun:
-    fleet = FleetPlan(1, 4, 1, 10.0, 2.5, decided, **prices)  # type: ignore[arg-type]
+    fleet = FleetPlan(1, 4, 1, 10.0, 2.5, "cheapest" if decided else None, **prices)  # type: ignore[arg-type]
     plan = SimulatedPlan(fleet, DraftTiming.NEVER)
     return Simulation(small_config(4), plan, times_of(), Replay(ALL_STAY), keeps_intervals=True).run()
 

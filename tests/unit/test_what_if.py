@@ -122,6 +122,16 @@ def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
     assert twice["spot_usd_per_hour"] == 4.0 and "the discount is 50%." in " ".join(twice["conclusions"])
 
 
+def test_lending_rests_on_a_load_that_is_marked_as_assumed():
+    options = (*SMALL, "--policies", "reserved,astraflow,lending")
+    answer = json.loads(asked(*options, "--json"))
+    assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["astraflow", "lending"]
+    assert answer["serving"].endswith("30% more or less over a day, and its requests can wait 2 s (assumed)")
+    assert answer == json.loads(asked(*options, "--json"))
+    assert "lending: 90% of the serving fleet is busy, 0% more" in asked(*options, "--serving", "0.9,0,2")
+    assert "serving" not in json.loads(asked(*SMALL, "--policies", "spot", "--json"))
+
+
 def shared_profile() -> Profile:
     """The small profile, with a step that two devices share; it takes 0.6 of one alone."""
     two = StepTime(batch=4, degree=2, seconds=0.6, evidence="published", source="a paper", uncertainty=0.2)
@@ -283,6 +293,11 @@ def test_what_is_not_known_widens_the_answer():
             ("--policy", "spot"),
             "--policy 'spot' says whose time line is written; give its file by --timeline",
         ),
+        (
+            ("--serving", "2,0,1"),
+            "--serving is '2,0,1'; give the share of busy devices and half of its swing",
+        ),
+        (("--serving", "busy"), "--serving is 'busy'; give the share"),
         (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
         (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.comparison.break_even import cost_line
 from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.lent_devices import LentDevices
 from gpu_runtime.simulator.profile import Profile, WorkloadTimes
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -237,7 +239,11 @@ def _simulate(
         random.Random(f"profile {future}"),
     )
     replay = None
-    if fleet.spot:
+    if plan.lends:
+        free = fleet.serving.free(fleet.spot, random.Random(f"serving {future}"))
+        rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.step_s)
+        replay = LentDevices(rule, free, fleet.serving.slack_s)
+    elif fleet.spot:
         # Its own chance: the window is the same whatever the profile draws.
         algorithm = config.algorithm
         samples = algorithm.prompts_per_iteration * algorithm.group_size

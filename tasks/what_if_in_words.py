@@ -28,12 +28,25 @@ def conclusions(result: WhatIf) -> list[str]:
         found.append(f"{says}; the discount is {offered:.0%}.")
     if worth is not None:
         found.append(_exploration_in_words(worth, result))
-    return found
+    return found + _milestones_in_words(result)
 
 
 def dollars(usd: float) -> str:
     """An amount, with two digits at least."""
     return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """How a time is written, and the seconds of its unit."""
+    if seconds < 7200:
+        return ("{:.1f} s", 1.0) if seconds < 120 else ("{:.1f} min", 60.0)
+    return ("{:.1f} h", 3600.0) if seconds < 2 * 86400 else ("{:.1f} d", 86400.0)
+
+
+def duration(seconds: float) -> str:
+    """A time in one unit; minutes are whole."""
+    form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else time_unit(seconds)
+    return form.format(seconds / unit)
 
 
 def _only_simulated_in_words(result: WhatIf) -> list[str]:
@@ -47,6 +60,33 @@ def _only_simulated_in_words(result: WhatIf) -> list[str]:
         f"{better.policy.name} would cost the least, {usd}{beside}, but is only simulated: no live run has "
         f"{better.policy.only_simulated}."
     ]
+
+
+def _milestones_in_words(result: WhatIf) -> list[str]:
+    """What the best policy, and the cheapest one to the last score, take to shares of the progress."""
+    live = [answer for answer in result.answers if answer.policy.only_simulated is None]
+    found = {answer.policy.name: rows for answer in live if (rows := result.milestones(answer))}
+    if result.curves is None or not found:
+        return []
+    # Of run seeds that mostly end below the last score, the dollars to it are not known.
+    known = [name for name, rows in found.items() if 2 * rows[-1].unreached < rows[-1].run_seeds]
+    cheapest = min(known, key=lambda name: found[name][-1].usd, default="")
+    best = result.best.policy.name if result.best else ""
+    said = []
+    for name in dict.fromkeys([best, cheapest]):
+        if not (rows := found.get(name)):
+            continue
+        shares = " / ".join(f"{each.share * 100:.0f}" for each in rows)
+        time = " / ".join(("≥" if each.unreached else "") + duration(each.time_s) for each in rows)
+        usd = " / ".join(("≥" if each.unreached else "") + dollars(each.usd) for each in rows)
+        least = ""
+        if name == cheapest and len(known) > 1:
+            least = ", the fewest dollars of those most of whose run seeds get there"
+        said.append(
+            f"{name} takes {time} and {usd} to {shares} % of the baseline's progress by the curves "
+            f"{result.curves.name}{least}."
+        )
+    return said
 
 
 def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:

@@ -24,8 +24,6 @@ from storage.new_folder import writable_file
 if TYPE_CHECKING:  # it imports pandas
     from tasks.what_if import Spread, WhatIf
 
-_DAY_H = 48.0
-
 
 def what_if(
     preset: Annotated[
@@ -192,6 +190,7 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 def show(result: WhatIf) -> None:
     """Print a table of policies, what they take to a score, and what both rest on."""
     from tasks.what_if import conclusions
+    from tasks.what_if_in_words import time_unit
 
     console = Console()
     table = Table(
@@ -210,7 +209,7 @@ def show(result: WhatIf) -> None:
         row = answer.figures
         table.add_row(
             f"{answer.policy.name}{' *' if answer.best else ' †' if answer.policy.only_simulated else ''}",
-            _spread(row["wall_s"], *_time_unit(row["wall_s"].median)),
+            _spread(row["wall_s"], *time_unit(row["wall_s"].median)),
             _spread(row["usd"], "${:,.2f}" if row["usd"].median < 20 else "${:,.0f}"),
             _spread(row["idle_share"], "{:.0%}"),
             _spread(row["spot_idle_share"], "{:.0%}"),
@@ -250,7 +249,7 @@ def _sharing_line(result: WhatIf) -> list[str]:
 
 def _show_milestones(console: Console, result: WhatIf) -> None:
     """Print what policies take to a score, where that is known."""
-    from tasks.what_if_in_words import dollars
+    from tasks.what_if_in_words import dollars, duration
 
     curves = result.curves
     found = {answer.policy.name: result.milestones(answer) for answer in result.answers}
@@ -275,11 +274,8 @@ def _show_milestones(console: Console, result: WhatIf) -> None:
     for name, rows in known.items():
         cells = []
         for each in rows:
-            seconds = each.iterations.median * each.iteration_s.median
-            form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else _time_unit(seconds)
-            usd = each.iterations.median * each.iteration_usd.median
             least = "≥" if each.unreached else ""
-            cells.append(f"{least}{form.format(seconds / unit)}\n{least}{dollars(usd)}")
+            cells.append(f"{least}{duration(each.time_s)}\n{least}{dollars(each.usd)}")
         last = rows[-1]
         table.add_row(name, *cells, _relative(last.iterations), _relative(last.iteration_s))
     console.print(table)
@@ -325,13 +321,6 @@ def _sharing(degree: str | None) -> list[str]:
     return (
         [] if degree is None else [f"sequence_parallel.{kind}={degree}" for kind in ("rollout", "evaluate")]
     )
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    """How a time is written, and the seconds of its unit."""
-    if seconds < 7200:
-        return ("{:.1f} s", 1.0) if seconds < 120 else ("{:.1f} min", 60.0)
-    return ("{:.1f} h", 3600.0) if seconds < _DAY_H * 3600 else ("{:.1f} d", 86400.0)
 
 
 def _spread(spread: object, form: str, unit: float = 1.0) -> str:

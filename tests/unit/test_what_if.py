@@ -103,6 +103,7 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
         for figure in (each["time_s"], each["usd"]):
             for what in ("learning", "system"):
                 assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
+    assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
 
 

@@ -47,6 +47,16 @@ class Milestone:
     iteration_s: Spread
     iteration_usd: Spread
 
+    @property
+    def time_s(self) -> float:
+        """Seconds to it, by medians, without the start and evaluations."""
+        return self.iterations.median * self.iteration_s.median
+
+    @property
+    def usd(self) -> float:
+        """Dollars to it, likewise."""
+        return self.iterations.median * self.iteration_usd.median
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; time and dollars without the start and evaluations."""
         return {

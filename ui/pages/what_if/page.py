@@ -24,6 +24,8 @@ from ui.pages.what_if.data import (
     FIGURES,
     Asked,
     TimeLine,
+    milestone_figures,
+    milestone_table,
     policy_figures,
     policy_table,
     read_time_line,
@@ -108,10 +110,28 @@ def _show_answer(asked: Asked) -> None:
             "to learning is not in the table."
         )
     )
+    _show_milestones(asked)
     for sentence in asked.answer.get("conclusions", ()):
         st.markdown(f"{SIMULATED_BADGE} {markdown_text(sentence)}")
     st.plotly_chart(policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
     _show_basis(asked)
+
+
+def _show_milestones(asked: Asked) -> None:
+    """Time and dollars to shares of the baseline's progress, where a curve says how a policy learns."""
+    table = milestone_table(asked)
+    if table.empty:
+        return
+    st.subheader(f"To a score {SIMULATED_BADGE}")
+    st.dataframe(table, hide_index=True)
+    st.caption(
+        markdown_text(
+            "Time and dollars to a share of the baseline's progress: the median iteration of the futures "
+            f"times the median iterations of the curves {asked.answer['curves']['name']}, without the start "
+            "and evaluations. Learning: lowest and highest of the run seeds over the median, to the last "
+            "score; system: of the futures. ≥ some run seeds did not get there."
+        )
+    )
 
 
 def _show_basis(asked: Asked) -> None:
@@ -163,7 +183,10 @@ def _show_time_line(asked: Asked, home: Path) -> None:
         help="The whole run, for ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
     _show_ledger(line)
-    offer_downloads("what-if", {"policies": policy_figures(asked), f"run of {line.policy}": line.by_state()})
+    offer_downloads("what-if", {
+        "policies": policy_figures(asked), "milestones": milestone_figures(asked),
+        f"run of {line.policy}": line.by_state(),
+    })  # fmt: skip
 
 
 def _show_ledger(line: TimeLine) -> None:

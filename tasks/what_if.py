@@ -39,6 +39,7 @@ from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from tasks.gpu_profile import gpu_profile, is_gpu_profile
 from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.recorded_curves import find_curves as find_curves
@@ -309,24 +310,25 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
     Args:
         home: where recorded runs are.
         config: the workload.
-        name: of a profile that the project carries, a .json file, or a recorded run; None for the carried
-            one of this model and size.
+        name: of a profile that the project carries, a .json file (a profile, or a result of
+            `benchmarks.gpu_profile`), or a recorded run; None for the carried one of this model and size.
 
     Raises:
         ConfigurationError: there is none, or it cannot be read.
     """
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
     names = ", ".join(profile.name for profile in carried)
+    key = model_key(config)
+    own = next((profile for profile in carried if key in profile.models), None)
     if name is None:
-        key = model_key(config)
-        for profile in carried:
-            if key in profile.models:
-                return profile
+        if own is not None:
+            return own
         raise ConfigurationError(
             f"no profile of {key}; name one by --profile ({names}), a .json file, or a recorded run of it"
         )
     if name.endswith(".json"):
-        return read_profile(Path(name))
+        path = Path(name)
+        return gpu_profile(path, config, own) if is_gpu_profile(path) else read_profile(path)
     for profile in carried:
         if profile.name == name:
             return profile

@@ -85,7 +85,10 @@ def what_if(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE|RUN", help="What the workload takes: a profile, a JSON file, a run."),
+        typer.Option(
+            metavar="NAME|FILE|RUN",
+            help="What the workload takes: a profile, a JSON file (also of benchmarks.gpu_profile), a run.",
+        ),
     ] = None,
     policies: Annotated[
         str | None,

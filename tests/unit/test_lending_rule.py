@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.fleet.lending_rule import LendingRule
@@ -30,6 +32,24 @@ def test_all_free_devices_are_lent_until_a_cut_and_none_more_before_the_next_tra
 def test_a_cut_leaves_no_more_than_are_free():
     rule = LendingRule(devices=8, slack_s=2.0, step_s=1.0)
     assert [rule.look(8), rule.look(2)] == [8, 2]
+
+
+@given(st.integers(1, 8), st.lists(st.one_of(st.integers(0, 10), st.none()), max_size=30))
+def test_never_more_than_are_free_and_no_growth_between_a_cut_and_the_next_training(
+    devices: int, looks: list[int | None]
+):
+    rule, frozen = LendingRule(devices, slack_s=2.0, step_s=1.0), False
+    for free in looks:  # None where the run begins to train
+        if free is None:
+            rule.on_training()
+            frozen = False
+            continue
+        before = rule.lent
+        lent = rule.look(free)
+        assert 0 <= lent <= min(free, devices)
+        assert lent <= before or not frozen
+        frozen = frozen or lent < before
+        assert frozen or lent == min(free, devices)
 
 
 def test_nothing_is_lent_where_a_request_cannot_wait_for_a_step():

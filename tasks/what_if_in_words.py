@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpu_runtime.simulator.comparison.to_score import ExplorationWorth
+from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, discount_of
 
 if TYPE_CHECKING:  # which says what is said here
     from tasks.what_if import WhatIf
@@ -13,9 +13,9 @@ if TYPE_CHECKING:  # which says what is said here
 def conclusions(result: WhatIf) -> list[str]:
     """What is better but only simulated, and from which discount spot devices and exploration pay."""
     found = _only_simulated_in_words(result)
-    offer, even, worth = result.offer, result.break_even, result.exploration
+    even, worth = result.break_even, result.exploration
     if even is not None:
-        offered = 1 - offer.spot_usd_per_hour / offer.reserved_usd_per_hour
+        offered = discount_of(result.answers)
         if even.median <= 0:
             says = "Spot devices cost less than the same devices on demand even without a discount"
         elif even.median > 1:

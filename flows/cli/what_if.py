@@ -22,7 +22,7 @@ from storage.home import Home
 from storage.new_folder import writable_file
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import Spread, WhatIf
+    from tasks.what_if import PolicyAnswer, Spread, WhatIf
 
 
 def what_if(
@@ -211,7 +211,7 @@ def show(result: WhatIf) -> None:
     for answer in result.answers:
         row = answer.figures
         table.add_row(
-            f"{answer.policy.name}{' *' if answer.best else ' †' if answer.policy.only_simulated else ''}",
+            f"{_named(answer)}{' *' if answer.best else ''}",
             _spread(row["wall_s"], *time_unit(row["wall_s"].median)),
             _spread(row["usd"], "${:,.2f}" if row["usd"].median < 20 else "${:,.0f}"),
             _spread(row["idle_share"], "{:.0%}"),
@@ -240,6 +240,11 @@ def show(result: WhatIf) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _named(answer: PolicyAnswer) -> str:
+    """A policy as the tables have it."""
+    return f"{answer.policy.name} †" if answer.policy.only_simulated else answer.policy.name
+
+
 def _sharing_line(result: WhatIf) -> list[str]:
     """By how many devices samples are shared, where several may."""
     if not result.shares:
@@ -255,7 +260,7 @@ def _show_milestones(console: Console, result: WhatIf) -> None:
     from tasks.what_if_in_words import dollars, duration
 
     curves = result.curves
-    found = {answer.policy.name: result.milestones(answer) for answer in result.answers}
+    found = {_named(answer): result.milestones(answer) for answer in result.answers}
     known = {name: rows for name, rows in found.items() if rows}
     if curves is None or not known:
         return

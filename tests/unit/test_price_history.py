@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.policies import policies_of
-from gpu_runtime.simulator.comparison.what_if import policy_runs
+from gpu_runtime.simulator.comparison.to_score import discount_of
+from gpu_runtime.simulator.comparison.what_if import PolicyAnswer, policy_runs
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -118,6 +119,14 @@ def test_dollars_are_the_price_over_the_time_that_each_device_is_paid_for():
     assert rising.usd_per_hour["reserved"] == 10.0
     both = run(False, spot_prices=RISES, reserved_prices=PriceHistory((0.0, 42.0), (10.0, 20.0), 42.0))
     assert both.usd == pytest.approx(rising.usd + 100 * 10 / 3600)
+
+
+def test_the_discount_is_that_of_the_prices_that_were_paid():
+    (spot,) = policies_of(["spot"])
+    rising = run(False, spot_prices=RISES)
+    answer = PolicyAnswer(spot, {}, runs=[rising])
+    paid = (60 * 2.5 + 82 * 9.9) / 142
+    assert discount_of([answer]) == pytest.approx(1 - paid / 10)
 
 
 def test_how_many_devices_are_rented_follows_the_price_of_the_moment():

@@ -117,6 +117,12 @@ def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
     return Spread.of(known) if len(known) == len(found) else None
 
 
+def discount_of(answers: Sequence[PolicyAnswer]) -> float:
+    """Share that a spot device was cheaper than a reserved one in the runs of `spot`, which is among them."""
+    spot = next(answer for answer in answers if answer.policy.name == SPOT)
+    return statistics.median(1 - run.usd_per_hour["spot"] / run.usd_per_hour["reserved"] for run in spot.runs)
+
+
 @dataclass(frozen=True)
 class ExplorationWorth:
     """Where exploration beside training pays, against the cheapest way without it.

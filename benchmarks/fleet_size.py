@@ -176,7 +176,7 @@ def predicted(config: RunConfig, arms: list[LiveArm], trace: Trace) -> float:
         weights=0, start=ticks(middle(lambda arm: arm.start_s)), regroup=0, step_s=step_s,
     )  # fmt: skip
     price = config.price
-    fleet = FleetPlan(1, _MOST, 1, price.reserved_usd_per_hour, price.spot_usd_per_hour, decided=True)
+    fleet = FleetPlan(1, _MOST, 1, price.reserved_usd_per_hour, price.spot_usd_per_hour, decided="cheapest")
     run = Simulation(config, SimulatedPlan(fleet, DraftTiming.NEVER), times, Replay(trace)).run()
     return sum(run.paid.values()) / TICKS_PER_S
 

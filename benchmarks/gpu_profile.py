@@ -12,6 +12,7 @@ on. `--out` is written after each, so that a cut loses little.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 from collections.abc import Callable
 from functools import partial
@@ -187,17 +188,18 @@ def main() -> None:
         parser.error("--keep is for figures of the real size on a GPU; use --out for others")
     plan = PLANS["tiny" if arguments.tiny else "real"]
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    named = {"device": name, "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     limit = arguments.limit_tflops or (_MEASURED_LIMIT_TFLOPS if on_gpu else None)
 
     def flush(found: dict[str, Figures]) -> None:
-        figures = {"device": name, **summary(plan, found, limit), "parts": found}
+        figures = {**named, **summary(plan, found, limit), "parts": found}
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         if arguments.keep:
             write_result("gpu_profile", figures, name)
 
     parts = MeasuredParts(device, arguments.budget_s, flush)
-    figures = {"device": name, **measure(plan, device, limit, parts), "parts": parts.found}
+    figures = {**named, **measure(plan, device, limit, parts), "parts": parts.found}
     finish("gpu_profile", figures, arguments.keep, name)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from gpu_runtime.simulator.chrome_trace import chrome_trace
 from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
 from gpu_runtime.simulator.comparison.policies import (
+    LENDING,
     POLICIES,
     Policy,
     default_policies,
@@ -25,6 +26,7 @@ from gpu_runtime.simulator.comparison.to_score import (
 )
 from gpu_runtime.simulator.comparison.what_if import (
     PolicyAnswer,
+    better_but_simulated,
     compare_policies,
     policy_runs,
     simulated_policies,
@@ -32,27 +34,23 @@ from gpu_runtime.simulator.comparison.what_if import (
 from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, read_profile
-from gpu_runtime.simulator.trace_windows import SpotMarket
-from gpu_runtime.spot.traces.files import read_trace
-from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
+from tasks.gpu_profile import gpu_profile, is_gpu_profile
+from tasks.market_question import MarketQuestion as MarketQuestion
+from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.recorded_curves import find_curves as find_curves
 from tasks.recorded_profile import model_key, recorded_profile
 from tasks.what_if_in_words import conclusions as conclusions
-from tasks.what_if_in_words import market_in_words
 
 PROFILES = PRESETS / "profiles"
 """Folder of the profiles that the project carries."""
 
 MOST_ITERATIONS = 100_000
 """Of a simulated run; beyond it an answer takes hours."""
-
-MOST_TOGETHER = 16
-"""Devices of one machine that may share samples: more ways to divide them take long to compare."""
 
 MOST_DRAWN = 50_000
 """Devices times iterations of a time line; its file then has some 40 MB."""
@@ -66,6 +64,7 @@ class WhatIf:
         answers: of each policy.
         profile: what the workload was taken to take.
         market: when spot instances come and go, in words.
+        prices: what devices cost an hour, in words.
         offer: devices and prices.
         iterations: of each run.
         futures: over which each figure goes.
@@ -76,6 +75,7 @@ class WhatIf:
     answers: Sequence[PolicyAnswer]
     profile: Profile
     market: str
+    prices: str
     offer: FleetPlan
     iterations: int
     futures: int
@@ -95,14 +95,30 @@ class WhatIf:
         degrees = {kind: degree or "auto" for kind, degree in self.degrees.items()}
         return degrees | {"instance_devices": self.offer.instance_devices or "all"}
 
+    @property
+    def serving(self) -> str:
+        """The load of the serving fleet, in words; empty where no policy has its devices."""
+        lends = any(answer.policy.name == LENDING for answer in self.answers)
+        return serving_in_words(self.offer.serving) if lends else ""
+
     def milestones(self, answer: PolicyAnswer) -> list[Milestone]:
         """What a policy takes to 25, 50, 75 and 100 % of the baseline's progress, where that is known."""
         return [] if self.curves is None else milestones_of(answer, self.curves)
 
     @property
+    def best(self) -> PolicyAnswer | None:
+        """The policy to take; None where no live run can follow any that was compared."""
+        return next((answer for answer in self.answers if answer.best), None)
+
+    @property
+    def better_but_simulated(self) -> PolicyAnswer | None:
+        """The policy that would be better than the best one, if a live run could follow it."""
+        return better_but_simulated(self.answers)
+
+    @property
     def break_even(self) -> Spread | None:
         """Discount at which spot devices cost as much as the same devices on demand; None if not compared."""
-        return break_even_of(self.answers, self.offer.reserved_usd_per_hour)
+        return break_even_of(self.answers)
 
     @property
     def exploration(self) -> ExplorationWorth | None:
@@ -124,6 +140,7 @@ class WhatIf:
             "iterations": self.iterations,
             "futures": self.futures,
             "market": self.market,
+            "prices": self.prices,
             "reserved": self.offer.reserved,
             "spot": self.offer.spot,
             "trainers": self.offer.trainers,
@@ -131,27 +148,8 @@ class WhatIf:
             "spot_usd_per_hour": self.offer.spot_usd_per_hour,
             "profile": self.profile.model_dump(mode="json"),
             **({"sharing": self.sharing} if self.shares else {}),
+            **({"serving": self.serving} if self.serving else {}),
         }
-
-
-@dataclass(frozen=True)
-class MarketQuestion:
-    """How spot instances are taken to come and go.
-
-    Attributes:
-        trace: a file; empty for drawn traces.
-        loss_rate: losses of an instance an hour, for drawn traces; None for what a trace's shape has.
-        joint: share of the losses that take several at once; None likewise.
-        notice_s: seconds of notice.
-        instance_devices: devices of an instance, which may share samples and are lost together; 0 where all
-            are on one machine, and are lost one by one.
-    """
-
-    trace: str = ""
-    loss_rate: float | None = None
-    joint: float | None = None
-    notice_s: float = 0.0
-    instance_devices: int = 0
 
 
 def answer(
@@ -182,12 +180,12 @@ def answer(
     """
     refuse_unfit(config)
     refuse_profile(config, profile)
-    offer, market = _offer(config, question), _market(question)
+    offer, market = offer_of(config, question), market_of(question)
     degrees = config.sequence_parallel.by_kind
     policies = default_policies(degrees) if policies is None else policies
     answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
-    said = market_in_words(market, question)
-    return WhatIf(answers, profile, said, offer, config.iterations, futures, curves, degrees)
+    said = market_in_words(market, question), prices_in_words(offer)
+    return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees)
 
 
 def time_line(
@@ -210,9 +208,9 @@ def time_line(
         TraceError: the trace cannot be read, or is too short.
     """
     refuse_time_line(config, policy, policies)
-    offer = _offer(config, question)
+    offer = offer_of(config, question)
     alone = policies_of([policy])
-    runs = policy_runs(config, offer, profile, _market(question), 1, seed, policies=alone, keeps=policy)
+    runs = policy_runs(config, offer, profile, market_of(question), 1, seed, policies=alone, keeps=policy)
     about = {"policy": policy, "profile": profile.name, "seed": seed, "iterations": config.iterations}
     return chrome_trace(runs[policy][0], about)
 
@@ -222,7 +220,7 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
 
     Args:
         config: the workload and its devices.
-        policy: a name; None for whichever is best.
+        policy: a name; None for the best of those that a live run can follow.
         policies: those that are compared.
 
     Raises:
@@ -232,6 +230,10 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
     if policy is not None and policy not in names:
         raise ConfigurationError(
             f"--policy {quoted(policy)} is no policy that is compared; name one of {', '.join(names)}"
+        )
+    if policy is None and all(known.only_simulated for known in policies):
+        raise ConfigurationError(
+            f"no live run can follow {', '.join(names)}, so none is the best; name one of them by --policy"
         )
     drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
     if drawn > MOST_DRAWN:
@@ -308,24 +310,25 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
     Args:
         home: where recorded runs are.
         config: the workload.
-        name: of a profile that the project carries, a .json file, or a recorded run; None for the carried
-            one of this model and size.
+        name: of a profile that the project carries, a .json file (a profile, or a result of
+            `benchmarks.gpu_profile`), or a recorded run; None for the carried one of this model and size.
 
     Raises:
         ConfigurationError: there is none, or it cannot be read.
     """
     carried = [read_profile(path) for path in sorted(PROFILES.glob("*.json"))]
     names = ", ".join(profile.name for profile in carried)
+    key = model_key(config)
+    own = next((profile for profile in carried if key in profile.models), None)
     if name is None:
-        key = model_key(config)
-        for profile in carried:
-            if key in profile.models:
-                return profile
+        if own is not None:
+            return own
         raise ConfigurationError(
             f"no profile of {key}; name one by --profile ({names}), a .json file, or a recorded run of it"
         )
     if name.endswith(".json"):
-        return read_profile(Path(name))
+        path = Path(name)
+        return gpu_profile(path, config, own) if is_gpu_profile(path) else read_profile(path)
     for profile in carried:
         if profile.name == name:
             return profile
@@ -335,35 +338,3 @@ def find_profile(home: Home, config: RunConfig, name: str | None) -> Profile:
         raise ConfigurationError(
             f"--profile {quoted(name)} is no profile ({names}), no .json file and no run"
         ) from error
-
-
-def _offer(config: RunConfig, question: MarketQuestion) -> FleetPlan:
-    runtime, price, each = config.runtime, config.price, question.instance_devices
-    if each and runtime.least_spot % each:
-        raise ConfigurationError(
-            f"--per-instance is {each}, but {runtime.least_spot} spot devices are no whole number of such "
-            "instances; change --spot or --per-instance"
-        )
-    if config.sequence_parallel.largest > 1 and not each and runtime.least_workers > MOST_TOGETHER:
-        raise ConfigurationError(
-            f"{runtime.least_workers} devices that may share samples would be on one machine, above "
-            f"{MOST_TOGETHER}; say by --per-instance how many an instance has"
-        )
-    return FleetPlan(
-        runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
-        price.reserved_usd_per_hour, price.spot_usd_per_hour, instance_devices=each,
-    )  # fmt: skip
-
-
-def _market(question: MarketQuestion) -> SpotMarket:
-    shape, each = TraceShape(capacity=1, length_s=1.0), max(1, question.instance_devices)
-    if question.trace:
-        if question.loss_rate is not None or question.joint is not None:
-            raise ConfigurationError("--trace says which instances go; leave --loss-rate and --joint out")
-        return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice_s, devices=each)
-    rate = 3600 / shape.mean_lifetime_s if question.loss_rate is None else question.loss_rate
-    joint = shape.multi_loss_share if question.joint is None else question.joint
-    if rate == 0:
-        return SpotMarket(None, shape, losses=False, devices=each)
-    shape = TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=3600 / rate, multi_loss_share=joint)
-    return SpotMarket(None, shape, notice_s=question.notice_s, devices=each)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_runtime.simulator.comparison.to_score import ExplorationWorth
-from gpu_runtime.simulator.trace_windows import SpotMarket
-from gpu_runtime.spot.traces.summary import summarise
+from gpu_runtime.simulator.comparison.to_score import ExplorationWorth, discount_of
 
 if TYPE_CHECKING:  # which says what is said here
-    from tasks.what_if import MarketQuestion, WhatIf
+    from tasks.what_if import WhatIf
 
 
 def conclusions(result: WhatIf) -> list[str]:
-    """From which discount spot devices pay, and where exploration stops paying, as sentences."""
-    found = []
-    offer, even, worth = result.offer, result.break_even, result.exploration
+    """What is better but only simulated, and from which discount spot devices and exploration pay."""
+    found = _only_simulated_in_words(result)
+    even, worth = result.break_even, result.exploration
     if even is not None:
-        offered = 1 - offer.spot_usd_per_hour / offer.reserved_usd_per_hour
+        offered = discount_of(result.answers)
         if even.median <= 0:
             says = "Spot devices cost less than the same devices on demand even without a discount"
         elif even.median > 1:
@@ -31,7 +28,65 @@ def conclusions(result: WhatIf) -> list[str]:
         found.append(f"{says}; the discount is {offered:.0%}.")
     if worth is not None:
         found.append(_exploration_in_words(worth, result))
-    return found
+    return found + _milestones_in_words(result)
+
+
+def dollars(usd: float) -> str:
+    """An amount, with two digits at least."""
+    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """How a time is written, and the seconds of its unit."""
+    if seconds < 7200:
+        return ("{:.1f} s", 1.0) if seconds < 120 else ("{:.1f} min", 60.0)
+    return ("{:.1f} h", 3600.0) if seconds < 2 * 86400 else ("{:.1f} d", 86400.0)
+
+
+def duration(seconds: float) -> str:
+    """A time in one unit; minutes are whole."""
+    form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else time_unit(seconds)
+    return form.format(seconds / unit)
+
+
+def _only_simulated_in_words(result: WhatIf) -> list[str]:
+    """That a policy which no live run can follow is better than the one to take."""
+    better, best = result.better_but_simulated, result.best
+    if better is None:
+        return []
+    usd = dollars(better.figures["usd"].median)
+    beside = f" instead of {dollars(best.figures['usd'].median)} of {best.policy.name}" if best else ""
+    return [
+        f"{better.policy.name} would cost the least, {usd}{beside}, but is only simulated: no live run has "
+        f"{better.policy.only_simulated}."
+    ]
+
+
+def _milestones_in_words(result: WhatIf) -> list[str]:
+    """What the best policy, and the cheapest one to the last score, take to shares of the progress."""
+    live = [answer for answer in result.answers if answer.policy.only_simulated is None]
+    found = {answer.policy.name: rows for answer in live if (rows := result.milestones(answer))}
+    if result.curves is None or not found:
+        return []
+    # Of run seeds that mostly end below the last score, the dollars to it are not known.
+    known = [name for name, rows in found.items() if 2 * rows[-1].unreached < rows[-1].run_seeds]
+    cheapest = min(known, key=lambda name: found[name][-1].usd, default="")
+    best = result.best.policy.name if result.best else ""
+    said = []
+    for name in dict.fromkeys([best, cheapest]):
+        if not (rows := found.get(name)):
+            continue
+        shares = " / ".join(f"{each.share * 100:.0f}" for each in rows)
+        time = " / ".join(("≥" if each.unreached else "") + duration(each.time_s) for each in rows)
+        usd = " / ".join(("≥" if each.unreached else "") + dollars(each.usd) for each in rows)
+        least = ""
+        if name == cheapest and len(known) > 1:
+            least = ", the fewest dollars of those most of whose run seeds get there"
+        said.append(
+            f"{name} takes {time} and {usd} to {shares} % of the baseline's progress by the curves "
+            f"{result.curves.name}{least}."
+        )
+    return said
 
 
 def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
@@ -64,7 +119,8 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
         )
     if until is None or worth.stops_at is not None:
         return f"{says}."
-    sized = any(any(run.wanted for run in answer.runs) for answer in result.answers)
+    live = [answer for answer in result.answers if answer.policy.only_simulated is None]
+    sized = any(any(run.wanted for run in answer.runs) for answer in live)
     but = " (against policies other than sized, whose devices depend on it)" if sized else ""
     if until.median >= result.offer.reserved_usd_per_hour:
         return f"{says}. So far it pays at any price of a spot device up to that of a reserved one{but}."
@@ -73,29 +129,4 @@ def _exploration_in_words(worth: ExplorationWorth, result: WhatIf) -> str:
     return (
         f"{says}. So far it pays up to ${until.median:.2f} an hour of a spot device "
         f"({until.low:.2f} to {until.high:.2f}){but}."
-    )
-
-
-def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
-    """When spot instances come and go.
-
-    Args:
-        market: as it is simulated.
-        question: as it was asked for.
-    """
-    notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
-    if market.recorded is not None:
-        known = summarise(market.recorded)
-        rate = known.losses_per_instance_hour or 0.0
-        return (
-            f"windows of {Path(question.trace).name}: {known.length_s / 3600:.1f} h, {known.losses} losses, "
-            f"{rate:.2f} of an instance an hour{notice}"
-        )
-    if not market.losses:
-        return "no instance is lost"
-    shape = market.shape
-    return (
-        f"drawn traces: {3600 / shape.mean_lifetime_s:.2f} losses of an instance an hour, "
-        f"{shape.multi_loss_share:.0%} of them together; a replacement comes after "
-        f"{shape.mean_reacquire_s / 60:.0f} min{notice}"
     )

@@ -22,9 +22,7 @@ from storage.home import Home
 from storage.new_folder import writable_file
 
 if TYPE_CHECKING:  # it imports pandas
-    from tasks.what_if import Spread, WhatIf
-
-_DAY_H = 48.0
+    from tasks.what_if import PolicyAnswer, Spread, WhatIf
 
 
 def what_if(
@@ -72,9 +70,25 @@ def what_if(
         str | None,
         typer.Option(metavar="RESERVED,SPOT", help="Dollars an hour of a device; the settings' by default."),
     ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Prices that change: a CSV file of time,market,usd_per_hour[,zone]."
+        ),
+    ] = None,
+    zone: Annotated[str | None, typer.Option(help="Zone of --prices, where it has several.")] = None,
+    serving: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BUSY,SWING,SLACK", help="Of `lending`: load of the serving fleet; 0.5,0.3,2 is assumed."
+        ),
+    ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FILE|RUN", help="What the workload takes: a profile, a JSON file, a run."),
+        typer.Option(
+            metavar="NAME|FILE|RUN",
+            help="What the workload takes: a profile, a JSON file (also of benchmarks.gpu_profile), a run.",
+        ),
     ] = None,
     policies: Annotated[
         str | None,
@@ -127,11 +141,13 @@ def what_if(
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
     refuse_profile(config, chosen)
-    question = MarketQuestion(trace or "", loss_rate, joint, notice, per_instance)
+    question = MarketQuestion(
+        trace or "", loss_rate, joint, notice, per_instance, prices or "", zone or "", serving or ""
+    )
     with _progress(runs_of(windows, compared), progress) as on_run:
         result = answer(config, chosen, question, windows, seed, on_run, compared, curves)
     if drawn is not None:
-        name = policy or next(one.policy.name for one in result.answers if one.best)
+        name = policy or next(one.policy.name for one in result.answers if one.best)  # there is one
         line = time_line(config, chosen, question, name, seed, policies=compared)
         drawn.write_text(json.dumps(line))
     if as_json:
@@ -177,6 +193,7 @@ def _progress(runs: int, in_lines: bool) -> Iterator[Callable[[], None]]:
 def show(result: WhatIf) -> None:
     """Print a table of policies, what they take to a score, and what both rest on."""
     from tasks.what_if import conclusions
+    from tasks.what_if_in_words import time_unit
 
     console = Console()
     table = Table(
@@ -185,7 +202,8 @@ def show(result: WhatIf) -> None:
         title=f"Modelled: {result.iterations} iterations, {result.offer.reserved} reserved and "
         f"{result.offer.spot} spot devices",
         caption=f"medians; below them the lowest and highest of {result.futures} futures\n"
-        "* least dollars; of equals the most drafts an iteration",
+        "* least dollars of what a live run can do; of equals the most drafts\n"
+        "† only simulated: no live run does it",
     )
     table.add_column("policy", no_wrap=True)
     for name in ("time", "dollars", "idle", "spot idle", "losses", "drafts"):
@@ -193,8 +211,8 @@ def show(result: WhatIf) -> None:
     for answer in result.answers:
         row = answer.figures
         table.add_row(
-            f"{answer.policy.name}{' *' if answer.best else ''}",
-            _spread(row["wall_s"], *_time_unit(row["wall_s"].median)),
+            f"{_named(answer)}{' *' if answer.best else ''}",
+            _spread(row["wall_s"], *time_unit(row["wall_s"].median)),
             _spread(row["usd"], "${:,.2f}" if row["usd"].median < 20 else "${:,.0f}"),
             _spread(row["idle_share"], "{:.0%}"),
             _spread(row["spot_idle_share"], "{:.0%}"),
@@ -208,10 +226,10 @@ def show(result: WhatIf) -> None:
     console.print()
     lines = [f"{answer.policy.name}: {answer.policy.summary}" for answer in result.answers]
     lines += [
-        f"prices: ${result.offer.reserved_usd_per_hour:g} an hour reserved, "
-        f"${result.offer.spot_usd_per_hour:g} spot; {result.offer.trainers} of the reserved devices train",
+        f"prices: {result.prices}; {result.offer.trainers} of the reserved devices train",
         f"spot: {result.market}",
         *_sharing_line(result),
+        *([result.serving] if result.serving else []),
         f"profile {result.profile.name}: {result.profile.summary}",
         *(f"  {evidence}: {', '.join(names)}" for evidence, names in result.profile.evidence.items()),
         "In the first table all policies do the same iterations: what is learned in them is not in it.",
@@ -220,6 +238,11 @@ def show(result: WhatIf) -> None:
         lines.append(f"curves {result.curves.name}: {result.curves.summary} ({result.curves.source})")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _named(answer: PolicyAnswer) -> str:
+    """A policy as the tables have it."""
+    return f"{answer.policy.name} †" if answer.policy.only_simulated else answer.policy.name
 
 
 def _sharing_line(result: WhatIf) -> list[str]:
@@ -234,8 +257,10 @@ def _sharing_line(result: WhatIf) -> list[str]:
 
 def _show_milestones(console: Console, result: WhatIf) -> None:
     """Print what policies take to a score, where that is known."""
+    from tasks.what_if_in_words import dollars, duration
+
     curves = result.curves
-    found = {answer.policy.name: result.milestones(answer) for answer in result.answers}
+    found = {_named(answer): result.milestones(answer) for answer in result.answers}
     known = {name: rows for name, rows in found.items() if rows}
     if curves is None or not known:
         return
@@ -257,19 +282,11 @@ def _show_milestones(console: Console, result: WhatIf) -> None:
     for name, rows in known.items():
         cells = []
         for each in rows:
-            seconds = each.iterations.median * each.iteration_s.median
-            form, unit = ("{:.0f} min", 60.0) if 120 <= seconds < 7200 else _time_unit(seconds)
-            usd = each.iterations.median * each.iteration_usd.median
             least = "≥" if each.unreached else ""
-            cells.append(f"{least}{form.format(seconds / unit)}\n{least}{_dollars(usd)}")
+            cells.append(f"{least}{duration(each.time_s)}\n{least}{dollars(each.usd)}")
         last = rows[-1]
         table.add_row(name, *cells, _relative(last.iterations), _relative(last.iteration_s))
     console.print(table)
-
-
-def _dollars(usd: float) -> str:
-    """An amount, with two digits at least."""
-    return f"${usd:,.0f}" if usd >= 100 else f"${usd:.2f}" if usd >= 0.1 else f"${usd:.2g}"
 
 
 def _relative(spread: Spread) -> str:
@@ -312,13 +329,6 @@ def _sharing(degree: str | None) -> list[str]:
     return (
         [] if degree is None else [f"sequence_parallel.{kind}={degree}" for kind in ("rollout", "evaluate")]
     )
-
-
-def _time_unit(seconds: float) -> tuple[str, float]:
-    """How a time is written, and the seconds of its unit."""
-    if seconds < 7200:
-        return ("{:.1f} s", 1.0) if seconds < 120 else ("{:.1f} min", 60.0)
-    return ("{:.1f} h", 3600.0) if seconds < _DAY_H * 3600 else ("{:.1f} d", 86400.0)
 
 
 def _spread(spread: object, form: str, unit: float = 1.0) -> str:

@@ -116,6 +116,28 @@ def decide_capacity(forecast: IterationForecast | None, terms: RentingTerms, hel
     return CapacityDecision(best, _reason(forecast, terms, held, best))
 
 
+def scale_generators(forecast: IterationForecast | None, terms: RentingTerms, held: int) -> CapacityDecision:
+    """AstraFlow's rule with prices: more spot devices where training waits, if the run then costs no more.
+
+    Where training hardly waits, the rule asks for min(G, ⌈1.1·G·consumed/entered⌉). An iteration trains on
+    all that it rolls out, so that this is G: none is given back. No live run rents by this rule.
+
+    Args:
+        forecast: of the next iteration; None before times have been measured: what is held stays then.
+        terms: prices and bounds.
+        held: spot devices that are rented now.
+    """
+    if forecast is None:
+        return CapacityDecision(held, f"nothing has been measured yet: {_devices(held)} as before")
+    held = min(held, terms.most)
+    asked = min(terms.most, most_generators(forecast, terms.reserved + held) - terms.reserved)
+    costs_more = _cost_to_the_end(forecast, terms, asked, held) > _cost_to_the_end(
+        forecast, terms, held, held
+    )
+    wanted = held if costs_more else asked
+    return CapacityDecision(wanted, _reason(forecast, terms, held, wanted))
+
+
 def most_generators(forecast: IterationForecast, generators: int) -> int:
     """AstraFlow's bound on how many devices roll out next, by the share of an iteration that training waits.
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
+from typing import Literal
 
 from gpu_runtime.scheduling.paid_time import PaidMeter
 from gpu_runtime.scheduling.timeline import Timeline
 from gpu_runtime.simulator.devices import PhaseOfDevices, SimulatedDevice
-from gpu_runtime.simulator.virtual_time import EventLoop, ticks
+from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, LentDevices, ServingLoad
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
+from gpu_runtime.spot.prices.price_history import PriceHistory
 from gpu_runtime.spot.traces.replay import Replay, ReplayStep
-from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market
+from storage.database.records import DeviceEvent, DeviceEventKind, DeviceState, Market, StateInterval
 from storage.errors import ConfigurationError
+
+FleetDecision = Literal["cheapest", "astraflow"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +30,13 @@ class FleetPlan:
         reserved: devices that stay.
         spot: most spot devices at once; the trace says how many there are.
         trainers: reserved devices that train together.
-        reserved_usd_per_hour, spot_usd_per_hour: price of a device.
-        decided: whether `decide_capacity` says before each iteration how many of them are rented.
+        reserved_usd_per_hour, spot_usd_per_hour: price of a device; on average, where it changes.
+        decided: what says before each iteration how many of them are rented; None where all that are there
+            are. `cheapest` is `decide_capacity`, and `astraflow` is `scale_generators`.
         instance_devices: devices of an instance, which may share samples: reserved and spot ones fill
             instances of their own. 0 where all are on one, as those of a local cluster.
+        reserved_prices, spot_prices: from the run's beginning on; None where they do not change.
+        serving: load of the serving fleet that the spot devices are, where they are lent.
 
     Raises:
         ConfigurationError: no device trains, or more train than are reserved.
@@ -39,8 +47,11 @@ class FleetPlan:
     trainers: int
     reserved_usd_per_hour: float
     spot_usd_per_hour: float
-    decided: bool = False
+    decided: FleetDecision | None = None
     instance_devices: int = 0
+    reserved_prices: PriceHistory | None = None
+    spot_prices: PriceHistory | None = None
+    serving: ServingLoad = ASSUMED_LOAD
 
     def __post_init__(self) -> None:
         if not 1 <= self.trainers <= self.reserved:
@@ -60,8 +71,32 @@ class FleetPlan:
         return f"{market}-{place // self.instance_devices}" if self.instance_devices else ""
 
     def usd_per_hour(self, market: Market) -> float:
-        """Price of a device."""
+        """Price of a device; on average, where it changes."""
         return self.reserved_usd_per_hour if market == "reserved" else self.spot_usd_per_hour
+
+    def prices(self, market: Market) -> PriceHistory | None:
+        """Prices of a device over time; None where they do not change."""
+        return self.reserved_prices if market == "reserved" else self.spot_prices
+
+    def price_at(self, market: Market, at_s: float) -> float:
+        """Price of a device at a moment of the run."""
+        prices = self.prices(market)
+        return self.usd_per_hour(market) if prices is None else prices.price_at(at_s)
+
+    def priced(self, interval: StateInterval) -> StateInterval:
+        """What a device did, in ticks, with what it cost meanwhile on average."""
+        prices = self.prices(interval.market)
+        if prices is None:
+            return interval
+        usd = prices.mean(interval.started_at / TICKS_PER_S, interval.ended_at / TICKS_PER_S)
+        return replace(interval, usd_per_hour=usd)
+
+    def beginning(self, at_s: float) -> FleetPlan:
+        """The same for a run that begins at a moment of the prices."""
+        reserved, spot = (
+            prices and prices.beginning(at_s) for prices in (self.reserved_prices, self.spot_prices)
+        )
+        return replace(self, reserved_prices=reserved, spot_prices=spot)
 
 
 @dataclass
@@ -97,7 +132,12 @@ class SimulatedFleet:
     """
 
     def __init__(
-        self, loop: EventLoop, plan: FleetPlan, start: int, replay: Replay | None = None, loss: int = 0
+        self,
+        loop: EventLoop,
+        plan: FleetPlan,
+        start: int,
+        replay: Replay | LentDevices | None = None,
+        loss: int = 0,
     ) -> None:
         self.timeline = Timeline()
         self.meter = PaidMeter()
@@ -156,6 +196,11 @@ class SimulatedFleet:
                 self._register(device)
             if device.known_gone is not None and device.known_gone <= self._loop.now:
                 self._remove(device)
+
+    def on_training(self) -> None:
+        """The run begins to train."""
+        if isinstance(self._replay, LentDevices):
+            self._replay.on_training()
 
     @property
     def spot_rented(self) -> int:

@@ -7,21 +7,23 @@ with, not on the time: one that no event of the trace disturbs is worked out onc
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.window import HEADROOM, DraftGate, WindowForecast
-from gpu_runtime.fleet.capacity_decision import MeasuredTimes, RentingTerms, decide_capacity
 from gpu_runtime.fleet.seeding_window import most_useful_spot, solved_window_s
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
 from gpu_runtime.simulator.fleet import SimulatedFleet
 from gpu_runtime.simulator.generation import GenerationPhase
+from gpu_runtime.simulator.lent_devices import LentDevices
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork, devices_alike
 from gpu_runtime.simulator.profile import WorkloadTimes
 from gpu_runtime.simulator.push_dispatch import PushDispatch
+from gpu_runtime.simulator.renting import Renting
 from gpu_runtime.simulator.sharing.grouped_generation import GroupedPhase
 from gpu_runtime.simulator.sharing.grouping import Grouping
 from gpu_runtime.simulator.sharing.measured_generation import MeasuredPhase
@@ -70,7 +72,7 @@ class Simulation:
         config: RunConfig,
         plan: SimulatedPlan,
         times: WorkloadTimes,
-        replay: Replay | None = None,
+        replay: Replay | LentDevices | None = None,
         repeats: bool = True,
         keeps_intervals: bool = False,
     ) -> None:
@@ -81,9 +83,7 @@ class Simulation:
         self._fleet = SimulatedFleet(self._loop, plan.fleet, times.start, replay, times.loss)
         self._scheduler: PullScheduler[int] = PullScheduler(1, _NEVER, 1)
         self._forecast = WindowForecast()
-        self._measured = MeasuredTimes()
-        self._rolled_out: int | None = None
-        self._evaluated = 0  # ticks since then
+        self._renting = Renting(self._loop, plan.fleet, self._fleet)
         self._next_batch = 0
         self._repeats = repeats
         self._keeps_intervals = keeps_intervals
@@ -92,11 +92,13 @@ class Simulation:
         markets: tuple[Market, ...] = ("reserved", "spot")
         prices: dict[Market, float] = {market: plan.fleet.usd_per_hour(market) for market in markets}
         self._run = SimulatedRun(prices, runs=plan.runs)
+        self._usd: defaultdict[Market, float] = defaultdict(float)  # times ticks of a second
         self._untrained = 0  # ticks of training that are due beside the next rollout, where runs share
 
     def run(self) -> SimulatedRun:
         """Do it all."""
         config, run, loop = self._config, self._run, self._loop
+        self._renting.begin()
         loop.run_until(lambda: self._fleet.reserved_loaded)
         self._fleet.take_in()
         self._pass(self._times.opening)
@@ -109,8 +111,11 @@ class Simulation:
             if config.evaluates_after(iteration):
                 self._evaluate_all(iteration)
         counts = self._fleet.counts
-        run.wall, run.events = loop.now, loop.done
+        run.wall, run.events, run.wanted = loop.now, loop.done, self._renting.wanted
         run.joined, run.notices, run.losses = counts.joined, counts.notices, counts.losses
+        for market, paid in run.paid.items():
+            if self._plan.fleet.prices(market) is not None:
+                run.usd_per_hour[market] = 3600 * self._usd[market] / paid
         return run
 
     def _iterate(self, version: WeightsVersion, more: bool) -> None:
@@ -128,14 +133,14 @@ class Simulation:
             with self._timed("draft"):
                 self._draft_on_all(version)
         work = self._rollout(version)
-        if self._plan.fleet.decided:
-            self._decide(work.batches, config.iterations - version.policy_version)
+        self._renting.decide(work.batches, config.iterations - version.policy_version)
         if self._plan.seeds:
             self._roll_out_then_train(work)
         else:
             with self._timed("rollout"):
                 judging = self._generate(work).judging
-            self._measure(work.steps)
+            batch = work.steps * self._times.step + self._times.decode
+            self._renting.on_rolled_out(batch, self._times.start)
             training = work.images * self._times.train_sample
             run.phases["reward"] += judging
             run.phases["train"] += training
@@ -204,25 +209,6 @@ class Simulation:
             self._fleet.enter(device, "idle")
         self._untrained = 0
 
-    def _decide(self, batches: int, left: int) -> None:
-        """Rent what pays in an iteration, as `RentedCapacity` of a live run does."""
-        fleet, measured, now = self._plan.fleet, self._measured, self._loop.now
-        if self._rolled_out is not None:
-            measured.add_rest((now - self._rolled_out - self._evaluated) / TICKS_PER_S)
-        terms = RentingTerms(
-            fleet.reserved, fleet.reserved_usd_per_hour, fleet.spot_usd_per_hour, fleet.spot, 0.0
-        )
-        wanted = decide_capacity(measured.forecast(batches, left), terms, self._fleet.spot_rented).wanted
-        self._fleet.want(wanted)
-        self._run.wanted.append(wanted)
-
-    def _measure(self, steps: int) -> None:
-        """A rollout is over: what its batches took."""
-        times = self._times
-        self._measured.add_batch_time((steps * times.step + times.decode) / TICKS_PER_S)
-        self._measured.add_start(times.start / TICKS_PER_S)
-        self._rolled_out, self._evaluated = self._loop.now, 0
-
     @contextmanager
     def _timed(self, phase: SimulatedPhase) -> Iterator[None]:
         began = self._loop.now
@@ -248,7 +234,7 @@ class Simulation:
         began = self._loop.now
         with self._timed("evaluate"):
             self._pass(self._generate(work).judging)
-        self._evaluated += self._loop.now - began
+        self._renting.on_evaluated(self._loop.now - began)
         self._account(iteration, "evaluation")
 
     def _pass(self, length: int) -> None:
@@ -257,6 +243,7 @@ class Simulation:
 
     def _train(self, version: WeightsVersion, judging: int, length: int, more: bool) -> None:
         """Training steps once the last images are judged; drafts beside both, where there is more to do."""
+        self._fleet.on_training()
         began = self._loop.now
         closes = began + judging + length
         for device in self._fleet.trainers:
@@ -376,9 +363,10 @@ class Simulation:
     def _account(self, iteration: int, phase: LedgerPhase) -> None:
         """Take in what the devices did and were paid for."""
         run, now = self._run, self._loop.now
-        intervals = self._fleet.timeline.take(now)
+        intervals = [self._plan.fleet.priced(interval) for interval in self._fleet.timeline.take(now)]
         for interval in intervals:
             run.spent[interval.market, interval.state] += int(interval.ended_at - interval.started_at)
+            self._usd[interval.market] += interval.usd
         for paid in self._fleet.meter.take(now):
             run.paid[paid.market] += int(paid.paid_s)
         if self._keeps_intervals:

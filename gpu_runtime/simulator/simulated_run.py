@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ class SimulatedPlan:
         pushes: batches are dealt to the devices when a phase begins, instead of pulled.
         seeds: trainers roll out for RLBoost's window, then train while the others roll out the rest.
         runs: 2 where two equal runs share the devices, and one trains while the other rolls out.
+        lends: the spot devices are those of a serving fleet, which lends them as its load allows.
         static_groups: devices that share samples stay together, and restart cold where their group changes.
     """
 
@@ -38,18 +40,36 @@ class SimulatedPlan:
     pushes: bool = False
     seeds: bool = False
     runs: int = 1
+    lends: bool = False
     static_groups: bool = False
+
+    @property
+    def only_simulated(self) -> str | None:
+        """What no live run does, in words; None for none of it."""
+        return _first({**self._ways_alone, "groups of devices that restart cold": self.static_groups})
 
     @property
     def done_alone(self) -> str | None:
         """What no live run does whose devices share samples, in words; None for none of it."""
-        ways = {
+        return _first(
+            {**self._ways_alone, "renting what times and prices say": self.fleet.decided is not None}
+        )
+
+    @property
+    def _ways_alone(self) -> dict[str, bool]:
+        """What no live run does, and is simulated for devices that work alone."""
+        return {
             "a window in which trainers roll out": self.seeds,
             "dealing batches beforehand": self.pushes,
             "sharing devices between two runs": self.runs > 1,
-            "renting what times and prices say": self.fleet.decided,
+            "lending by an assumed load of a serving fleet": self.lends,
+            "AstraFlow's rule for the number of devices": self.fleet.decided == "astraflow",
         }
-        return next((way for way, taken in ways.items() if taken), None)
+
+
+def _first(ways: Mapping[str, bool]) -> str | None:
+    """The first way that is taken."""
+    return next((way for way, taken in ways.items() if taken), None)
 
 
 @dataclass
@@ -62,7 +82,7 @@ class SimulatedRun:
         iterations: ticks of each iteration, evaluations not included.
         spent: ticks by market and state, over all devices.
         paid: ticks by market, metered apart from the states.
-        usd_per_hour: price of a device by market.
+        usd_per_hour: price of a device by market; the mean over its paid time, where it changes.
         drafts: made and judged in time.
         batches: rolled out.
         redone: denoising steps of batches that losses took with them.

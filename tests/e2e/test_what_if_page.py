@@ -18,7 +18,16 @@ from storage.errors import ConfigurationError, RuntimeFailure
 from tests.dashboard_page import figures, opened_page, page_file, ran, sentences
 from tests.sample_run import write_sample_run
 from ui.pages.what_if import question as asking
-from ui.pages.what_if.data import FIGURES, Asked, in_words, policy_figures, read_time_line, verdict
+from ui.pages.what_if.data import (
+    FIGURES,
+    Asked,
+    in_words,
+    milestone_figures,
+    milestone_table,
+    policy_figures,
+    read_time_line,
+    verdict,
+)
 from ui.pages.what_if.question import Question, Reply, ask, trace_names
 
 PAGE = page_file("what_if")
@@ -84,6 +93,9 @@ def test_the_button_gives_a_table_of_policies_that_is_marked_as_simulated(store:
     assert all("simulated" in heading.value for heading in [*page.header, *page.subheader])
     titles = charts(page)
     assert len(titles) >= 4 and all(title.endswith("(simulated)") for title in titles)
+    milestones = page.dataframe[1].value
+    assert [name.split("%")[0] for name in milestones.columns[1:5]] == ["25", "50", "75", "100"]
+    assert all(", $" in cell for cell in milestones[milestones.columns[1]])
     again = ran(page)
     assert again.dataframe[0].value.equals(table), "the answer stays"
 
@@ -157,7 +169,40 @@ def test_an_answer_that_takes_too_long_is_ended(store: RunStore, monkeypatch: py
 def row(policy: str, usd: float, wall_s: float, best: bool = False, **more: float) -> dict:
     spread = {"usd": usd, "wall_s": wall_s, **more}
     figures = {name: {"low": value / 2, "median": value, "high": value} for name, value in spread.items()}
-    return {"policy": policy, "summary": f"does {policy}", "best": best, **figures}
+    return {"policy": policy, "summary": f"does {policy}", "best": best, "live": True, **figures}
+
+
+def milestone(share: float, time_s: float, usd: float, unreached: int = 0) -> dict:
+    def figure(median: float) -> dict:
+        ends = {"low": median / 2, "high": median}
+        return {"median": median, "learning": ends, "system": ends}
+
+    iterations = {"low": 1.0, "median": 2.0, "high": 3.0}
+    return {
+        "share": share, "score": share / 2, "run_seeds": 3, "unreached": unreached, "iterations": iterations,
+        "time_s": figure(time_s), "usd": figure(usd),
+    }  # fmt: skip
+
+
+def test_milestones_as_a_table_and_as_numbers():
+    reached = [milestone(0.25, 60.0, 1.0), milestone(1.0, 7200.0, 20.5, unreached=1)]
+    policies = [
+        row("lean", 100.0, 3600.0, best=True) | {"milestones": reached},
+        row("fresh", 120.0, 3600.0) | {"milestones": []},
+    ]
+    asked = Asked(Question("glyphs"), {"policies": policies}, read_time_line("lean", small_trace()))
+    assert rows(milestone_table(asked)) == [
+        {
+            "policy": "lean ★", "25%, a score of 0.125": "60.0 s, $1.00",
+            "100%, a score of 0.5": "≥ 120.0 min, $20.50",
+            "learning": "× 0.5 to 1.0", "system": "× 0.5 to 1.0",
+        }
+    ]  # fmt: skip
+    figures = milestone_figures(asked)
+    assert set(figures["evidence"]) == {"simulated"} and figures["usd_median"].tolist() == [1.0, 20.5]
+    assert figures["time_s_learning_low"].tolist() == [30.0, 3600.0]
+    none = Asked(Question("glyphs"), {"policies": policies[1:]}, asked.line)
+    assert milestone_table(none).empty and milestone_figures(none).empty
 
 
 def small_trace() -> str:
@@ -226,7 +271,7 @@ def test_the_best_policy_in_words_and_any_number_of_them():
     rows = [
         row("slow", 300.0, 7200.0),
         row("lean", 100.0, 3600.0, best=True, losses=4),
-        row("dear", 150.0, 900.0),
+        row("dear", 150.0, 900.0) | {"live": False},
     ]
     line = read_time_line("lean", small_trace())
     asked = Asked(Question("glyphs"), {"policies": rows}, line)
@@ -235,7 +280,8 @@ def test_the_best_policy_in_words_and_any_number_of_them():
         "**lean is the one to take: $100.00 ($50.00 to $100.00) in 60.0 min (30.0 min to 60.0"
     )
     assert text.endswith(
-        "dear 1.50 × the dollars and 0.25 × the time; slow 3.00 × the dollars and 2.00 × the time."
+        "dear (no live run) 1.50 × the dollars and 0.25 × the time; "
+        "slow 3.00 × the dollars and 2.00 × the time."
     )
     assert "of 3 policies" in text
     assert in_words(rows[1], "losses") == "4 (2 to 4)" and "losses" in FIGURES

@@ -10,6 +10,7 @@ from gpu_runtime.fleet.capacity_decision import (
     RentingTerms,
     decide_capacity,
     most_generators,
+    scale_generators,
 )
 
 # Twelve batches of 10 s, 30 s of training; one reserved device at $10 an hour, spot devices at $2.
@@ -119,3 +120,17 @@ def test_the_newest_iterations_count_by_their_median():
         measured.add_rest(2 * seconds)
         measured.add_start(3 * seconds)
     assert measured.forecast(1, 1) == IterationForecast(1, 3.0, 6.0, 9.0, 1)
+
+
+def test_astraflow_s_rule_is_followed_where_the_run_then_costs_no_more():
+    """From one device to five: 10 x 150 = 1500 dollar-seconds become 18 x 60 = 1080; at 5 dollars, 1800."""
+    assert scale_generators(WORK, TERMS, held=0).wanted == 4
+    dear = RentingTerms(1, 10.0, 5.0, most=8)
+    held = scale_generators(WORK, dear, held=0)
+    assert held.wanted == 0 and "0 spot devices as before: 1 more would save 60.0 s" in held.reason
+    assert scale_generators(WORK, RentingTerms(1, 10.0, 2.0, most=2), held=0).wanted == 2, (
+        "the settings' most"
+    )
+    assert scale_generators(None, TERMS, held=3).wanted == 3
+    # f = 1 / 100: hardly any waiting, and all that is generated is trained on.
+    assert scale_generators(IterationForecast(1, 1.0, 99.0), TERMS, held=5).wanted == 5

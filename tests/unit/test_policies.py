@@ -20,7 +20,13 @@ from gpu_runtime.simulator.comparison.policies import (
     default_policies,
     policies_of,
 )
-from gpu_runtime.simulator.comparison.what_if import simulated_policies
+from gpu_runtime.simulator.comparison.what_if import (
+    PolicyAnswer,
+    Spread,
+    best_of,
+    better_but_simulated,
+    simulated_policies,
+)
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -58,10 +64,12 @@ def run(of: Trace | None, notice_s: float = 0.0, spot: int = 1, **ways: Any) -> 
         ("spot", SimulatedPlan(OFFER, DraftTiming.NEVER)),
         ("spotlight", SimulatedPlan(OFFER, DraftTiming.TRAINING_WINDOW)),
         ("critical-path", SimulatedPlan(OFFER, DraftTiming.BEFORE_ROLLOUT, 24.0)),
-        ("sized", SimulatedPlan(replace(OFFER, decided=True), DraftTiming.NEVER)),
+        ("sized", SimulatedPlan(replace(OFFER, decided="cheapest"), DraftTiming.NEVER)),
+        ("astraflow", SimulatedPlan(replace(OFFER, decided="astraflow"), DraftTiming.NEVER)),
         ("window", SimulatedPlan(OFFER, DraftTiming.NEVER, seeds=True)),
         ("pushed", SimulatedPlan(OFFER, DraftTiming.NEVER, pushes=True)),
         ("larger-batch", SimulatedPlan(OFFER, DraftTiming.NEVER, more_samples=24.0)),
+        ("lending", SimulatedPlan(OFFER, DraftTiming.NEVER, lends=True)),
         ("shared", SimulatedPlan(OFFER, DraftTiming.NEVER, runs=2)),
         ("static-sp", SimulatedPlan(OFFER, DraftTiming.NEVER, static_groups=True)),
     ],
@@ -189,3 +197,26 @@ def test_a_run_that_shares_goes_on_without_its_spot_device():
 def test_the_driver_s_own_time_comes_after_each_rollout_of_runs_that_share():
     found = simulated(ONE, 1, 1, STAYS, times=times_of(driver=3), ways={"runs": 2})
     assert found.iterations == [(89 - 32 + 2 * 3) * TICKS_PER_S]
+
+
+def made(name: str, usd: float, drafts: float = 0.0, runs: int = 1) -> PolicyAnswer:
+    """A policy with its dollars and drafts."""
+    (policy,) = policies_of([name])
+    figures = {"usd": Spread.of([usd]), "drafts_per_iteration": Spread.of([drafts])}
+    return PolicyAnswer(policy, figures, runs=[SimulatedRun({}, runs=runs)])
+
+
+def test_the_best_policy_is_one_that_a_live_run_can_follow():
+    window, spot, spotlight = made("window", 90), made("spot", 100), made("spotlight", 100.9, drafts=3)
+    assert best_of([window, spot, made("reserved", 120)]) == "spot"
+    assert best_of([window, spot, spotlight]) == "spotlight", "as cheap to a hundredth, with drafts"
+    better = better_but_simulated([window, spot, spotlight])
+    assert better is not None and better.policy.name == "window"
+    assert better_but_simulated([made("window", 101), spot]) is None
+    assert better_but_simulated([made("shared", 50, runs=2), spot]) is None, "two runs are something else"
+    assert best_of([window, made("pushed", 95)]) is None
+
+
+def test_which_policies_no_live_run_can_follow():
+    only = {policy.name for policy in POLICIES if policy.only_simulated is not None}
+    assert only == {"window", "pushed", "astraflow", "lending", "shared", "static-sp"}

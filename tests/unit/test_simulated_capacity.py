@@ -19,7 +19,7 @@ ALL_STAY = Trace(tuple(TraceEvent(0.0, "add", f"s{number}") for number in range(
 
 
 def run(spot_usd: float, decided: bool, trace: Trace = ALL_STAY, most: int = 4) -> SimulatedRun:
-    fleet = FleetPlan(1, most, 1, 10.0, spot_usd, decided)
+    fleet = FleetPlan(1, most, 1, 10.0, spot_usd, "cheapest" if decided else None)
     return Simulation(CONFIG, SimulatedPlan(fleet, DraftTiming.NEVER), times_of(), Replay(trace)).run()
 
 
@@ -54,3 +54,15 @@ def test_a_decided_fleet_of_all_that_is_there_is_the_fixed_one():
     assert {**decided.to_json(), "events": 0} == {**fixed.to_json(), "events": 0}
     assert decided.wall_s == fixed.wall_s and fixed.wanted == []
     assert fixed.wall_s * TICKS_PER_S == fixed.wall
+
+
+def test_astraflow_s_rule_adds_devices_as_long_as_they_cost_no_more():
+    def wanted(spot_usd: float) -> list[int]:
+        fleet = FleetPlan(1, 4, 1, 10.0, spot_usd, "astraflow")
+        plan = SimulatedPlan(fleet, DraftTiming.NEVER)
+        return Simulation(CONFIG, plan, times_of(), Replay(ALL_STAY)).run().wanted
+
+    # 24 s of rollout and 19 of rest: f = 24/43, so 3 devices; then 12 and 19 s: 5, but there are 4 batches.
+    # 10 x 43 = 430, 12 x 31 = 372 and 13 x 25 = 325 at a dollar; 15 x 31 = 465 at 2.5.
+    assert wanted(1.0) == [0, 2, 3, 3]
+    assert wanted(2.5) == [0, 0, 0, 0]

@@ -113,10 +113,10 @@ def test_at_the_break_even_discount_spot_and_on_demand_cost_the_same():
 
 def test_the_break_even_discount_has_an_interval_over_the_futures():
     spot, demand = answer("spot", made(40, 80), made(40, 60)), answer("on-demand", made(70, 0), made(70, 0))
-    even = break_even_of([spot, demand], 10.0)
+    even = break_even_of([spot, demand])
     assert even is not None
     assert (even.low, even.high) == pytest.approx((0.5, 0.625))
-    assert break_even_of([spot], 10.0) is None
+    assert break_even_of([spot]) is None
 
 
 def test_the_price_up_to_which_one_way_is_the_cheapest():
@@ -184,17 +184,36 @@ def test_where_exploration_pays_by_hand():
     unknown = exploration_worth(answers[:3], None, 10.0)
     assert unknown is not None and unknown.pays_until_usd is None
     assert exploration_worth(answers[:2], None, 10.0) is None
+    # What no live run can follow is nothing to be compared with, however cheap.
+    beside = exploration_worth([*answers[:3], answer("window", made(1, 0))], CURVES_BY_HAND, 10.0)
+    assert beside == worth
+    assert exploration_worth([answer("window", made(1, 0)), answers[2]], None, 10.0) is None
 
 
 def test_of_a_score_from_which_on_exploration_does_not_pay_no_price_is_named():
     answers = [answer("reserved", made(48, 0)), answer("spotlight", made(40, 80))]
     offer = FleetPlan(1, 4, 1, 10.0, 2.0)
-    pays = WhatIf(answers, small_profile(), "", offer, 10, 1, CURVES_BY_HAND)
-    (says,) = conclusions(pays)
+    pays = WhatIf(answers, small_profile(), "", "", offer, 10, 1, CURVES_BY_HAND)
+    window = WhatIf(
+        [replace(answers[0], best=True), answer("window", made(40, 0))], pays.profile, "", "", offer, 10, 1
+    )
+    assert conclusions(window) == [
+        "window would cost the least, $400 instead of $480 of reserved, but is only simulated: no live run "
+        "has a window in which trainers roll out."
+    ]
+    says, milestones = conclusions(pays)
+    # An iteration takes an hour; Spotlight's costs 56 dollars, but one of its run seeds ends below 0.4.
+    assert milestones == (
+        "reserved takes 8.0 h / 12.0 h / 16.0 h / 20.0 h and $384 / $576 / $768 / $960 to 25 / 50 / 75 / "
+        "100 % of the baseline's progress by the curves by-hand."
+    )
+    best = replace(pays, answers=[answers[0], replace(answers[1], best=True)])
+    assert conclusions(best)[1].startswith("spotlight takes 4.0 h / 5.0 h / ≥")
+    assert conclusions(best)[2] == milestones
     assert "pays up to 70% of the baseline's progress, a score of 0.38 (most of their explored" in says
     assert says.endswith("So far it pays up to $9.40 an hour of a spot device (9.40 to 9.40).")
     stops = replace(pays, answers=[*answers, answer("sized", made(1, 0, wanted=[1]))])
-    (says,) = conclusions(stops)
+    says = conclusions(stops)[0]
     assert says.endswith("it stops paying from 5% of the baseline's progress on, a score of 0.12.")
 
 

@@ -60,6 +60,7 @@ def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
     assert "20.00 losses of an instance an hour, 50% of them together" in answer["market"]
     by_name = {row["policy"]: row for row in answer["policies"]}
     assert sum(row["best"] for row in answer["policies"]) == 1
+    assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["window"]
     reserved = by_name["reserved"]
     # One device at 8 dollars an hour: its time is its bill.
     assert reserved["usd"]["median"] == pytest.approx(reserved["wall_s"]["median"] * 8 / 3600)
@@ -72,6 +73,7 @@ def test_the_json_is_the_same_for_the_same_seed_and_follows_the_options():
 def test_named_policies_alone_are_compared_and_their_milestones_printed():
     table = asked(*SMALL, "--policies", "larger-batch,window,spot")
     rows = [line for line in table.splitlines() if line.startswith((" spot ", " window ", " larger"))]
+    assert "\n window † " in table
     assert [row.split()[0] for row in rows] == ["spot", "window", "larger-batch", "spot", "window"]
     assert "\n spotlight" not in table and "\n reserved" not in table
     assert "To a share of the baseline's progress, by the curves ocr-grpo" in table
@@ -101,7 +103,34 @@ def test_the_answer_says_where_spot_devices_and_exploration_pay():
         for figure in (each["time_s"], each["usd"]):
             for what in ("learning", "system"):
                 assert figure[what]["low"] <= figure["median"] <= figure[what]["high"]
+    assert "/ 100 % of the baseline's progress by the curves ocr-grpo" in answer["conclusions"][2]
     assert rows["critical-path"]["milestones"] == [], "no curve of fresh drafts with this objective"
+
+
+def test_prices_that_change_are_read_from_a_file(tmp_path: Path):
+    file = tmp_path / "prices.csv"
+    file.write_text("time,market,usd_per_hour,zone\n0,spot,2,a\n36000,spot,2,a\n0,spot,4,b\n")
+    options = (*SMALL, "--price", "8,2", "--json")
+    changing = json.loads(asked(*options, "--prices", str(file), "--zone", "a"))
+    constant = json.loads(asked(*options))
+    assert constant["prices"] == "$8 an hour reserved, $2 spot"
+    assert changing["prices"] == "$8 an hour reserved, $2 to $2 ($2 on average over 10.0 h) spot"
+    for ours, theirs in zip(changing["policies"], constant["policies"], strict=True):
+        assert ours["usd"] == pytest.approx(theirs["usd"])
+    twice = json.loads(asked(*options, "--prices", str(file), "--zone", "b"))
+    spot = [next(row for row in one["policies"] if row["policy"] == "spot") for one in (constant, twice)]
+    assert spot[1]["usd"]["median"] > spot[0]["usd"]["median"]
+    assert twice["spot_usd_per_hour"] == 4.0 and "the discount is 50%." in " ".join(twice["conclusions"])
+
+
+def test_lending_rests_on_a_load_that_is_marked_as_assumed():
+    options = (*SMALL, "--policies", "reserved,astraflow,lending")
+    answer = json.loads(asked(*options, "--json"))
+    assert [row["policy"] for row in answer["policies"] if not row["live"]] == ["astraflow", "lending"]
+    assert answer["serving"].endswith("30% more or less over a day, and its requests can wait 2 s (assumed)")
+    assert answer == json.loads(asked(*options, "--json"))
+    assert "lending: 90% of the serving fleet is busy, 0% more" in asked(*options, "--serving", "0.9,0,2")
+    assert "serving" not in json.loads(asked(*SMALL, "--policies", "spot", "--json"))
 
 
 def shared_profile() -> Profile:
@@ -255,12 +284,23 @@ def test_what_is_not_known_widens_the_answer():
             ("--timeline", "t.json", "--policy", "luck"),
             "--policy 'luck' is no policy that is compared; name one of reserved, ",
         ),
+        (
+            ("--timeline", "t.json", "--policies", "window,pushed"),
+            "no live run can follow window, pushed, so none is the best; name one of them by --policy",
+        ),
         (("--timeline", "missing/t.json"), "--timeline 'missing/t.json': the folder"),
         (("--timeline", "t.json", "--iterations", "20000"), "has 80,000 parts, above 50,000; ask for fewer"),
         (
             ("--policy", "spot"),
             "--policy 'spot' says whose time line is written; give its file by --timeline",
         ),
+        (
+            ("--serving", "2,0,1"),
+            "--serving is '2,0,1'; give the share of busy devices and half of its swing",
+        ),
+        (("--serving", "busy"), "--serving is 'busy'; give the share"),
+        (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
+        (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),
         (("--curve", "nothing"), "--curve 'nothing' is no learning curve (ocr-grpo, ocr-nft, "),
     ],

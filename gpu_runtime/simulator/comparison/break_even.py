@@ -2,7 +2,7 @@
 
 A policy's dollars of an iteration are a straight line over the price of a spot device: what it pays for
 reserved devices, and its spot device-hours times that price. What a policy does depends on no price, but for
-`sized`, which is left out here.
+those that decide how much they rent, which are left out here.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ SPOTLIGHT = "spotlight"
 SPOT, ON_DEMAND = "spot", "on-demand"
 """The two policies that say from which discount on spot devices pay."""
 
+LENDING = "lending"
+"""The policy whose devices are those of a serving fleet."""
+
 Arm = Literal["plain", "stale", "fresh", "larger_batch"]
 """What is learned from: the settings' samples, with stale or fresh drafts, or more samples."""
 
@@ -42,6 +45,11 @@ class Policy:
     plan: Callable[[FleetPlan, float], SimulatedPlan]
     needs_drafts: bool = False
     arm: Arm = "plain"
+
+    @property
+    def only_simulated(self) -> str | None:
+        """What it does that no live run does, in words; None where a live run can follow it."""
+        return self.plan(_ANY, 1.0).only_simulated
 
 
 def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
@@ -69,7 +77,11 @@ def _critical_path(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 
 def _sized(offer: FleetPlan, drafts: float) -> SimulatedPlan:
-    return SimulatedPlan(replace(offer, decided=True), DraftTiming.NEVER)
+    return SimulatedPlan(replace(offer, decided="cheapest"), DraftTiming.NEVER)
+
+
+def _astraflow(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(replace(offer, decided="astraflow"), DraftTiming.NEVER)
 
 
 def _window(offer: FleetPlan, drafts: float) -> SimulatedPlan:
@@ -86,6 +98,10 @@ def _larger_batch(offer: FleetPlan, drafts: float) -> SimulatedPlan:
 
 def _static_groups(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     return SimulatedPlan(offer, DraftTiming.NEVER, static_groups=True)
+
+
+def _lending(offer: FleetPlan, drafts: float) -> SimulatedPlan:
+    return SimulatedPlan(offer, DraftTiming.NEVER, lends=True)
 
 
 def _shared(offer: FleetPlan, drafts: float) -> SimulatedPlan:
@@ -107,6 +123,10 @@ POLICIES = (
         "larger-batch", "as many samples as Spotlight makes with its drafts, all trained on", _larger_batch,
         needs_drafts=True, arm="larger_batch",
     ),
+    Policy("astraflow", "as spot, from no spot device on; AstraFlow's rule adds some where training waits and"
+           " they cost no more", _astraflow),
+    Policy(LENDING, "as spot, with devices that a serving fleet lends for a denoising step at a time (ROSE)",
+           _lending),
     Policy("shared", "two such runs share the devices: one trains, the other rolls out; time of both,"
            " dollars of one", _shared),
     Policy("static-sp", "as spot, but groups of devices stay as they are: where one loses a member, the"

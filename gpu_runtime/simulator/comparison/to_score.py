@@ -47,6 +47,16 @@ class Milestone:
     iteration_s: Spread
     iteration_usd: Spread
 
+    @property
+    def time_s(self) -> float:
+        """Seconds to it, by medians, without the start and evaluations."""
+        return self.iterations.median * self.iteration_s.median
+
+    @property
+    def usd(self) -> float:
+        """Dollars to it, likewise."""
+        return self.iterations.median * self.iteration_usd.median
+
     def to_json(self) -> dict[str, Any]:
         """JSON values; time and dollars without the start and evaluations."""
         return {
@@ -90,23 +100,27 @@ def milestones_of(answer: PolicyAnswer, curves: LearningCurves) -> list[Mileston
     return found
 
 
-def break_even_of(answers: Sequence[PolicyAnswer], reserved_usd_per_hour: float) -> Spread | None:
+def break_even_of(answers: Sequence[PolicyAnswer]) -> Spread | None:
     """The discount at which spot devices cost as much as the same devices on demand, over the futures.
 
-    Args:
-        answers: of all policies; None without `spot` and `on-demand`.
-        reserved_usd_per_hour: price of a reserved device.
+    None without `spot` and `on-demand`.
     """
     by_name = {answer.policy.name: answer for answer in answers}
     if SPOT not in by_name or ON_DEMAND not in by_name:
         return None
     pairs = zip(by_name[SPOT].runs, by_name[ON_DEMAND].runs, strict=True)
     found = [
-        break_even_discount(cost_line(spot), cost_line(demand), reserved_usd_per_hour)
+        break_even_discount(cost_line(spot), cost_line(demand), demand.usd_per_hour["reserved"])
         for spot, demand in pairs
     ]
     known = [discount for discount in found if discount is not None]
     return Spread.of(known) if len(known) == len(found) else None
+
+
+def discount_of(answers: Sequence[PolicyAnswer]) -> float:
+    """Share that a spot device was cheaper than a reserved one in the runs of `spot`, which is among them."""
+    spot = next(answer for answer in answers if answer.policy.name == SPOT)
+    return statistics.median(1 - run.usd_per_hour["spot"] / run.usd_per_hour["reserved"] for run in spot.runs)
 
 
 @dataclass(frozen=True)
@@ -151,7 +165,7 @@ class ExplorationWorth:
 def exploration_worth(
     answers: Sequence[PolicyAnswer], curves: LearningCurves | None, reserved_usd_per_hour: float
 ) -> ExplorationWorth | None:
-    """Where exploration pays; None without Spotlight, or a single run without exploration to compare it with.
+    """Where exploration pays; None without Spotlight, or a live run without exploration to compare it with.
 
     Args:
         answers: of all policies.
@@ -159,8 +173,7 @@ def exploration_worth(
         reserved_usd_per_hour: price of a reserved device, the highest that is asked for.
     """
     ours = next((answer for answer in answers if answer.policy.name == SPOTLIGHT), None)
-    # Runs that share devices are something else to buy.
-    others = [a for a in answers if a.policy.arm == "plain" and all(run.runs == 1 for run in a.runs)]
+    others = [a for a in answers if a.policy.arm == "plain" and a.policy.only_simulated is None]
     if ours is None or not others:
         return None
     cheapest = min(others, key=lambda answer: answer.figures["iteration_usd"].median)

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpu_runtime.fleet.lending_rule import LendingRule
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.simulator.comparison.break_even import cost_line
 from gpu_runtime.simulator.comparison.policies import DEFAULT_POLICIES, POLICIES, SPOTLIGHT, Policy
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.lent_devices import LentDevices
 from gpu_runtime.simulator.profile import Profile, WorkloadTimes
 from gpu_runtime.simulator.run import Simulation
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
@@ -59,7 +61,7 @@ class PolicyAnswer:
     Attributes:
         policy: which.
         figures: by name; the names are those of `figures_of`.
-        best: whether it is the one to take.
+        best: whether it is the one to take; a live run can follow it.
         runs: one in each future.
     """
 
@@ -71,7 +73,8 @@ class PolicyAnswer:
     def to_json(self) -> dict[str, Any]:
         """JSON values."""
         figures = {name: spread.to_json() for name, spread in self.figures.items()}
-        return {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best, **figures}
+        said = {"policy": self.policy.name, "summary": self.policy.summary, "best": self.best}
+        return {**said, "live": self.policy.only_simulated is None, **figures}
 
 
 def compare_policies(
@@ -138,8 +141,9 @@ def policy_runs(
     runs: dict[str, list[SimulatedRun]] = {policy.name: [] for policy in simulated}
     for future in range(futures):
         drafts, traces = 0.0, dict[tuple[int, float], Trace]()
+        offered = offer.beginning(_price_window_s(config, offer, profile, (seed, future)))
         for policy in simulated:
-            plan = _possible(policy.plan(offer, drafts), offer, config)
+            plan = _possible(policy.plan(offered, drafts), offer, config)
             keeps_it = policy.name == keeps
             run = _simulate(config, plan, profile, market, (seed, future), traces, keeps_it)
             if policy.name == SPOTLIGHT:
@@ -147,6 +151,23 @@ def policy_runs(
             runs[policy.name].append(run)
             on_run()
     return runs
+
+
+def _price_window_s(config: RunConfig, offer: FleetPlan, profile: Profile, future: tuple[int, int]) -> float:
+    """The moment of the prices at which a future begins: a random one from which on they last for a run.
+
+    Args:
+        config: of the run that is asked about.
+        offer: has the prices.
+        profile: of the workload.
+        future: its random seed.
+    """
+    known = [prices.length_s for prices in (offer.reserved_prices, offer.spot_prices) if prices is not None]
+    if not known:
+        return 0.0
+    times = profile.times(config.sampling.batch_size, config.runtime.scorer_workers, offer.trainers)
+    spare_s = max(known) - trace_length_s(config, times, offer.reserved)
+    return random.Random(f"prices {future}").uniform(0.0, max(0.0, spare_s))
 
 
 def _possible(plan: SimulatedPlan, offer: FleetPlan, config: RunConfig) -> SimulatedPlan:
@@ -175,17 +196,29 @@ def figures_of(runs: Sequence[SimulatedRun]) -> dict[str, Spread]:
     return {name: Spread.of(column) for name, column in values.items()}
 
 
-def best_of(answers: Sequence[PolicyAnswer]) -> str:
-    """The policy of the least dollars; of those that cost the same, to a hundredth, the most drafts.
+def best_of(answers: Sequence[PolicyAnswer]) -> str | None:
+    """Of the policies that a live run can follow, the one of the least dollars; None if there is none.
 
-    What drafts are worth is a matter of learning: none of these figures has it.
+    Of those that cost the same, to a hundredth, the one of the most drafts. What drafts are worth is a matter
+    of learning: none of these figures has it.
     """
+    live = [answer for answer in answers if answer.policy.only_simulated is None]
+    return _first(live).policy.name if live else None
+
+
+def better_but_simulated(answers: Sequence[PolicyAnswer]) -> PolicyAnswer | None:
+    """The policy that would be the best one if a live run could follow it; None where one can."""
+    first = _first(answers)
+    return first if first.policy.only_simulated is not None else None
+
+
+def _first(answers: Sequence[PolicyAnswer]) -> PolicyAnswer:
+    """By dollars, then drafts."""
     # Two runs that share devices are something else to buy than one.
     single = [answer for answer in answers if all(run.runs == 1 for run in answer.runs)] or answers
     least = min(answer.figures["usd"].median for answer in single)
     cheap = [a for a in single if a.figures["usd"].median <= (1 + _ALIKE) * least]
-    ranked = sorted(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
-    return ranked[0].policy.name
+    return min(cheap, key=lambda a: (-a.figures["drafts_per_iteration"].median, a.figures["usd"].median))
 
 
 def _simulate(
@@ -206,7 +239,11 @@ def _simulate(
         random.Random(f"profile {future}"),
     )
     replay = None
-    if fleet.spot:
+    if plan.lends:
+        free = fleet.serving.free(fleet.spot, random.Random(f"serving {future}"))
+        rule = LendingRule(fleet.spot, fleet.serving.slack_s, times.step_s)
+        replay = LentDevices(rule, free, fleet.serving.slack_s)
+    elif fleet.spot:
         # Its own chance: the window is the same whatever the profile draws.
         algorithm = config.algorithm
         samples = algorithm.prompts_per_iteration * algorithm.group_size

@@ -95,7 +95,7 @@ class Asked:
 
     @property
     def best(self) -> dict[str, Any]:
-        """The policy to take."""
+        """The policy to take; a live run can follow it."""
         return next(row for row in self.policies if row["best"])
 
 
@@ -144,7 +144,7 @@ def policy_table(asked: Asked) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "policy": f"{row['policy']} ★" if row["best"] else row["policy"],
+                "policy": f"{row['policy']} ★" if row["best"] else _named(row),
                 **{heading: in_words(row, name) for name, (heading, _) in FIGURES.items() if name in row},
                 "what it does": row["summary"],
             }
@@ -153,11 +153,47 @@ def policy_table(asked: Asked) -> pd.DataFrame:
     )
 
 
+def milestone_table(asked: Asked) -> pd.DataFrame:
+    """What each policy takes to shares of the baseline's progress; empty without curves."""
+    return pd.DataFrame(
+        [
+            {
+                "policy": f"{row['policy']} ★" if row["best"] else _named(row),
+                **{_share(each): _reached(each) for each in row["milestones"]},
+                "learning": _relative(row["milestones"][-1]["time_s"], "learning"),
+                "system": _relative(row["milestones"][-1]["time_s"], "system"),
+            }
+            for row in asked.policies
+            if row["milestones"]
+        ]
+    )
+
+
+def milestone_figures(asked: Asked) -> pd.DataFrame:
+    """The same as numbers, a row a policy and share; time and dollars have an interval of each kind."""
+    return pd.DataFrame(
+        [
+            {"policy": row["policy"], "evidence": "simulated"}
+            | {name: each[name] for name in ("share", "score", "run_seeds", "unreached")}
+            | {f"iterations_{part}": value for part, value in each["iterations"].items()}
+            | {f"{name}_median": each[name]["median"] for name in ("time_s", "usd")}
+            | {
+                f"{name}_{kind}_{part}": value
+                for name in ("time_s", "usd")
+                for kind in ("learning", "system")
+                for part, value in each[name][kind].items()
+            }
+            for row in asked.policies
+            for each in row["milestones"]
+        ]
+    )
+
+
 def policy_figures(asked: Asked) -> pd.DataFrame:
     """The answer as numbers: each figure of a policy as median, lowest and highest; all are simulated."""
     return pd.DataFrame(
         [
-            {"policy": row["policy"], "evidence": "simulated", "best": row["best"]}
+            {"policy": row["policy"], "evidence": "simulated", "best": row["best"], "live": row["live"]}
             | {
                 f"{name}_{part}": value[part]
                 for name, value in row.items()
@@ -189,10 +225,31 @@ def verdict(asked: Asked) -> str:
     if not others:
         return f"{text}."
     compared = (
-        f"{row['policy']} {_times(row, best, 'usd')} the dollars and {_times(row, best, 'wall_s')} the time"
+        f"{_named(row)} {_times(row, best, 'usd')} the dollars and {_times(row, best, 'wall_s')} the time"
         for row in others
     )
     return f"{text}, of {len(asked.policies)} policies. Beside it: {'; '.join(compared)}."
+
+
+def _share(milestone: dict[str, Any]) -> str:
+    return f"{milestone['share']:.0%}, a score of {milestone['score']:.3g}"
+
+
+def _reached(milestone: dict[str, Any]) -> str:
+    """Time and dollars; at least those where some run seeds did not get there."""
+    least = "≥ " if milestone["unreached"] else ""
+    return f"{least}{short_duration(milestone['time_s']['median'])}, {usd(milestone['usd']['median'])}"
+
+
+def _relative(figure: dict[str, Any], kind: str) -> str:
+    """The ends of an interval over the median."""
+    median = figure["median"] or 1.0
+    return f"× {figure[kind]['low'] / median:.1f} to {figure[kind]['high'] / median:.1f}"
+
+
+def _named(row: dict[str, Any]) -> str:
+    """A policy, and whether it is one that no live run can follow."""
+    return row["policy"] if row["live"] else f"{row['policy']} (no live run)"
 
 
 def _times(row: dict[str, Any], best: dict[str, Any], name: str) -> str:

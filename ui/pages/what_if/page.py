@@ -17,13 +17,15 @@ from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import PLOT_SETTINGS
 from ui.data.run import load_overview
 from ui.elements.downloads import offer_downloads
-from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown, usd
+from ui.elements.formatting import SIMULATED, SIMULATED_BADGE, markdown_text, plain_markdown
 from ui.elements.tiles import show_tile
 from ui.pages.what_if.charts import marked, policy_chart
 from ui.pages.what_if.data import (
     FIGURES,
     Asked,
     TimeLine,
+    milestone_figures,
+    milestone_table,
     policy_figures,
     policy_table,
     read_time_line,
@@ -103,15 +105,33 @@ def _show_answer(asked: Asked) -> None:
     st.caption(
         markdown_text(
             f"Medians, and in parentheses the lowest and highest of {asked.answer['futures']} futures, which "
-            "all policies share. ★ least dollars; of policies within 1 % of them, the one with the most "
-            "drafts. All policies do the same iterations: what exploration is worth to learning is not in "
-            "the table."
+            "all policies share. ★ least dollars of what a live run can do; of policies within 1 % of them, "
+            "the one with the most drafts. All policies do the same iterations: what exploration is worth "
+            "to learning is not in the table."
         )
     )
+    _show_milestones(asked)
     for sentence in asked.answer.get("conclusions", ()):
         st.markdown(f"{SIMULATED_BADGE} {markdown_text(sentence)}")
     st.plotly_chart(policy_chart(asked.policies), key="what-if-policies", config=PLOT_SETTINGS)
     _show_basis(asked)
+
+
+def _show_milestones(asked: Asked) -> None:
+    """Time and dollars to shares of the baseline's progress, where a curve says how a policy learns."""
+    table = milestone_table(asked)
+    if table.empty:
+        return
+    st.subheader(f"To a score {SIMULATED_BADGE}")
+    st.dataframe(table, hide_index=True)
+    st.caption(
+        markdown_text(
+            "Time and dollars to a share of the baseline's progress: the median iteration of the futures "
+            f"times the median iterations of the curves {asked.answer['curves']['name']}, without the start "
+            "and evaluations. Learning: lowest and highest of the run seeds over the median, to the last "
+            "score; system: of the futures. ≥ some run seeds did not get there."
+        )
+    )
 
 
 def _show_basis(asked: Asked) -> None:
@@ -125,8 +145,7 @@ def _show_basis(asked: Asked) -> None:
     lines = [
         f"preset {asked.question.preset}: {answer['iterations']:,} iterations on {answer['reserved']} "
         f"reserved devices, {answer['trainers']} of which train, and {answer['spot']} spot devices",
-        f"prices: {usd(answer['reserved_usd_per_hour'])} an hour reserved, "
-        f"{usd(answer['spot_usd_per_hour'])} spot",
+        f"prices: {answer['prices']}",
         f"spot: {answer['market']}",
         f"profile {profile['name']}: {profile['summary']}",
         *(f"{kind}: {', '.join(names)}" for kind, names in evidence.items()),
@@ -164,7 +183,10 @@ def _show_time_line(asked: Asked, home: Path) -> None:
         help="The whole run, for ui.perfetto.dev or chrome://tracing.",
     )  # fmt: skip
     _show_ledger(line)
-    offer_downloads("what-if", {"policies": policy_figures(asked), f"run of {line.policy}": line.by_state()})
+    offer_downloads("what-if", {
+        "policies": policy_figures(asked), "milestones": milestone_figures(asked),
+        f"run of {line.policy}": line.by_state(),
+    })  # fmt: skip
 
 
 def _show_ledger(line: TimeLine) -> None:

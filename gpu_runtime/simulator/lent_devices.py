@@ -1,0 +1,102 @@
+"""Devices that a serving fleet lends and calls back in a simulated run, by its load over the day. Pure."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpu_runtime.fleet.lending_rule import LendingRule
+from gpu_runtime.spot.traces.replay import ReplayStep
+
+LOOK_EVERY_S = 60.0
+"""Seconds for which a load stays as it is. Between two loads, looking at each step would change nothing."""
+
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True)
+class ServingLoad:
+    """What a serving fleet has to do. The defaults are assumed: nothing of them is measured.
+
+    Attributes:
+        mean: share of its devices that are busy, on average over a day.
+        swing: half of the difference between the busiest and the quietest hour.
+        slack_s: seconds that a serving request can wait: its deadline less its own time.
+        noise: standard deviation of the share from minute to minute.
+    """
+
+    mean: float = 0.5
+    swing: float = 0.3
+    slack_s: float = 2.0
+    noise: float = 0.05
+
+    def free(self, devices: int, chance: random.Random) -> Callable[[float], int]:
+        """Devices that are not busy over time, from a random hour of the day on.
+
+        Args:
+            devices: of the fleet.
+            chance: draws the hour and the noise, in the order of the questions.
+        """
+        began_s = chance.uniform(0.0, _DAY_S)
+
+        def free_at(at_s: float) -> int:
+            turn = 2 * math.pi * (began_s + at_s) / _DAY_S
+            busy = self.mean + self.swing * math.sin(turn) + self.noise * chance.gauss(0.0, 1.0)
+            return math.floor(devices * (1 - min(1.0, max(0.0, busy))) + 1e-9)
+
+        return free_at
+
+
+ASSUMED_LOAD = ServingLoad()
+
+
+class LentDevices:
+    """When devices come and are called back, as `Replay` says it of a trace.
+
+    One that is called back is warned, ends its denoising step, and goes when the slack is over.
+
+    Args:
+        rule: how many are lent.
+        free: devices that no serving request needs, at a moment in seconds; asked in the order of time.
+        slack_s: seconds that a serving request can wait.
+    """
+
+    def __init__(self, rule: LendingRule, free: Callable[[float], int], slack_s: float) -> None:
+        self._rule = rule
+        self._free = free
+        self._slack_s = slack_s
+        self._looks_s = 0.0
+        self._lent: list[str] = []
+        self._leaving: deque[tuple[float, str]] = deque()
+        self._came = 0
+
+    @property
+    def next_s(self) -> float:
+        """When there is something to do, or to look at."""
+        return min(self._looks_s, self._leaving[0][0]) if self._leaving else self._looks_s
+
+    def due(self, now_s: float) -> list[ReplayStep]:
+        """What is to be done by now and was not handed out before, in order."""
+        steps: list[ReplayStep] = []
+        while (at_s := self.next_s) <= now_s:
+            if self._leaving and self._leaving[0][0] == at_s:
+                steps.append(ReplayStep(at_s, "remove", self._leaving.popleft()[1]))
+                continue
+            lent = self._rule.look(self._free(at_s))
+            while len(self._lent) > lent:
+                name = self._lent.pop()
+                steps.append(ReplayStep(at_s, "notice", name))
+                self._leaving.append((at_s + self._slack_s, name))
+            while len(self._lent) < lent:
+                self._came += 1
+                self._lent.append(f"lent-{self._came}")
+                steps.append(ReplayStep(at_s, "add", self._lent[-1]))
+            self._looks_s = at_s + LOOK_EVERY_S
+        return steps
+
+    def on_training(self) -> None:
+        """The run trains."""
+        self._rule.on_training()

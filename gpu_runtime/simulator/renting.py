@@ -1,0 +1,78 @@
+"""How many spot devices a simulated run rents, by what past iterations took, as in a live run. Pure."""
+
+from __future__ import annotations
+
+from gpu_runtime.fleet.capacity_decision import (
+    MeasuredTimes,
+    RentingTerms,
+    decide_capacity,
+    scale_generators,
+)
+from gpu_runtime.simulator.fleet import FleetPlan, SimulatedFleet
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
+
+_DECISIONS = {"cheapest": decide_capacity, "astraflow": scale_generators}
+
+
+class Renting:
+    """Decides as `RentedCapacity` does; nothing where the plan rents all that is there.
+
+    Args:
+        loop: the clock.
+        plan: what is rented, and by which decision.
+        fleet: the devices.
+    """
+
+    def __init__(self, loop: EventLoop, plan: FleetPlan, fleet: SimulatedFleet) -> None:
+        self.wanted: list[int] = []
+        """Spot devices of each iteration; empty where that is not decided."""
+        self._loop = loop
+        self._plan = plan
+        self._fleet = fleet
+        self._measured = MeasuredTimes()
+        self._rolled_out: int | None = None
+        self._evaluated = 0  # ticks since then
+
+    def begin(self) -> None:
+        """Nothing is rented yet."""
+        if self._plan.decided is not None:
+            self._rent(0, 1)
+
+    def decide(self, batches: int, left: int) -> None:
+        """Rent for the next iteration.
+
+        Args:
+            batches: of its rollout.
+            left: iterations that are left, the next one included.
+        """
+        if self._plan.decided is None:
+            return
+        if self._rolled_out is not None:
+            rest = self._loop.now - self._rolled_out - self._evaluated
+            self._measured.add_rest(rest / TICKS_PER_S)
+        self.wanted.append(self._rent(batches, left))
+
+    def on_rolled_out(self, batch: int, start: int) -> None:
+        """A rollout is over.
+
+        Args:
+            batch: what a batch took, in ticks.
+            start: what a device takes to load, in ticks.
+        """
+        self._measured.add_batch_time(batch / TICKS_PER_S)
+        self._measured.add_start(start / TICKS_PER_S)
+        self._rolled_out, self._evaluated = self._loop.now, 0
+
+    def on_evaluated(self, length: int) -> None:
+        """An evaluation took so many ticks: no part of an iteration."""
+        self._evaluated += length
+
+    def _rent(self, batches: int, left: int) -> int:
+        plan, at_s = self._plan, self._loop.now / TICKS_PER_S
+        assert plan.decided is not None, "asked by those who decide"
+        reserved_usd, spot_usd = plan.price_at("reserved", at_s), plan.price_at("spot", at_s)
+        terms = RentingTerms(plan.reserved, reserved_usd, spot_usd, plan.spot, 0.0)
+        forecast = self._measured.forecast(batches, left)
+        wanted = _DECISIONS[plan.decided](forecast, terms, self._fleet.spot_rented).wanted
+        self._fleet.want(wanted)
+        return wanted

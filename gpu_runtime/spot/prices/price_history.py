@@ -1,0 +1,182 @@
+"""What a device costs as time goes on: prices that hold until the next one, and the files that have them."""
+
+from __future__ import annotations
+
+import csv
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import get_args
+
+from gpu_runtime.spot.prices.price_book import PriceMarket
+from storage.errors import ConfigurationError, quoted
+from storage.text import read_text_file
+
+_REQUIRED = ("time", "market", "usd_per_hour")
+_COLUMNS = (*_REQUIRED, "zone")
+
+
+@dataclass(frozen=True)
+class PriceHistory:
+    """Prices of a device of one market, of which each holds from its moment on until that of the next one.
+
+    Attributes:
+        from_s: the moments in seconds, rising, at least one. The first price holds before them too.
+        usd_per_hour: dollars an hour, one a moment.
+        length_s: until when prices are known; the last one holds after it too.
+    """
+
+    from_s: tuple[float, ...]
+    usd_per_hour: tuple[float, ...]
+    length_s: float
+
+    def price_at(self, at_s: float) -> float:
+        """Dollars an hour at a moment."""
+        return self.usd_per_hour[max(0, bisect_right(self.from_s, at_s) - 1)]
+
+    def mean(self, began_s: float, ended_s: float) -> float:
+        """Dollars an hour on average over a time; its length times this is what a device costs in it.
+
+        Args:
+            began_s: its beginning.
+            ended_s: its end, not before it.
+        """
+        if ended_s <= began_s:
+            return self.price_at(began_s)
+        first, last = bisect_right(self.from_s, began_s), bisect_right(self.from_s, ended_s)
+        turns = (began_s, *self.from_s[first:last], ended_s)
+        paid = sum((end - begin) * self.price_at(begin) for begin, end in pairwise(turns))
+        return paid / (ended_s - began_s)
+
+    def beginning(self, at_s: float) -> PriceHistory:
+        """The same prices, whose time begins at a moment of it."""
+        moments = tuple(moment - at_s for moment in self.from_s)
+        return PriceHistory(moments, self.usd_per_hour, self.length_s - at_s)
+
+
+def read_price_history(path: str | Path, zone: str = "") -> dict[PriceMarket, PriceHistory]:
+    """Prices over time from a CSV file; only the markets that it has.
+
+    A header `time,market,usd_per_hour`, with a `zone` if one likes, and rows in any order. Times are seconds,
+    or ISO times (UTC where they name no other). The file's first moment becomes 0.
+
+    Args:
+        path: of the file.
+        zone: whose prices are taken; it may be empty where the file has those of one zone.
+
+    Raises:
+        ConfigurationError: no such file, a malformed row (the message names the line), two prices of a market
+            at one moment, or prices of several zones or of another one.
+    """
+    name = f"price file {path}"
+    text = read_text_file(path, name, ConfigurationError)
+    rows = list(_rows(text, name))
+    zones = sorted({row.zone for row in rows})
+    if not rows:
+        raise ConfigurationError(f"{name}: no prices in it; write at least one row below the header")
+    if zone not in zones and (zone or len(zones) > 1):
+        raise ConfigurationError(
+            f"{name}: prices of zone {quoted(zone)} are asked for; name one that it has: "
+            f"{', '.join(map(quoted, zones))}"
+        )
+    wanted = [row for row in rows if row.zone == (zone or zones[0])]
+    return _histories(wanted, name)
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    at_s: float
+    market: PriceMarket
+    usd_per_hour: float
+    zone: str
+
+
+def _histories(rows: list[_Row], name: str) -> dict[PriceMarket, PriceHistory]:
+    first_s, last_s = min(row.at_s for row in rows), max(row.at_s for row in rows)
+    found: defaultdict[PriceMarket, list[_Row]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row.at_s):
+        before = found[row.market]
+        if before and before[-1].at_s == row.at_s:
+            raise ConfigurationError(
+                f"{name}:{row.line}: another price of {row.market} at the time of line {before[-1].line}; "
+                "keep one"
+            )
+        before.append(row)
+    return {
+        market: PriceHistory(
+            tuple(row.at_s - first_s for row in of), tuple(row.usd_per_hour for row in of), last_s - first_s
+        )
+        for market, of in found.items()
+    }
+
+
+def _rows(text: str, name: str) -> Iterator[_Row]:
+    reader = csv.DictReader(text.splitlines(), restkey="more columns", strict=True)
+    columns = list(reader.fieldnames or ())
+    if not set(_REQUIRED) <= set(columns) <= set(_COLUMNS):
+        raise ConfigurationError(
+            f"{name}:1: the header is {quoted(','.join(columns))}; write time,market,usd_per_hour, and zone "
+            "where there are several"
+        )
+    in_seconds: bool | None = None
+    try:
+        for cells in reader:
+            where = f"{name}:{reader.line_num}"
+            at_s, is_number = _time(cells, where)
+            if in_seconds not in (None, is_number):
+                raise ConfigurationError(f"{where}: seconds and ISO times in one file; write one of both")
+            in_seconds = is_number
+            yield _Row(
+                reader.line_num, at_s, _market(cells, where), _usd(cells, where), cells.get("zone") or ""
+            )
+    except csv.Error as error:
+        raise ConfigurationError(f"{name}:{reader.line_num}: not CSV ({error})") from error
+
+
+def _time(cells: Mapping[str, str | None], where: str) -> tuple[float, bool]:
+    """Seconds, and whether they were given as such."""
+    if "more columns" in cells or None in cells.values():
+        raise ConfigurationError(
+            f"{where}: another number of columns than the header; write one value a column"
+        )
+    time = str(cells["time"]).strip()
+    seconds = _number(time)
+    if seconds is not None and math.isfinite(seconds):
+        return seconds, True
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{where}: time {quoted(time)}; write seconds, or an ISO time as in 2026-11-24T10:00:00Z"
+        ) from error
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(), False
+
+
+def _market(cells: Mapping[str, str | None], where: str) -> PriceMarket:
+    for market in get_args(PriceMarket):
+        if cells["market"] == market:
+            return market
+    raise ConfigurationError(f"{where}: market {quoted(cells['market'])}; write on_demand or spot")
+
+
+def _usd(cells: Mapping[str, str | None], where: str) -> float:
+    usd = _number(str(cells["usd_per_hour"]))
+    # 0 is what price feeds write for "no offer", as in a price book.
+    if usd is None or not 0 < usd <= 1e6:
+        raise ConfigurationError(
+            f"{where}: usd_per_hour {quoted(cells['usd_per_hour'])}; give a number above 0, up to 1e6"
+        )
+    return usd
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,160 @@
+"""The devices and the spot market that a simulated run is asked for: their prices, and when instances go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.lent_devices import ASSUMED_LOAD, ServingLoad
+from gpu_runtime.simulator.trace_windows import SpotMarket
+from gpu_runtime.spot.prices.price_history import PriceHistory, read_price_history
+from gpu_runtime.spot.traces.files import read_trace
+from gpu_runtime.spot.traces.generator import TraceShape
+from gpu_runtime.spot.traces.summary import summarise
+from storage.config.run_config import RunConfig
+from storage.errors import ConfigurationError, quoted
+
+MOST_TOGETHER = 16
+"""Devices of one machine that may share samples: more ways to divide them take long to compare."""
+
+
+@dataclass(frozen=True)
+class MarketQuestion:
+    """How spot instances are taken to come and go.
+
+    Attributes:
+        trace: a file; empty for drawn traces.
+        loss_rate: losses of an instance an hour, for drawn traces; None for what a trace's shape has.
+        joint: share of the losses that take several at once; None likewise.
+        notice_s: seconds of notice.
+        instance_devices: devices of an instance, which may share samples and are lost together; 0 where all
+            are on one machine, and are lost one by one.
+        prices: a file of prices over time; empty where they do not change.
+        serving: load of a serving fleet, for the policy `lending`: the share of its devices that are busy,
+            half of its swing over a day, and the seconds that a request can wait, with commas between; empty
+            for what is assumed.
+        zone: whose prices of the file are taken; it may be empty where there is one.
+    """
+
+    trace: str = ""
+    loss_rate: float | None = None
+    joint: float | None = None
+    notice_s: float = 0.0
+    instance_devices: int = 0
+    prices: str = ""
+    zone: str = ""
+    serving: str = ""
+
+
+def offer_of(config: RunConfig, question: MarketQuestion) -> FleetPlan:
+    """The devices that there are, and their prices.
+
+    Raises:
+        ConfigurationError: instances cannot be filled, or the prices cannot be read.
+    """
+    runtime, price, each = config.runtime, config.price, question.instance_devices
+    if each and runtime.least_spot % each:
+        raise ConfigurationError(
+            f"--per-instance is {each}, but {runtime.least_spot} spot devices are no whole number of such "
+            "instances; change --spot or --per-instance"
+        )
+    if config.sequence_parallel.largest > 1 and not each and runtime.least_workers > MOST_TOGETHER:
+        raise ConfigurationError(
+            f"{runtime.least_workers} devices that may share samples would be on one machine, above "
+            f"{MOST_TOGETHER}; say by --per-instance how many an instance has"
+        )
+    if question.zone and not question.prices:
+        raise ConfigurationError(
+            f"--zone {quoted(question.zone)} is one of a price file; name it by --prices"
+        )
+    found = read_price_history(question.prices, question.zone) if question.prices else {}
+    reserved, spot = found.get("on_demand"), found.get("spot")
+    return FleetPlan(
+        runtime.least_reserved, runtime.least_spot, runtime.trainer_workers,
+        price.reserved_usd_per_hour if reserved is None else reserved.mean(0.0, reserved.length_s),
+        price.spot_usd_per_hour if spot is None else spot.mean(0.0, spot.length_s),
+        instance_devices=each, reserved_prices=reserved, spot_prices=spot,
+        serving=_serving_of(question.serving) if question.serving else ASSUMED_LOAD,
+    )  # fmt: skip
+
+
+def _serving_of(said: str) -> ServingLoad:
+    try:
+        mean, swing, slack_s = map(float, said.split(","))
+    except ValueError:
+        mean = swing = slack_s = math.nan
+    if not (0 <= mean <= 1 and 0 <= swing <= 1 and 0 <= slack_s <= 3600):
+        raise ConfigurationError(
+            f"--serving is {quoted(said)}; give the share of busy devices and half of its swing over a day, "
+            "each from 0 to 1, and the seconds that a request can wait, from 0 to 3600, as in 0.5,0.3,2"
+        )
+    return ServingLoad(mean, swing, slack_s)
+
+
+def serving_in_words(load: ServingLoad) -> str:
+    """The load of the serving fleet that lends, and what is known of it."""
+    known = "assumed" if load == ASSUMED_LOAD else "as asked for, with assumed noise"
+    return (
+        f"lending: {load.mean:.0%} of the serving fleet is busy, {load.swing:.0%} more or less over a day, "
+        f"and its requests can wait {load.slack_s:g} s ({known})"
+    )
+
+
+def market_of(question: MarketQuestion) -> SpotMarket:
+    """When spot instances come and go.
+
+    Raises:
+        ConfigurationError: a trace, and what it would be drawn by.
+        TraceError: the trace cannot be read.
+    """
+    shape, each = TraceShape(capacity=1, length_s=1.0), max(1, question.instance_devices)
+    if question.trace:
+        if question.loss_rate is not None or question.joint is not None:
+            raise ConfigurationError("--trace says which instances go; leave --loss-rate and --joint out")
+        return SpotMarket(read_trace(question.trace), shape, notice_s=question.notice_s, devices=each)
+    rate = 3600 / shape.mean_lifetime_s if question.loss_rate is None else question.loss_rate
+    joint = shape.multi_loss_share if question.joint is None else question.joint
+    if rate == 0:
+        return SpotMarket(None, shape, losses=False, devices=each)
+    shape = TraceShape(capacity=1, length_s=1.0, mean_lifetime_s=3600 / rate, multi_loss_share=joint)
+    return SpotMarket(None, shape, notice_s=question.notice_s, devices=each)
+
+
+def market_in_words(market: SpotMarket, question: MarketQuestion) -> str:
+    """When spot instances come and go.
+
+    Args:
+        market: as it is simulated.
+        question: as it was asked for.
+    """
+    notice = f", {market.notice_s:g} s of notice" if market.notice_s else ", without notice"
+    if market.recorded is not None:
+        known = summarise(market.recorded)
+        rate = known.losses_per_instance_hour or 0.0
+        return (
+            f"windows of {Path(question.trace).name}: {known.length_s / 3600:.1f} h, {known.losses} losses, "
+            f"{rate:.2f} of an instance an hour{notice}"
+        )
+    if not market.losses:
+        return "no instance is lost"
+    shape = market.shape
+    return (
+        f"drawn traces: {3600 / shape.mean_lifetime_s:.2f} losses of an instance an hour, "
+        f"{shape.multi_loss_share:.0%} of them together; a replacement comes after "
+        f"{shape.mean_reacquire_s / 60:.0f} min{notice}"
+    )
+
+
+def prices_in_words(offer: FleetPlan) -> str:
+    """What devices cost an hour."""
+
+    def said(usd: float, prices: PriceHistory | None) -> str:
+        if prices is None:
+            return f"${usd:g}"
+        low, high = min(prices.usd_per_hour), max(prices.usd_per_hour)
+        return f"${low:g} to ${high:g} (${usd:.4g} on average over {prices.length_s / 3600:.1f} h)"
+
+    reserved = said(offer.reserved_usd_per_hour, offer.reserved_prices)
+    return f"{reserved} an hour reserved, {said(offer.spot_usd_per_hour, offer.spot_prices)} spot"

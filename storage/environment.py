@@ -16,6 +16,9 @@ be of a package that the reader of a run does not have."""
 CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""
 
+PRESET = "preset"
+"""Fact stored with a run that was started with a preset: its name, or the TOML file as it was given."""
+
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
 

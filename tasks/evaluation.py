@@ -174,7 +174,7 @@ def _track(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapp
     tracker.start(
         row.evaluation_id,
         config,
-        row.environment.get("commit", ""),
+        row.environment,
         {"spotlight.evaluates": row.run_id or "untouched model"},
     )
     tracker.metrics(row.iteration, tracked_metrics(figures))

@@ -172,10 +172,11 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
         session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all(), mirror)
     try:
-        commit = store.run(run_id).environment.get("commit", "")
+        environment = store.run(run_id).environment
         page = dashboard_page(run_id)
         described = {"mlflow.note.content": f"[This run in the dashboard]({page})"} if page else {}
-        tracker.start(run_id, config, commit, described)
+        tracker.start(run_id, config, environment, described)
+        tracker.catch_up()
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

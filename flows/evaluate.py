@@ -25,6 +25,7 @@ def evaluate_model(
     images: Path | None = None,
     compare: str | None = None,
     evaluation_id: str | None = None,
+    preset: str = "",
 ) -> dict[str, Any]:
     """Score a run's newest checkpoint, or the untouched model of the configuration, and keep the scores.
 
@@ -34,6 +35,7 @@ def evaluate_model(
         images: an empty folder for the images, in GenEval's layout; None keeps none.
         compare: an earlier evaluation, or a run that was evaluated, to compare with.
         evaluation_id: its identifier, not used before; made up where it is missing.
+        preset: that the configuration comes from, or the run was started with; empty for none.
 
     Returns:
         `evaluation_id`, the run and the iteration, `score`, `exact`, their intervals, overall and by tag,
@@ -46,7 +48,7 @@ def evaluate_model(
     reporter().note(f"evaluating {run_id or config.model.path}")
     evaluated = evaluate_weights(home, config, run_id)
     evaluation_id = evaluation_id or new_run_id(f"evaluate-{config.name}")
-    result = record_separately(home, config, evaluation_id, evaluated, images)
+    result = record_separately(home, config, evaluation_id, evaluated, images, preset)
     back_up(RunStore(home))
     if earlier is not None:
         result |= {"difference": compare_evaluations(home, earlier, evaluation_id)}

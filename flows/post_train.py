@@ -35,7 +35,7 @@ from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore, check_resumable
-from storage.environment import environment
+from storage.environment import environment, preset_fact
 from storage.errors import ClusterLostError, ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.run_log import RunLog
@@ -55,12 +55,13 @@ COMMIT_WAIT_S = 60.0
 
 
 @flow(name="post-train", validate_parameters=True, persist_result=False)
-def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
+def post_train(config: RunConfig, run_id: str | None = None, preset: str = "") -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning.
 
     Args:
         config: the run's configuration.
         run_id: a run to resume, or the identifier of the new one; made up where it is missing.
+        preset: that the configuration of a new run comes from, as a person gave it; empty for none.
 
     Returns:
         The run's summary: scores before and after, wall-clock, cost.
@@ -70,7 +71,7 @@ def post_train(config: RunConfig, run_id: str | None = None) -> dict[str, Any]:
     # A person who looks into the database locks it: a run that is paid for waits longer for that.
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
-    enter_run(store, run_id, config)
+    enter_run(store, run_id, config, preset)
     link_to_dashboard(run_id)
     if page := flow_run_page():
         NoteStore(home, DATABASE_WAIT_S).link(run_id, "prefect", page)
@@ -120,13 +121,14 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
-def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
+def enter_run(store: RunStore, run_id: str, config: RunConfig, preset: str = "") -> None:
     """Note in the database that this process works on the run, new or interrupted.
 
     Args:
         store: of the home that the run is in.
         run_id: the run.
         config: what it is to go on with.
+        preset: that a new run was started with.
 
     Raises:
         ConfigurationError: the run is finished, goes on elsewhere, has another configuration, or its
@@ -137,7 +139,7 @@ def enter_run(store: RunStore, run_id: str, config: RunConfig) -> None:
         known = store.run(run_id)
     except RunNotFoundError:
         check_run_id(run_id)
-        facts = environment() | input_digests(config) | plugin_facts(config)
+        facts = environment() | input_digests(config) | plugin_facts(config) | preset_fact(preset)
         store.create_run(run_id, config, facts, os.getpid())
         return
     check_resumable(known, os.getpid())
@@ -239,8 +241,11 @@ def _catch_up(session: Session, done: int) -> None:
 def _note_troubles(session: Session) -> None:
     """One event for each worker that died or did not start, and each jump of the wall clock, since the last.
 
+    Devices of another kind that have joined are noted, too.
+
     Who watches is told of those that did not start, too: nothing else shows it before the end.
     """
+    session.note_devices()
     lost, failed = session.runtime.lost_workers, session.runtime.failed_starts
     for worker in lost[session.losses_noted :]:
         session.store.add_event(

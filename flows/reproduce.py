@@ -13,7 +13,7 @@ from flows.deployed.forms import ReproductionForm
 from flows.post_train import DATABASE_WAIT_S, post_train
 from flows.progress import reporter
 from flows.recovery import back_up
-from flows.reproduction_inputs import config_again, find_reference
+from flows.reproduction_inputs import config_again, find_reference, preset_again
 from flows.run_identity import new_run_id
 from storage import clock
 from storage.database.run_store import RunStore
@@ -71,7 +71,7 @@ def do_again(
             was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
         else:
             started = dataclasses.replace(started, run_id=again)
-            post_train.fn(config, again)
+            post_train.fn(config, again, preset_again(form, was))
             now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

@@ -10,6 +10,7 @@ from storage.config.loading import load_with_sources
 from storage.config.run_config import RunConfig
 from storage.config.tracking import TrackingConfig
 from storage.database.run_store import RunStore
+from storage.environment import PRESET
 from storage.errors import ConfigurationError
 from storage.evaluations.references import Reference, read_reference, reference_of
 from storage.evaluations.reproductions import reference_run_of
@@ -48,3 +49,8 @@ def config_again(form: ReproductionForm, was: Reference | None) -> RunConfig:
     if not form.settings:
         return config  # to the letter: nothing is read or derived anew
     return with_absolute_paths(with_read_options(*load_with_sources(None, form.settings, {}, config)))
+
+
+def preset_again(form: ReproductionForm, was: Reference | None) -> str:
+    """The preset that the settings of a run done again come from; empty for none."""
+    return form.preset if was is None else was.environment.get(PRESET, "")

@@ -21,6 +21,7 @@ from flows.server.loss import result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore, check_resumable
+from storage.environment import PRESET
 from storage.errors import (
     CheckpointError,
     ConfigurationError,
@@ -64,7 +65,7 @@ def train(
         run_id = free_run_id(RunStore(home), config, run_id)
         look_at_inputs(config)
         reporter().note(f"starting run {run_id}: {_size_of(config)}")
-        return post_train_under_server(home, run_id, config)
+        return post_train_under_server(home, run_id, config, preset or "")
 
 
 def resume(
@@ -127,6 +128,7 @@ def evaluate(
         home = Home.from_environment().ensure()
         config = evaluated_configuration(home, run_id, preset, settings, ray_address, cluster)
         look_at_inputs(config)
+        named = evaluated_preset(home, run_id, preset)
         earlier = None if compare is None else comparable(home, config, compare)
         folder = None if images is None else claim_folder(images, "--images")
         reporter().note(f"starting an evaluation of {run_id or config.model.path}")
@@ -136,7 +138,7 @@ def evaluate(
             from flows.process.cancellation import signals_cancel
 
             with signals_cancel():
-                return evaluate_model(config, run_id, folder, earlier)
+                return evaluate_model(config, run_id, folder, earlier, preset=named)
 
 
 def new_configuration(
@@ -271,13 +273,25 @@ def evaluated_configuration(
     return config
 
 
-def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[str, Any]:
+def evaluated_preset(home: Home, run_id: str | None, preset: str | None) -> str:
+    """The preset that an evaluation's model was trained with, or comes from; empty for none.
+
+    Args:
+        home: where the run is.
+        run_id: whose checkpoint is scored; None for an untouched model.
+        preset: of an untouched model.
+    """
+    return (preset or "") if run_id is None else RunStore(home).run(run_id).environment.get(PRESET, "")
+
+
+def post_train_under_server(home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, Any]:
     """Do the flow `post-train` under the Prefect server of a home; returns the run's result.
 
     Args:
         home: where the run is kept.
         run_id: the run, new or to resume.
         config: checked settings.
+        preset: that a new run's settings come from; empty for none.
 
     Raises:
         SpotlightError: what ended the run.
@@ -300,7 +314,7 @@ def post_train_under_server(home: Home, run_id: str, config: RunConfig) -> dict[
             close_orphaned_flow_runs([run_id])
             reporter().note(f"Prefect UI: {ui_url}")
             with cancellable(run_id):
-                summary = post_train.with_options(flow_run_name=run_id)(config, run_id)
+                summary = post_train.with_options(flow_run_name=run_id)(config, run_id, preset)
         except httpx.HTTPError as error:
             summary = result_without_server(store, run_id, error)
         except (Stopped, RunCancelledError) as stopped:

@@ -276,11 +276,8 @@ class Runtime:
             next_plan: what `explore` has chosen meanwhile for the next iteration.
             evidence: of its training, where `trains_on_drafts`.
         """
-        requests = [delivered.sample.request for delivered in rollout.delivered]
-        scored = {
-            (request.prompt_id, request.seed_index): score
-            for request, score in zip(requests, scores, strict=True)
-        }
+        made = [delivered.sample.request for delivered in rollout.delivered]
+        scored = {(one.prompt_id, one.seed_index): score for one, score in zip(made, scores, strict=True)}
         return self._search.review(rollout.plan, scored, next_plan, self.policy_version, evidence)
 
     def explorer_state(self) -> dict[str, Any]:
@@ -291,8 +288,7 @@ class Runtime:
         """Held-out images by the ODE with the moving average, their scores, and what they look like."""
         weights = self._current
         if self.config.optimizer.ema_decay > 0 and self.policy_version > 0:  # before, it is the same
-            averaged = WeightsVersion(self.policy_version, averaged=True)
-            weights = self._fleet.trainers.publish_average(averaged)
+            weights = self._fleet.trainers.publish_average(WeightsVersion(self.policy_version, averaged=True))
         return evaluate(self.config, self.evaluate_prompts, weights, self._fleet, self._scoring)
 
     def blobs(self, iteration: int | None = None) -> dict[str, bytes]:
@@ -360,6 +356,10 @@ class Runtime:
     def take_device_events(self) -> list[DeviceEvent]:
         """Which devices joined, did not start, were under notice or were lost since the last call."""
         return self._fleet.accounts.take_events()
+
+    def device_kinds(self) -> set[str]:
+        """What the workers that have joined so far compute on: `cpu`, or names of GPUs."""
+        return self._fleet.accounts.kinds()
 
     def take_groups(self) -> list[GroupRecord]:
         """Which groups of devices shared samples and ended since the last call."""

@@ -16,6 +16,15 @@ be of a package that the reader of a run does not have."""
 CLIPS_RATIO = "objective clips the ratio"
 """Fact stored with a run: `yes` or `no`."""
 
+PRESET = "preset"
+"""Fact stored with a run that was started with a preset: its name, or the TOML file as it was given."""
+
+DEVICES = "devices"
+"""Fact stored with a run once its workers have loaded: what they compute on, `cpu` or the GPUs' names."""
+
+CPU = "cpu"
+"""What `DEVICES` says of workers without a GPU."""
+
 _AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _PACKAGES = ("torch", "diffusers", "ray", "prefect", "duckdb", "mlflow", "rapidocr", "onnxruntime", "numpy")
 
@@ -30,6 +39,11 @@ def environment() -> dict[str, str]:
         "accelerators": _accelerators(),
         "commit": _commit(),
     }
+
+
+def preset_fact(preset: str) -> dict[str, str]:
+    """`PRESET` as a fact to store; nothing where no preset was given."""
+    return {PRESET: preset} if preset else {}
 
 
 def _processor() -> str:

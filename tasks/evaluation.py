@@ -17,7 +17,7 @@ from gpu_runtime.runtime import Runtime
 from storage.checkpoints import CheckpointStore
 from storage.clock import now
 from storage.config.run_config import RunConfig
-from storage.environment import environment
+from storage.environment import environment, preset_fact
 from storage.errors import CheckpointError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
@@ -84,7 +84,12 @@ def evaluate_weights(home: Home, config: RunConfig, run_id: str | None) -> Evalu
     persist_result=False,
 )
 def record_separately(
-    home: Home, config: RunConfig, evaluation_id: str, evaluated: Evaluated, folder: Path | None
+    home: Home,
+    config: RunConfig,
+    evaluation_id: str,
+    evaluated: Evaluated,
+    folder: Path | None,
+    preset: str = "",
 ) -> dict[str, Any]:
     """Write scores to the database, images to their folder, figures to MLflow.
 
@@ -94,6 +99,7 @@ def record_separately(
         evaluation_id: its identifier, not used before.
         evaluated: images and scores.
         folder: an empty folder for the images; None keeps none.
+        preset: that the configuration comes from, or the run was started with; empty for none.
 
     Returns:
         The figures, as `spotlight evaluate` prints them.
@@ -106,7 +112,7 @@ def record_separately(
         evaluation_id, evaluated.run_id, evaluated.iteration, evaluation.policy_version, evaluated.started_at,
         evaluated.ended_at, evaluation.score, evaluation.exact, len(images),
         None if folder is None else str(folder), config.model_dump_json(),
-        environment() | input_digests(config),
+        environment() | input_digests(config) | preset_fact(preset),
     )  # fmt: skip
     EvaluationStore(home).commit(row, images)
     figures = figures_of(images)
@@ -174,7 +180,7 @@ def _track(home: Home, config: RunConfig, row: SeparateEvaluation, figures: Mapp
     tracker.start(
         row.evaluation_id,
         config,
-        row.environment.get("commit", ""),
+        row.environment,
         {"spotlight.evaluates": row.run_id or "untouched model"},
     )
     tracker.metrics(row.iteration, tracked_metrics(figures))

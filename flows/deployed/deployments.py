@@ -53,7 +53,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         run_preflight(config)
         close_orphaned_flow_runs([run_id])
         name_flow_run(run_id)
-        result = _function("flows.post_train", "post_train")(config, run_id)
+        result = _function("flows.post_train", "post_train")(config, run_id, form.preset)
         show_result(result)
     return result
 
@@ -69,7 +69,8 @@ def evaluate_by_form(form: EvaluationForm) -> dict[str, Any]:
         run_preflight(config)
         name_flow_run(evaluation_id)
         evaluate = _function("flows.evaluate", "evaluate_model")
-        result = evaluate(config, form.run_id or None, evaluation_id=evaluation_id)
+        named = start.evaluated_preset(home, form.run_id or None, preset)
+        result = evaluate(config, form.run_id or None, evaluation_id=evaluation_id, preset=named)
         show_result(result)
     return result
 

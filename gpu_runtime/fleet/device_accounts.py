@@ -34,6 +34,7 @@ class DeviceAccounts:
         self._timeline = Timeline()
         self._meter = PaidMeter()
         self._paid: list[PaidTime] = []
+        self._kinds: set[str] = set()
         self._events: list[DeviceEvent] = []
 
     def enter(self, worker: str, state: DeviceState) -> None:
@@ -59,6 +60,11 @@ class DeviceAccounts:
             taken, self._events = self._events, []
         return taken
 
+    def kinds(self) -> set[str]:
+        """What the devices that have joined so far compute on: `cpu`, or names of GPUs."""
+        with self._lock:
+            return set(self._kinds)
+
     def on_joined(self, device: Device, ready: WorkerReady) -> float:
         """A worker has loaded, which is on the bill; for how many seconds.
 
@@ -68,6 +74,7 @@ class DeviceAccounts:
         began_at_s = max(device.asked_at_s, loaded_at_s - ready.age_s)
         with self._lock:
             self._start(device, began_at_s)
+            self._kinds.update([ready.device] if ready.device else [])
             self._timeline.enter(device.name, "idle", now())
             where = {"host": ready.host, "history": ready.history} if ready.history else {}
             detail = f"{device.standby} took the place in {loaded_at_s - began_at_s:.2f} s"

@@ -7,6 +7,7 @@ import torch
 from gpu_runtime.models.protocol import DiffusionModel, ModelOutline
 from gpu_runtime.models.registry import family_of
 from storage.config.run_config import ModelConfig, RunConfig
+from storage.environment import CPU
 from storage.errors import ConfigurationError
 
 
@@ -34,6 +35,12 @@ def outline_model(config: ModelConfig) -> ModelOutline:
 def device_of(config: ModelConfig) -> torch.device:
     """Where the model works on this machine."""
     return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def device_name(config: ModelConfig) -> str:
+    """What the model works on, for people: `cpu`, or the GPU's name."""
+    device = device_of(config)
+    return CPU if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def refuse_missing_cuda(config: ModelConfig) -> None:

@@ -36,11 +36,13 @@ class WorkerReady:
         age_s: how long its process has been there. A duration, as its clock may be another than the driver's.
         host: its machine.
         history: the file that it writes its history to, on that machine; None where it keeps none.
+        device: what it computes on: `cpu`, or the GPU's name.
     """
 
     age_s: float
     host: str = ""
     history: str | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.policy import WeightState, refuse_not_finite, weights_digest
 from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from gpu_runtime.learning.trainer_state import restore_trainer, trainer_blobs
-from gpu_runtime.models.loading import load_model
+from gpu_runtime.models.loading import device_name, load_model
 from gpu_runtime.scheduling.requests import SampleRequest, WeightsVersion
 from gpu_runtime.sequence_parallel.process_group import StoreAddress
 from gpu_runtime.sequence_parallel.worker_group import WorkerGroup
@@ -71,6 +71,7 @@ class DeviceWorker:
         self._open_history(name, watches, history)
         torch.set_num_threads(1)  # threads divide sums, and workers share the machine's cores
         self._model = load_model(config.model)
+        self._device = device_name(config.model)
         if config.sequence_parallel.largest > 1:
             # While it starts: the members of a group wait for each other when they form it.
             importlib.import_module("gpu_runtime.sequence_parallel.member")
@@ -106,9 +107,9 @@ class DeviceWorker:
         return HostUsage(times.user + times.system, process.memory_info().rss)
 
     def ready(self) -> WorkerReady:
-        """How old this process is and where it writes; answers once the model is loaded."""
+        """How old this process is, where it writes and what it computes on; answers once it has loaded."""
         history = None if self._history.path is None else str(self._history.path)
-        return WorkerReady(process_age_s(), socket.gethostname(), history)
+        return WorkerReady(process_age_s(), socket.gethostname(), history, self._device)
 
     def notice(self) -> Notice | None:
         """The preemption notice that this machine is under; answers at once."""

@@ -169,6 +169,19 @@ class RunStore:
         with self.database.writing() as connection:
             self._update(connection, run_id, "status = ?, ended_at = ?, error = ?", [status, ended_at, error])
 
+    def set_fact(self, run_id: str, name: str, value: str) -> None:
+        """Store a fact with a run's environment, in place of an earlier value.
+
+        Args:
+            run_id: the run.
+            name: of the fact.
+            value: as text.
+        """
+        with self.database.writing() as connection:
+            self._require(connection, run_id)
+            [row] = run_rows(connection, "WHERE run_id = ?", [run_id])
+            self._update(connection, run_id, "environment = ?", [json.dumps(row.environment | {name: value})])
+
     def set_summary(self, run_id: str, summary: Mapping[str, Any]) -> None:
         """Store a run's named results (JSON values), in place of earlier ones."""
         with self.database.writing() as connection:

@@ -172,7 +172,7 @@ CREATE TABLE run_notes (                -- what a person has noted about a run
     tags VARCHAR NOT NULL,              -- JSON: a list of words
     note VARCHAR NOT NULL, archived BOOLEAN NOT NULL, changed_at DOUBLE NOT NULL
 );
-CREATE TABLE run_links (                -- where else a run can be looked at; place: prefect
+CREATE TABLE run_links (                -- where else a run is; place: prefect or mlflow
     run_id VARCHAR, place VARCHAR,
     address VARCHAR NOT NULL, noted_at DOUBLE NOT NULL,
     PRIMARY KEY (run_id, place)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from storage.environment import CPU, DEVICES
+
 MODELLED = "(modelled)"
 """Beside a sum that was not paid: no device was rented."""
 
@@ -14,13 +16,16 @@ _THIS_MACHINE = ("ray", "local", "", "auto")
 def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
     """Whether processes without an accelerator stood for the devices: none was rented.
 
-    The accelerators that a run recorded are those of its own machine; of a cluster that it joined on another
-    machine nothing is recorded, and its devices count as rented, unless the run is told to use none.
+    Workers say what they compute on. Of a run of a version that did not record it, or before its workers have
+    loaded, the accelerators of its own machine decide; a cluster that it joined on another machine counts as
+    rented, unless the run is told to use no accelerator.
 
     Args:
         settings: of the run, as it stored them; an object of JSON, whatever its version.
         environment: of the run; where it does not say which accelerators there were, none counts as seen.
     """
+    if devices := environment.get(DEVICES):
+        return devices == CPU
     settings = settings if isinstance(settings, Mapping) else {}
     if _section(settings, "model").get("device") == "cpu":
         return True

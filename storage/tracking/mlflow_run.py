@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storage.config.run_config import RunConfig
+from storage.database.records import RunStatus
+from storage.environment import PRESET
 from storage.tracking.names import mlflow_name, plain
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ RUN_TAG = "spotlight.run_id"
 _KIND_TAG = "mlflow.experimentKind"
 _KIND = "custom_model_development"
 """What MLflow calls training; an experiment without the tag may be taken for one of prompts and traces."""
+
+_STATUSES: Mapping[RunStatus, str] = {
+    "running": "RUNNING",
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "cancelled": "KILLED",
+    "interrupted": "KILLED",
+}
 
 _PARAMS_A_CALL = 100
 _METRICS_A_CALL = 1000
@@ -40,6 +49,7 @@ class MlflowRun:
         artifacts: folder of the artifacts of a new experiment; None leaves it to the server.
         run_id: our run.
         params, tags: of the run, where it has to be made.
+        began_at: when it began, in Unix seconds, where it has to be made; None takes the present.
     """
 
     uri: str
@@ -47,6 +57,7 @@ class MlflowRun:
     run_id: str
     params: Mapping[str, str]
     tags: Mapping[str, str]
+    began_at: float | None = None
     _client: MlflowClient | None = field(default=None, init=False)
     _mlflow_id: str = field(default="", init=False)
 
@@ -67,7 +78,9 @@ class MlflowRun:
             client.update_run(self._mlflow_id, status="RUNNING")
         else:
             tags = {**self.tags, RUN_TAG: self.run_id}
-            self._mlflow_id = client.create_run(experiment_id, tags=tags, run_name=self.run_id).info.run_id
+            began_ms = None if self.began_at is None else int(self.began_at * 1000)
+            made = client.create_run(experiment_id, began_ms, tags, run_name=self.run_id)
+            self._mlflow_id = made.info.run_id
         if not (found and found[0].data.params):
             params = [Param(name, value) for name, value in self.params.items()]
             for first in range(0, len(params), _PARAMS_A_CALL):
@@ -89,6 +102,12 @@ class MlflowRun:
         ]
         for first in range(0, len(metrics), _METRICS_A_CALL):
             self._opened().log_batch(self._mlflow_id, metrics=metrics[first : first + _METRICS_A_CALL])
+
+    def logged_steps(self, figure: str) -> set[int]:
+        """The iterations that MLflow has a figure of; earlier versions logged it without a section."""
+        names = (mlflow_name(figure), figure)
+        client = self._opened()
+        return {one.step for name in names for one in client.get_metric_history(self._mlflow_id, name)}
 
     def log_images(self, iteration: int, pictures: Mapping[str, bytes], at_ms: int) -> None:
         """Write pictures (PNG) by name; MLflow's pages show the same name over iterations, with a slider.
@@ -114,9 +133,10 @@ class MlflowRun:
         else:
             client.log_artifact(self._mlflow_id, str(path))
 
-    def end(self, status: str) -> None:
-        """Mark the run's end by MLflow's word for it."""
-        self._opened().set_terminated(self._mlflow_id, status=status)
+    def end(self, status: RunStatus, at: float | None = None) -> None:
+        """Mark the run's end, by MLflow's word for the status; at Unix seconds, or now."""
+        at_ms = None if at is None else int(at * 1000)
+        self._opened().set_terminated(self._mlflow_id, status=_STATUSES[status], end_time=at_ms)
 
     def _opened(self) -> MlflowClient:
         assert self._client is not None, "the tracker opens the run before each job"
@@ -161,9 +181,27 @@ def is_silence(error: Exception) -> bool:
     return isinstance(error, ConnectionError | Timeout)
 
 
-def flat_settings(config: RunConfig) -> dict[str, str]:
-    """All settings by dotted name, as `--set` takes them; MLflow's parameters are flat texts."""
-    return dict(_flat(config.model_dump(mode="json"), ""))
+def flat_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """All settings (JSON values) by dotted name, as `--set` takes them: MLflow's parameters are flat."""
+    return dict(_flat(settings, ""))
+
+
+def tags_of(params: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The tags by which MLflow's pages find a run.
+
+    Args:
+        params: its settings, as `flat_settings` gives them.
+        environment: as it is stored with the run.
+    """
+    tags = {
+        "spotlight.preset": environment.get(PRESET),
+        "spotlight.reward": params.get("reward.scorer"),
+        "spotlight.model": params.get("model.path"),
+        "spotlight.commit": environment.get("commit"),
+        # MLflow's own pages have a column for this name.
+        "mlflow.source.git.commit": environment.get("commit"),
+    }
+    return {name: text for name, text in tags.items() if text}
 
 
 def _flat(values: Mapping[str, Any], section: str) -> Iterator[tuple[str, str]]:

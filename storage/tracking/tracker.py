@@ -26,7 +26,8 @@ from storage.database.records import RunStatus
 from storage.errors import SpotlightError, shortened
 from storage.home import Home
 from storage.text import one_line
-from storage.tracking.mlflow_run import MlflowRun, failures, flat_settings, is_silence
+from storage.tracking.backlog import Backlog
+from storage.tracking.mlflow_run import MlflowRun, failures, flat_settings, is_silence, tags_of
 
 FLUSH_WAIT_S = 60.0
 """How long `close` waits for what is still queued."""
@@ -37,13 +38,10 @@ SILENT_WAIT_S = 3.0
 RETRY_S = 15.0
 """Between two tries at a server that does not answer."""
 
-_STATUSES: Mapping[str, str] = {
-    "running": "RUNNING",
-    "finished": "FINISHED",
-    "failed": "FAILED",
-    "cancelled": "KILLED",
-    "interrupted": "KILLED",
-}
+BACKLOG_WAIT_S = 5.0
+"""How long `close` waits for earlier runs, after this one: a short run has no other time for them."""
+
+_EARLIER = "the figures of earlier runs"
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -65,12 +63,15 @@ class _Job:
         do: does it.
         what: it in words, for the warning that it is missing; empty for figures.
         iteration: of figures; they are kept while a server is away.
+        kept: whether it is, too.
+        goes_on: whether it is queued again once it is done, or MLflow has refused it.
     """
 
     do: Callable[[MlflowRun], None]
     what: str = ""
     iteration: int | None = None
     kept: bool = True
+    goes_on: Callable[[], bool] = lambda: False
 
 
 class Tracker:
@@ -91,36 +92,54 @@ class Tracker:
         self._waiting: list[_Job] = []
         self._missing: list[_Job] = []
         self._server = ""
+        self._closing = False
+        self._backlog: Backlog | None = None
         self._thread: threading.Thread | None = None
         self._needed = threading.Event()
         """Set once there is more to copy than the start of a run."""
 
     def start(
-        self, run_id: str, config: RunConfig, commit: str, tags: Mapping[str, str] | None = None
+        self,
+        run_id: str,
+        config: RunConfig,
+        environment: Mapping[str, str],
+        tags: Mapping[str, str] | None = None,
     ) -> None:
         """Begin: MLflow's run of this `run_id` is created, or opened again where there is one.
 
         Args:
             run_id: our run, or evaluation.
             config: its settings, which also say where MLflow is.
-            commit: of the code that it began with; empty where it is not known.
+            environment: what is stored with it, for the tags of its commit and preset.
             tags: further ones.
         """
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self._server = config.tracking.uri
+        params = flat_settings(config.model_dump(mode="json"))
         target = MlflowRun(
             self._server or self.home.mlflow_uri,
             None if self._server else self.home.artifacts,
             run_id,
-            flat_settings(config),
-            _tags(config, commit) | dict(tags or {}),
+            params,
+            tags_of(params, environment) | dict(tags or {}),
         )
         self.home.ensure()
         # A daemon, so that a training process that crashes does not stay for MLflow's sake.
         self._thread = threading.Thread(target=self._work, args=(target,), name="mlflow", daemon=True)
         self._thread.start()
         self._put(_Job(MlflowRun.open))
+
+    def catch_up(self) -> None:
+        """Queue what MLflow lacks of this run up to now, and of earlier runs of the home; see `Backlog`."""
+        backlog = self._backlog = Backlog(self.home, self._server, now())
+        self._put(
+            _Job(
+                lambda run: None if self._closing else backlog.send_next(run),
+                _EARLIER,
+                goes_on=lambda: not self._closing and backlog.has_more(),
+            )
+        )
 
     def metrics(self, iteration: int, values: Mapping[str, float]) -> None:
         """Queue an iteration's figures; they are written in one batch."""
@@ -156,7 +175,7 @@ class Tracker:
 
     def end(self, status: RunStatus) -> None:
         """Queue the mark of the run's end; artifacts may follow it."""
-        self._put(_Job(lambda run: run.end(_STATUSES[status]), "the run's end"))
+        self._put(_Job(lambda run: run.end(status), "the run's end"))
 
     def finish(self, status: RunStatus, wait_s: float = FLUSH_WAIT_S) -> None:
         """Mark the run's end, and close.
@@ -179,6 +198,10 @@ class Tracker:
         if self._thread is None:
             return
         self._needed.set()
+        self._closing = True
+        backlog = self._backlog
+        if backlog is not None and wait_s >= FLUSH_WAIT_S:
+            self._jobs.put(_Job(lambda run: backlog.send_within(run, BACKLOG_WAIT_S), _EARLIER))
         self._jobs.put(None)
         wait_s = min(wait_s, SILENT_WAIT_S) if self._silent else wait_s
         self._thread.join(wait_s)
@@ -250,6 +273,8 @@ class Tracker:
             else:
                 self._answered()
             self._waiting.pop(0)
+            if job.goes_on():
+                self._put(job)  # behind what came meanwhile
 
     def _fall_silent(self, reason: str) -> None:
         self._trouble(
@@ -285,16 +310,6 @@ class Tracker:
             self._on_trouble(message)
         except SpotlightError as error:
             _log.warning("could not note MLflow's trouble either: %s", error)
-
-
-def _tags(config: RunConfig, commit: str) -> dict[str, str]:
-    tags = {
-        "spotlight.preset": config.name,
-        "spotlight.reward": config.reward.scorer,
-        "spotlight.model": config.model.path,
-    }
-    # MLflow's own pages have a column for the second name.
-    return tags | ({"spotlight.commit": commit, "mlflow.source.git.commit": commit} if commit else {})
 
 
 def _in_words(jobs: Sequence[_Job]) -> str:

@@ -28,7 +28,7 @@ from storage.database.records import (
 )
 from storage.evaluations.quality import quality_means
 from storage.ledger.judge_costs import JUDGE_USD
-from storage.tracking.names import EVALUATION_USD, QUALITY_FIGURE, TOTAL_USD
+from storage.tracking.figures import evaluation_figures, iteration_figures
 from tasks.iteration.seeds import candidate_records, png_base64, sample_images
 from tasks.iteration.session import Session
 
@@ -68,7 +68,7 @@ def _commit(session: Session, record: IterationRecord) -> None:
     if session.mirror is not None:
         session.mirror.copy_newest()
     session.spent_usd += record.metrics["cost_usd"]
-    session.tracker.metrics(record.iteration, record.metrics | {TOTAL_USD: session.spent_usd})
+    session.tracker.metrics(record.iteration, iteration_figures(record.metrics, session.spent_usd))
 
 
 @task(
@@ -85,14 +85,8 @@ def record_evaluation(session: Session, record: EvaluationRecord) -> None:
     session.store.commit_evaluation(record)
     usd = sum(interval.usd for interval in record.intervals)
     session.spent_usd += usd
-    figures = {
-        "evaluation_score": record.score,
-        "evaluation_exact": record.exact,
-        **{f"evaluation_part_{name}": value for name, value in record.parts.items()},
-        **{f"{QUALITY_FIGURE}{name}": value for name, value in quality_means(record.images).items()},
-        EVALUATION_USD: usd,
-        TOTAL_USD: session.spent_usd,
-    }
+    looks = quality_means(record.images)
+    figures = evaluation_figures(record.score, record.exact, record.parts, looks, usd, session.spent_usd)
     session.tracker.metrics(record.iteration, figures)
     session.tracker.images(record.iteration, _gallery(record))
 

@@ -24,6 +24,7 @@ from storage.config.stored import stored_config
 from storage.database.records import IterationRecord, RunStatus, record_from_json
 from storage.database.results import last_recorded_at, paid_usd
 from storage.database.run_store import RunStore
+from storage.environment import DEVICES
 from storage.errors import CheckpointError, ClusterLostError, StorageError
 from storage.evaluations.alarm import AlarmCourse
 from storage.home import Home, dashboard_page
@@ -49,6 +50,7 @@ class Session:
         losses_noted: how many lost workers have their event already.
         failed_starts_noted: how many workers that did not start have.
         lost_standbys_noted: how many lost standbys have.
+        devices_noted: what the workers are known to compute on.
         alarm: what the evaluations have come to so far; see `tasks/iteration/alarm.py`.
         seconds: how long each phase of the running iteration took.
         spent_usd: what the run's devices have cost so far, in all its lives.
@@ -82,6 +84,7 @@ class Session:
         self.losses_noted = 0
         self.failed_starts_noted = 0
         self.lost_standbys_noted = 0
+        self.devices_noted: set[str] = set()
         self.alarm = AlarmCourse()
         self.seconds: dict[str, float] = {}
         self.spent_usd = 0.0
@@ -130,6 +133,13 @@ class Session:
         self.tracker.made_artifact("report.html", lambda file: report_file(home, run_id, file))
         self.tracker.close()
 
+    def note_devices(self) -> None:
+        """Store what the workers compute on, where one has joined that computes on something else."""
+        kinds = self.runtime.device_kinds() | self.devices_noted
+        if kinds != self.devices_noted:
+            self.devices_noted = kinds
+            self.store.set_fact(self.run_id, DEVICES, ", ".join(sorted(kinds)))
+
     def take_seconds(self) -> dict[str, float]:
         """Phase times since the last call, as metrics (`rollout_s`, ...)."""
         taken, self.seconds = self.seconds, {}
@@ -172,10 +182,13 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
         session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all(), mirror)
     try:
-        commit = store.run(run_id).environment.get("commit", "")
+        environment = store.run(run_id).environment
         page = dashboard_page(run_id)
         described = {"mlflow.note.content": f"[This run in the dashboard]({page})"} if page else {}
-        tracker.start(run_id, config, commit, described)
+        tracker.start(run_id, config, environment, described)
+        tracker.catch_up()
+        session.devices_noted = set(filter(None, environment.get(DEVICES, "").split(", ")))
+        session.note_devices()
         if checkpoint is not None:
             _go_back(session, checkpoint)
         else:

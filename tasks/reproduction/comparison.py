@@ -10,10 +10,11 @@ import numpy as np
 from scipy import stats
 
 from storage.config.stored import carried_over
+from storage.environment import DEVICES, PRESET
 from storage.evaluations.references import HeldOut, Reference
 from storage.evaluations.reproductions import Verdict
 
-_DEVICE = ("machine", "processor", "accelerators")
+_DEVICE = ("machine", "processor", "accelerators", DEVICES)
 _DATA = "digest "
 _CODE = "commit"
 _CONFIDENCE = 0.95
@@ -122,7 +123,9 @@ def _device_kind(environment: Mapping[str, str]) -> tuple[str, ...]:
 def _environment(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
     for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name, "not recorded"), now.get(name, "not there")
-        if before == after:
+        # Scoring again records no devices, and neither did earlier versions.
+        is_missing = name == DEVICES and not (name in was and name in now)
+        if before == after or name == PRESET or is_missing:
             continue
         if name.startswith(_DATA):
             yield _difference("data", f"SHA-256 of {name.removeprefix(_DATA)}", before[:12], after[:12])

@@ -21,9 +21,10 @@ from ui.report.report import report_page
 pytestmark = pytest.mark.xdist_group("recorded")
 
 
-def begun(store: RunStore, run_id: str, **settings: object) -> None:
+def begun(store: RunStore, run_id: str, preset: str | None = None, **settings: object) -> None:
     config = RunConfig.model_validate({"name": run_id.partition("-")[0], **settings})
-    store.create_run(run_id, config, {}, os.getpid())
+    facts = {} if preset is None else {"preset": preset}
+    store.create_run(run_id, config, facts, os.getpid())
     store.commit_evaluation(evaluation_record(run_id, 0, time.time(), images=4, gallery=0))
     store.set_status(run_id, "finished")
 
@@ -35,16 +36,20 @@ def listed(page: AppTest) -> list[str]:
 @pytest.fixture
 def page(store: RunStore) -> AppTest:
     shapes = {"reward": {"scorer": "shapes"}, "prompts": {"evaluate": "builtin:shapes-evaluate"}}
-    begun(store, "shapes-1", **shapes)
+    begun(store, "shapes-1", "shapes", **shapes)
     begun(store, "glyphs-1")
-    begun(store, "shapes-2", **shapes, exploration={"strategy": "stale"})
+    begun(store, "shapes-2", "my/shapes.toml", **shapes, exploration={"strategy": "stale"})
     return opened_page(page_file("runs"), {})
 
 
 def test_the_table_says_what_was_trained_and_how(page: AppTest):
     table = page.dataframe[0].value.set_index("run")
-    assert table.loc["shapes-2", ["preset", "reward", "strategy"]].tolist() == ["shapes", "shapes", "stale"]
-    assert table.loc["glyphs-1", ["preset", "reward", "strategy"]].tolist() == ["glyphs", "ocr", "plain"]
+    assert table.loc["shapes-2", ["preset", "reward", "strategy"]].tolist() == [
+        "my/shapes.toml", "shapes", "stale"
+    ]  # fmt: skip
+    assert table.loc["glyphs-1", ["preset", "reward", "strategy"]].tolist() == ["–", "ocr", "plain"], (
+        "its name is no preset"
+    )
     assert set(table["prices"]) == {"modelled"}
 
 

@@ -128,6 +128,7 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert done.returncode == 0, done.stderr
     assert up.api.removesuffix("/api") in done.stdout, "the command uses the server of `up`"
     store = RunStore(up.home)
+    assert [store.run(name).environment["preset"] for name in ("by-api", "by-hand")] == ["smoke", "smoke"]
     said = compare(reference_of(store, "by-api"), reference_of(store, "by-hand"), 0)
     assert said.verdict == "identical", said.message
     assert said.causes == []

@@ -93,7 +93,7 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, home: Home
     refuse_silent_server(server.uri, {})
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("there", config(server), "cf706f1")
+    tracker.start("there", config(server), {"commit": "cf706f1", "preset": "smoke"})
     tracker.metrics(1, {"reward_mean": 0.5, "cost_total_usd": 0.25})
     tracker.made_artifact("report.html", lambda file: file.write_text("<p>all</p>"))
     (tmp_path / "weights.safetensors").write_bytes(b"weights")
@@ -121,7 +121,7 @@ def test_figures_of_a_server_s_absence_are_sent_when_it_is_back(
     monkeypatch.setattr(storage.tracking.tracker, "RETRY_S", 0.5)
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("away", config(server), "")
+    tracker.start("away", config(server), {})
     tracker.metrics(1, {"reward_mean": 0.1})
     wait_until("the first figures are there", lambda: history_or_none(server, "away") == [(1, 0.1)])
     server.kill()
@@ -141,7 +141,7 @@ def test_figures_of_a_server_s_absence_are_sent_when_it_is_back(
 def test_what_a_server_that_stays_away_lacks_is_named_at_the_end(server: MlflowServer, home: Home):
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("gone", config(server), "")
+    tracker.start("gone", config(server), {})
     tracker.metrics(1, {"reward_mean": 0.1})
     wait_until("the first figures are there", lambda: history_or_none(server, "gone") == [(1, 0.1)])
     server.kill()

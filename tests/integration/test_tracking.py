@@ -37,7 +37,8 @@ def test_figures_artifacts_and_a_resumed_run(home: Home, tmp_path: Path):
     (tmp_path / "gallery").mkdir()
     (tmp_path / "gallery" / "after.txt").write_text("better")
     tracker = Tracker(home, troubles.append)
-    tracker.start("glyphs-1", RunConfig(name="glyphs"), "cf706f1", {"kind": "test"})
+    facts = {"commit": "cf706f1", "preset": "glyphs"}
+    tracker.start("glyphs-1", RunConfig(name="mine"), facts, {"kind": "test"})
     figures = {"reward_mean": 0.5, "rollout_s": 2.0, "odd name@%": 1.0, "missing": float("nan")}
     tracker.metrics(1, figures)
     figures["reward_mean"] = 99.0  # the caller's own again: must not show
@@ -57,12 +58,12 @@ def test_figures_artifacts_and_a_resumed_run(home: Home, tmp_path: Path):
     assert [p.read_text() for p in home.artifacts.rglob("before.txt")] == ["picture"]
 
     again = Tracker(home, troubles.append)
-    again.start("glyphs-1", RunConfig(), "")
+    again.start("glyphs-1", RunConfig(), {})
     again.metrics(2, {"reward_mean": 0.7})
     again.artifact(tmp_path / "gallery")
     again.finish("finished")
     other = Tracker(home, troubles.append)
-    other.start("glyphs-2", RunConfig(), "")
+    other.start("glyphs-2", RunConfig(), {})
     other.finish("failed")
     runs = {run.data.tags["spotlight.run_id"]: run for run in runs_of(home)}
     assert set(runs) == {"glyphs-1", "glyphs-2"}
@@ -88,7 +89,7 @@ def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, refusing:
             raise StorageError("locked")
 
     tracker = Tracker(home, note)
-    tracker.start("glyphs-1", RunConfig(), "")
+    tracker.start("glyphs-1", RunConfig(), {})
     for iteration in range(3):
         tracker.metrics(iteration, {"reward_mean": 0.5})
     tracker.finish("finished")
@@ -100,7 +101,7 @@ def test_a_broken_store_is_told_once_and_stops_nothing(tmp_path: Path, refusing:
 def test_images_and_made_files_are_artifacts(home: Home):
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("glyphs-4", RunConfig(), "")
+    tracker.start("glyphs-4", RunConfig(), {})
     for iteration in (0, 5):
         tracker.images(iteration, {"held-out/001-K7A-0": lambda: b64decode(png("K7A", 1, 20))})
     tracker.made_artifact("report.html", lambda file: file.write_text("<p>all of it</p>"))
@@ -122,7 +123,7 @@ def test_a_file_that_cannot_be_made_is_named(home: Home):
 
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("glyphs-5", RunConfig(), "")
+    tracker.start("glyphs-5", RunConfig(), {})
     tracker.made_artifact("report.html", refuse)
     tracker.finish("finished")
     assert troubles == ["MLflow lacks report.html: no room"]
@@ -134,7 +135,7 @@ def test_the_experiment_is_one_of_training_also_where_an_earlier_version_made_it
     client = MlflowClient(tracking_uri=home.mlflow_uri)
     client.create_experiment(EXPERIMENT, home.artifacts.as_uri())
     tracker = Tracker(home)
-    tracker.start("glyphs-1", RunConfig(), "")
+    tracker.start("glyphs-1", RunConfig(), {})
     tracker.finish("finished")
     experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
@@ -144,7 +145,7 @@ def test_the_experiment_is_one_of_training_also_where_an_earlier_version_made_it
 def test_a_missing_artifact_does_not_cost_the_figures(home: Home, tmp_path: Path):
     troubles: list[str] = []
     tracker = Tracker(home, troubles.append)
-    tracker.start("glyphs-3", RunConfig(), "")
+    tracker.start("glyphs-3", RunConfig(), {})
     tracker.artifact(tmp_path / "never written")
     tracker.metrics(1, {"reward_mean": 0.5})
     tracker.finish("finished")
@@ -161,7 +162,7 @@ def test_training_does_not_wait_for_mlflow(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(MlflowRun, "end", lambda run, status: None)
     troubles: list[str] = []
     tracker = Tracker(Home(tmp_path), troubles.append)
-    tracker.start("glyphs-1", RunConfig(), "")
+    tracker.start("glyphs-1", RunConfig(), {})
     for iteration in range(5):
         tracker.metrics(iteration, {"reward_mean": 0.5})
     assert logged == [], "MLflow hangs, and we came here all the same"
@@ -177,7 +178,7 @@ def test_finish_does_not_wait_for_ever(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(MlflowRun, "end", lambda run, status: None)
     troubles: list[str] = []
     tracker = Tracker(Home(tmp_path), troubles.append)
-    tracker.start("glyphs-1", RunConfig(), "")
+    tracker.start("glyphs-1", RunConfig(), {})
     for iteration in (1, 2):
         tracker.metrics(iteration, {"reward_mean": 0.5})
     tracker.finish("finished", wait_s=0.05)

@@ -97,6 +97,19 @@ def test_what_an_old_reference_did_not_record_is_said():
     assert one == {"kind": "device", "what": "processor", "was": "not recorded", "is": "A"}
 
 
+def test_another_preset_is_no_difference():
+    now = reference(environment=environment(preset="glyphs"))
+    assert compare(reference(), now, 0).causes == []
+    assert compare(now, reference(environment=environment(preset="mine.toml")), 0).causes == []
+
+
+def test_devices_are_compared_where_both_recorded_them():
+    on_gpus = reference(environment=environment(devices="NVIDIA H100"))
+    assert compare(reference(), on_gpus, 0).causes == compare(on_gpus, reference(), 0).causes == []
+    (one,) = compare(on_gpus, reference(environment=environment(devices="cpu")), 0).causes
+    assert one == {"kind": "device", "what": "devices", "was": "NVIDIA H100", "is": "cpu"}
+
+
 def test_the_paired_interval_by_hand():
     # Gaps 0.1, 0.3, -0.1, 0.1: mean 0.1; deviation sqrt(0.08 / 3) = 0.1633; t(0.975, 3) = 3.1824.
     was, now = reference((0.1, 0.1, 0.5, 0.4)), reference((0.2, 0.4, 0.4, 0.5))

@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
         def __init__(self, home: Home) -> None:
             pass
 
-        def start(self, run_id: str, config: RunConfig, commit: str, tags: dict[str, str]) -> None:
+        def start(self, run_id: str, config: RunConfig, facts: dict[str, str], tags: dict[str, str]) -> None:
             tracked.append((run_id, tags))
 
         def metrics(self, iteration: int, values: dict[str, float]) -> None:
@@ -98,12 +98,13 @@ def test_scores_are_kept_with_their_tags_and_images_in_their_folder(
     scores = [0.0, 1.0] * 6
     scored(monkeypatch, scores)
     (tmp_path / "images").mkdir()
-    result = flows.evaluate.evaluate_model.fn(CONFIG, "mine", tmp_path / "images")
+    result = flows.evaluate.evaluate_model.fn(CONFIG, "mine", tmp_path / "images", preset="shapes")
     store = EvaluationStore(home)
     row = store.find(result["evaluation_id"])
     assert (row.run_id, row.iteration, row.policy_version, row.images) == ("mine", 4, 4, 12)
     assert row.folder == str(tmp_path / "images")
     assert {"digest prompts.evaluate", "digest model", "commit"} <= row.environment.keys()
+    assert row.environment["preset"] == "shapes"
     images = store.images(row.evaluation_id)
     assert [image.score for image in images] == scores
     tags = [prompt.metadata["tag"] for prompt in load_prompts("builtin:shapes-evaluate")[:6]]

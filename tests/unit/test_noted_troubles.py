@@ -14,6 +14,7 @@ from flows.post_train import _note_troubles
 from flows.progress import Reporter
 from gpu_runtime.fleet.slots import FailedStart
 from storage import clock
+from tasks.iteration.session import Session
 
 
 def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
@@ -30,7 +31,10 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     )
     store = SimpleNamespace(add_event=lambda run_id, kind, message: events.append((kind, message)))
     noted = {"losses_noted": 0, "failed_starts_noted": 0, "lost_standbys_noted": 0}
-    session = cast(Any, SimpleNamespace(run_id="r", runtime=runtime, store=store, **noted))
+    session = cast(
+        Any,
+        SimpleNamespace(run_id="r", runtime=runtime, store=store, note_devices=lambda: None, **noted),
+    )
     runtime.failed_starts.append(FailedStart("spot-0.2", "no model folder /x", 3, 2))
     ahead_s = -3600.0
     _note_troubles(session)
@@ -45,3 +49,17 @@ def test_each_is_told_once(monkeypatch: pytest.MonkeyPatch):
     runtime.failed_starts.append(FailedStart("spot-0.3", "no model folder /x", 4, 4))
     _note_troubles(session)
     assert [kind for kind, _ in events[4:]] == ["failed_start"]
+
+
+def test_devices_are_noted_where_one_of_another_kind_has_joined():
+    facts: list[tuple[str, str, str]] = []
+    kinds = {"cpu"}
+    session = SimpleNamespace(
+        run_id="r",
+        runtime=SimpleNamespace(device_kinds=lambda: set(kinds)),
+        store=SimpleNamespace(set_fact=lambda *fact: facts.append(fact)),
+        devices_noted={"NVIDIA H100"},  # of the life before
+    )
+    for _ in range(2):
+        Session.note_devices(cast(Any, session))
+    assert facts == [("r", "devices", "NVIDIA H100, cpu")]

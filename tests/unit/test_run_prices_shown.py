@@ -26,6 +26,9 @@ from ui.pages.cost.data import on_demand_cost, saving
         ({"runtime": {"cluster": "auto"}}, {"accelerators": "8 x AMD gfx90402"}, False),
         ({"runtime": {"cluster": "10.0.0.1:6379"}, "model": {"device": "cpu"}}, {}, True),
         ({"runtime": {"ray_address": "10.0.0.1:6379"}}, {"accelerators": "none"}, False),
+        ({"runtime": {"cluster": "10.0.0.1:6379"}}, {"devices": "cpu"}, True),
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "1 x NVIDIA H100", "devices": "cpu"}, True),
+        ({"runtime": {"cluster": "ray"}}, {"accelerators": "none", "devices": "NVIDIA H100, cpu"}, False),
     ],
 )
 def test_dollars_are_modelled_where_no_device_was_rented(settings: dict, environment: dict, modelled: bool):

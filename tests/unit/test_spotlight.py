@@ -33,12 +33,19 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, RunConfig]]:
+def presets() -> list[str]:
+    """What the runs of `begun` were started with."""
+    return []
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch, presets: list[str]) -> list[tuple[str, RunConfig]]:
     """Runs that passed the checks of their settings, with these; nothing is started."""
     passed: list[tuple[str, RunConfig]] = []
 
-    def begin(home: Home, run_id: str, config: RunConfig) -> dict[str, Any]:
+    def begin(home: Home, run_id: str, config: RunConfig, preset: str = "") -> dict[str, Any]:
         passed.append((run_id, config))
+        presets.append(preset)
         return {"run_id": run_id, "score_before": 0.25, "score_after": 0.5, "cost_usd": 1.5}
 
     monkeypatch.setattr(start, "look_at_inputs", lambda config: None)
@@ -86,7 +93,7 @@ def test_a_run_has_the_settings_of_preset_environment_and_arguments(begun, monke
     assert config.adaptation.targets == ("to_q", "to_k")
 
 
-def test_the_command_line_begins_the_same_run(begun, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_line_begins_the_same_run(begun, presets: list[str], monkeypatch: pytest.MonkeyPatch):
     from flows.cli import command_line
 
     spotlight.train("smoke", {"seed": 5, "model.path": 'a "quoted" \\ folder'}, run_id="one")
@@ -98,6 +105,7 @@ def test_the_command_line_begins_the_same_run(begun, monkeypatch: pytest.MonkeyP
         command_line.main()
     assert begun[0][1] == begun[1][1]
     assert [run_id for run_id, _ in begun] == ["one", "two"]
+    assert presets == ["smoke", "smoke"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,7 @@ def test_the_code_in_the_document_runs(
     """With a recorded run in place of a new one; tests/integration/test_python_door.py trains it."""
     import tasks.export
 
-    def record(home: Home, run_id: str, config: RunConfig) -> dict[str, Any]:
+    def record(home: Home, run_id: str, config: RunConfig, preset: str) -> dict[str, Any]:
         assert (config.iterations, config.sampling.noise_level) == (4, 0.5)
         write_sample_run(RunStore(home), run_id, iterations=4)
         return {"run_id": run_id, "score_before": 0.25, "score_after": 0.5}

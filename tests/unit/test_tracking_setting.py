@@ -128,7 +128,7 @@ def test_settings_become_flat_parameters():
     config = RunConfig.model_validate(
         {"reward": {"scorer": "sum", "options": {"parts": {"jpeg": 0.5, "ocr": {"weight": 1.0}}}}}
     )
-    flat = flat_settings(config)
+    flat = flat_settings(config.model_dump(mode="json"))
     assert flat["reward.options.parts.jpeg"] == "0.5"
     assert flat["reward.options.parts.ocr.weight"] == "1.0"
     assert flat["optimizer.learning_rate"] == "0.0001"

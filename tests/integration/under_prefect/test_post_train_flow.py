@@ -22,6 +22,8 @@ from storage.database.results import evaluated_iterations, run_result
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.ledger.ledger import read_ledger
+from storage.tracking.figures import recorded_figures
+from storage.tracking.names import mlflow_name
 from ui.data.quality import read_quality
 from ui.data.run import read_run
 from ui.pages.convergence.quality import part_charts
@@ -90,7 +92,7 @@ def finished(home, config, took_s, folder):
         patch.setattr(Reporter, "phase", enter)
         jump("start")
         began_s = time.monotonic()
-        result = post_train(config, "run-a")
+        result = post_train(config, "run-a", "mine.toml")
         took_s.append(time.monotonic() - began_s)
     end_fork_server()
     return result
@@ -199,6 +201,12 @@ def test_the_parts_of_a_weighted_sum_are_recorded_apart(home, finished):
         assert 0 < jpeg < 1
 
 
+def test_a_run_notes_that_its_workers_have_no_gpu(home, finished):
+    store = RunStore(home)
+    assert store.run("run-a").environment["devices"] == "cpu"
+    assert finished["prices"] == "modelled"
+
+
 def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
     from mlflow import MlflowClient
 
@@ -212,7 +220,22 @@ def test_mlflow_has_the_runs_metrics_and_weights(home, finished):
     assert len(client.get_metric_history(run.info.run_id, "score/reward_mean")) == 3
     spent = [one.value for one in client.get_metric_history(run.info.run_id, "cost/total_usd")]
     assert spent == sorted(spent) and spent[0] > 0
-    assert run.data.tags["spotlight.commit"] == RunStore(home).run("run-a").environment["commit"]
+    facts = RunStore(home).run("run-a").environment
+    assert run.data.tags["spotlight.commit"] == facts["commit"]
+    assert run.data.tags["spotlight.preset"] == facts["preset"] == "mine.toml"
+    # What a later run would send again of it is what it has sent itself.
+    with Database(home.database).reading() as connection:
+        recorded = recorded_figures(connection, "run-a", 4e9)
+    points = [
+        (one.iteration, mlflow_name(name), value) for one in recorded for name, value in one.figures.items()
+    ]
+    names = {name for _, name, _ in points}
+    assert names == run.data.metrics.keys()
+    histories = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+    logged = [(one.step, name, one.value) for name, history in histories.items() for one in history]
+    for (*place, value), (*logged_place, logged_value) in zip(sorted(points), sorted(logged), strict=True):
+        assert place == logged_place
+        assert value == pytest.approx(logged_value)
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert files >= {"weights.safetensors", "report.html", "images"}
     pictures = [file.path for file in client.list_artifacts(run.info.run_id, "images")]

@@ -40,7 +40,7 @@ def config(prompts: Path) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def store(home: Home, config: RunConfig) -> RunStore:
-    post_train(config, "was")
+    post_train(config, "was", "smoke")
     return RunStore(home)
 
 
@@ -51,6 +51,7 @@ def test_the_same_run_again_is_identical(store: RunStore):
     assert said["difference"] == 0.0
     row = reproduction_of(store.database, "again")
     assert (row.verdict, row.reference, row.run_id) == ("identical", "was", "again")
+    assert store.run("again").environment["preset"] == "smoke"
     assert row.score_was == row.score_is == pytest.approx(store.run("was").summary["score_after"])
 
 

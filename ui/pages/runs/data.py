@@ -15,6 +15,7 @@ from storage.database.database import Database
 from storage.database.queries import comparisons
 from storage.database.run_notes import RunNotes, read_notes
 from storage.database.run_status import shown_statuses
+from storage.environment import PRESET
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from ui.charts.layout import Measure
@@ -38,10 +39,8 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
         table = comparisons.run_table(connection, MOST_RUNS, archived)
         notes = read_notes(connection)
     facts = [
-        _facts(json.loads(config), json.loads(environment), name)
-        for config, environment, name in zip(
-            table["config"], table["environment"], table["name"], strict=True
-        )
+        _facts(json.loads(config), json.loads(environment))
+        for config, environment in zip(table["config"], table["environment"], strict=True)
     ]
     noted = [notes.get(run_id, RunNotes()) for run_id in table["run_id"]]
     return table.assign(
@@ -53,10 +52,13 @@ def load_table(home: Path, archived: bool = True) -> pd.DataFrame:
     )
 
 
+NO_PRESET = "–"
+"""In place of the preset of a run that was started without one, or by a version that noted none."""
+
 _FACTS = ("preset", "reward", "strategy", "task", "modelled")
 
 
-def _facts(settings: Any, environment: Mapping[str, str], name: str) -> dict[str, Any]:
+def _facts(settings: Any, environment: Mapping[str, str]) -> dict[str, Any]:
     """What the table says of a run's settings; `?` where they are of another version."""
     settings = settings if isinstance(settings, dict) else {}
 
@@ -66,7 +68,7 @@ def _facts(settings: Any, environment: Mapping[str, str], name: str) -> dict[str
 
     reward, prompts = setting("reward", "scorer"), setting("prompts", "evaluate")
     return {
-        "preset": name,
+        "preset": environment.get(PRESET) or NO_PRESET,
         "reward": reward,
         "strategy": setting("exploration", "strategy"),
         "task": f"{reward} on {environment.get('digest prompts.evaluate', prompts)}",

@@ -203,6 +203,22 @@ def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
 
 
 @pytest.mark.slow
+def test_the_report_is_downloaded_and_leads_back_to_the_run(new_page: NewPage, url: str, tmp_path: Path):
+    with new_page() as page:
+        open_page(page, f"{url}/seeds?run=glyphs-1", "This run does not explore", 0)
+        with page.expect_download() as downloaded:
+            page.get_by_role("button", name="Report").click()
+        file = tmp_path / downloaded.value.suggested_filename
+        downloaded.value.save_as(file)
+        assert file.name == "glyphs-1-report.html"
+        page.goto(file.as_uri())
+        back = page.get_by_role("link", name="Dashboard").get_attribute("href")
+        assert back is not None
+        assert back == f"{url}/?run=glyphs-1"
+        open_page(page, back, "Settings and environment", 9)
+
+
+@pytest.mark.slow
 def test_an_address_that_names_no_run_stays_as_it_is(new_page: NewPage, url: str):
     with new_page() as page:
         page.goto(f"{url}/spot?run=no-such-run")

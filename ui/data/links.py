@@ -8,13 +8,14 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import streamlit as st
 
 from storage.database.database import Database
 from storage.database.mlflow_curves import mlflow_identity
 from storage.database.run_notes import read_links
+from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
 from storage.tracking.addresses import LOCAL_SERVER, run_page, serve_command
 from ui.data.run import RunView
@@ -50,17 +51,27 @@ def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] 
     return noted, mlflow_identity(Home(home), run_id)
 
 
+@st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
+def _evaluations(home: Path, run_id: str) -> int:
+    """How many separate evaluations of the run there are."""
+    return sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
+
+
 def load_links(home: Path, view: RunView) -> list[Link]:
-    """The places of a run on servers, in the order in which they are shown.
+    """The places of a run, in the order in which they are shown: on servers, and its separate evaluations.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
     """
     noted, identity = _recorded(home, view.row.run_id)
-    return [
+    links = [
         prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), listens),
         _mlflow_place(Home(home), view, noted, identity),
     ]
+    if count := _evaluations(home, view.row.run_id):
+        address = f"/evaluations?run={quote(view.row.run_id, safe='')}"
+        links.append(Link("Evaluations", address, f"{count} by `spotlight evaluate`"))
+    return links
 
 
 def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:

@@ -11,7 +11,6 @@ from uuid import UUID
 
 import httpx
 from prefect.artifacts import (
-    create_link_artifact,
     create_markdown_artifact,
     create_progress_artifact,
     create_table_artifact,
@@ -26,7 +25,8 @@ import flows.progress as progress
 from flows.progress import Reporter
 from flows.run_identity import is_made_up
 from storage.database.records import IterationRecord
-from storage.home import dashboard_page
+from storage.home import Home, dashboard_page
+from storage.tracking.addresses import LOCAL_SERVER, serve_command
 
 
 class PrefectReporter(Reporter):
@@ -92,13 +92,31 @@ def name_given_in_prefect() -> str | None:
     return None if not name or flow_run.get_run_count() > 1 or is_made_up(name) else name
 
 
-def link_to_dashboard(run_id: str) -> None:
-    """Show the run's page of the dashboard among the flow run's artefacts, where a dashboard is known."""
+def show_links(run_id: str, home: Home, mlflow_server: str) -> None:
+    """Show where else the run can be looked at: one artefact with a line a place.
+
+    Args:
+        run_id: our run.
+        home: where it is kept.
+        mlflow_server: `tracking.uri` of its settings; empty for the file of the home.
+    """
     page = dashboard_page(run_id)
-    if not page:
-        return
+    if mlflow_server:
+        mlflow = f"[{mlflow_server}]({mlflow_server}), after its first iteration"
+    else:
+        mlflow = f"after its first iteration: `{serve_command(home.mlflow_uri)}`, then <{LOCAL_SERVER}>"
+    places = {
+        "Dashboard": f"[{run_id}]({page})"
+        if page
+        else f"`spotlight ui`, then `?run={run_id}` after its address",
+        "Report": f"the button *Report* of the dashboard, or `spotlight report {run_id}`",
+        "MLflow": mlflow,
+    }
+    if own := flow_run_page():
+        places["Prefect"] = f"[this flow run]({own})"
+    lines = "\n".join(f"- {place}: {how}" for place, how in places.items())
     with _server_may_be_away():
-        create_link_artifact(page, "Open the run in the dashboard", "dashboard", f"[{run_id}]({page})")
+        create_markdown_artifact(lines, key="links", description=f"Where {run_id} can be looked at")
 
 
 def flow_run_page() -> str | None:

@@ -23,7 +23,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
 from prefect.states import Crashed
 
-from flows.artifacts import flow_run_page, link_to_dashboard
+from flows.artifacts import flow_run_page, show_links
 from flows.process.lost_cluster import names_what_ended
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
@@ -72,7 +72,7 @@ def post_train(config: RunConfig, run_id: str | None = None, preset: str = "") -
     store = RunStore(home, wait_s=DATABASE_WAIT_S)
     config = prices_of(store, run_id, config)
     enter_run(store, run_id, config, preset)
-    link_to_dashboard(run_id)
+    show_links(run_id, home, config.tracking.uri)
     if page := flow_run_page():
         NoteStore(home, DATABASE_WAIT_S).link(run_id, "prefect", page)
     guard = RunGuard(home.path, run_id)

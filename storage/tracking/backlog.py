@@ -31,7 +31,7 @@ MOST_RUNS = 20
 SETTLED_S = 3600.0
 """So long after its end a run of another machine, whose process cannot be seen, sends nothing more."""
 
-_PLACE = "mlflow"
+_PLACE = "mlflow_complete"
 """In `run_links`: noted after the run's end, MLflow has the whole run."""
 
 _UNSENT = """

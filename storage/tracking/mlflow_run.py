@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from storage.database.records import RunStatus
 from storage.environment import PRESET
+from storage.tracking.addresses import run_page
 from storage.tracking.names import mlflow_name, plain
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class MlflowRun:
     tags: Mapping[str, str]
     began_at: float | None = None
     _client: MlflowClient | None = field(default=None, init=False)
+    _experiment_id: str = field(default="", init=False)
     _mlflow_id: str = field(default="", init=False)
 
     def open(self) -> None:
@@ -71,7 +73,7 @@ class MlflowRun:
         for noisy in ("alembic", "mlflow.store.db.utils"):
             logging.getLogger(noisy).setLevel(logging.WARNING)  # 40 lines for a new store
         client = MlflowClient(tracking_uri=self.uri)
-        experiment_id = self._experiment(client)
+        experiment_id = self._experiment_id = self._experiment(client)
         found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{self.run_id}'", max_results=1)
         if found:
             self._mlflow_id = found[0].info.run_id
@@ -86,6 +88,13 @@ class MlflowRun:
             for first in range(0, len(params), _PARAMS_A_CALL):
                 client.log_batch(self._mlflow_id, params=params[first : first + _PARAMS_A_CALL])
         self._client = client
+
+    @property
+    def page(self) -> str:
+        """Address of the opened run's page; empty where the store is a file, which no server shows."""
+        if self.artifacts is not None:
+            return ""
+        return run_page(self.uri, self._experiment_id, self._mlflow_id)
 
     def log_metrics(self, iteration: int, figures: Mapping[str, float], at_ms: int) -> None:
         """Write an iteration's figures.

@@ -81,11 +81,18 @@ class Tracker:
         home: where MLflow's store and artifacts lie, unless the run's settings name a server.
         on_trouble: told, on the tracker's thread, when MLflow fails, when it answers again, and what it
             lacks at the end; to make it an event.
+        on_page: told, on the tracker's thread, the address of the run's page, where a server shows it.
     """
 
-    def __init__(self, home: Home, on_trouble: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        home: Home,
+        on_trouble: Callable[[str], None] | None = None,
+        on_page: Callable[[str], None] | None = None,
+    ) -> None:
         self.home = home
         self._on_trouble = on_trouble
+        self._on_page = on_page
         self._reported = False
         self._silent = False
         self._jobs: queue.Queue[_Job | None] = queue.Queue()
@@ -261,6 +268,7 @@ class Tracker:
             job = self._waiting[0]
             try:
                 target.open()
+                self._say_page(target.page)
                 job.do(target)
             except failed as error:
                 reason = one_line(str(error).partition("\n")[0])  # SQLAlchemy adds the statement
@@ -289,6 +297,16 @@ class Tracker:
         if self._silent:
             self._silent = self._reported = False
             self._say(f"MLflow at {self._server} answers again; the figures that were kept are sent")
+
+    def _say_page(self, page: str) -> None:
+        """Tell the address of the run's page once."""
+        tell, self._on_page = self._on_page, None
+        if not page or tell is None:
+            return
+        try:
+            tell(page)
+        except SpotlightError as error:
+            _log.warning("could not note the address of MLflow's page: %s", error)
 
     def _say_missing(self, why: str, level: int = logging.WARNING) -> None:
         lacking = _in_words([*self._missing, *self._waiting])

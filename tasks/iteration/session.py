@@ -23,6 +23,7 @@ from storage.config.run_config import RunConfig
 from storage.config.stored import stored_config
 from storage.database.records import IterationRecord, RunStatus, record_from_json
 from storage.database.results import last_recorded_at, paid_usd
+from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
 from storage.environment import DEVICES
 from storage.errors import CheckpointError, ClusterLostError, StorageError
@@ -178,7 +179,12 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
         cluster = opened.enter_context(open_cluster(config))
         runtime = Runtime(config, cluster, history)
         opened.callback(close_runtime, runtime, store, run_id)
-        tracker = Tracker(home, on_trouble=lambda message: store.add_event(run_id, "mlflow", message))
+        notes = NoteStore(home, store.database.wait_s)
+        tracker = Tracker(
+            home,
+            on_trouble=lambda message: store.add_event(run_id, "mlflow", message),
+            on_page=lambda page: notes.link(run_id, "mlflow", page),
+        )
         mirror = _mirror(home, store, run_id, config.checkpoint.mirror)
         session = Session(run_id, config, runtime, store, checkpoints, tracker, opened.pop_all(), mirror)
     try:

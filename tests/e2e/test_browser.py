@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.browser import (
     NewPage,
@@ -23,6 +24,7 @@ from tests.browser import (
     open_spot,
     photograph,
 )
+from tests.e2e.test_other_pages import on_cpu
 
 pytestmark = [
     pytest.mark.browser,
@@ -200,6 +202,47 @@ def test_a_click_on_a_run_opens_it(new_page: NewPage, url: str):
         page.get_by_text("Settings and environment").wait_for()
         assert "glyphs-1" in page.inner_text("h2")
         assert page.url.endswith("?run=glyphs-1")
+
+
+@pytest.mark.slow
+def test_runs_are_found_by_words(new_page: NewPage, url: str):
+    with new_page() as page:
+        open_page(page, f"{url}/runs", "Time to a score", 4)
+        search = page.get_by_role("textbox", name="Search")
+        search.fill("no such run")
+        search.press("Enter")
+        page.get_by_text("No run matches").wait_for()
+        assert page.get_by_test_id("stDataFrame").count() == 0
+        search.fill("glyphs-1")
+        search.press("Enter")
+        page.get_by_text("No run matches").wait_for(state="detached")
+        page.get_by_test_id("stDataFrame").first.wait_for()
+
+
+@pytest.mark.slow
+def test_sums_of_a_run_on_cpu_wear_the_badge_modelled(new_page: NewPage, tmp_path: Path):
+    home = Home(tmp_path / "home").ensure()
+    on_cpu(RunStore(home), "cpu")
+    with dashboard(home.path, tmp_path / "log") as served, new_page() as page:
+        open_page(page, f"{served.url}/cost?run=cpu", "Download the figures", 1)
+        sums = [text for text in page.get_by_test_id("stMetric").all_inner_texts() if "$" in text]
+        assert sums and all("modelled" in text for text in sums), sums
+
+
+@pytest.mark.slow
+def test_the_report_is_downloaded_and_leads_back_to_the_run(new_page: NewPage, url: str, tmp_path: Path):
+    with new_page() as page:
+        open_page(page, f"{url}/seeds?run=glyphs-1", "This run does not explore", 0)
+        with page.expect_download() as downloaded:
+            page.get_by_role("button", name="Report").click()
+        file = tmp_path / downloaded.value.suggested_filename
+        downloaded.value.save_as(file)
+        assert file.name == "glyphs-1-report.html"
+        page.goto(file.as_uri())
+        back = page.get_by_role("link", name="Dashboard").get_attribute("href")
+        assert back is not None
+        assert back == f"{url}/?run=glyphs-1"
+        open_page(page, back, "Settings and environment", 9)
 
 
 @pytest.mark.slow

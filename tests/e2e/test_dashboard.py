@@ -16,6 +16,7 @@ from streamlit.testing.v1 import AppTest
 from storage.config.run_config import RunConfig
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunStore
+from storage.home import DASHBOARD_URL_VARIABLE
 from storage.run_log import RunLog
 from tests.dashboard_page import CACHE_S, UI, figures, opened_page, pictures, ran, read_anew, sentences
 from tests.sample_run import evaluation_record, iteration_record, write_sample_run
@@ -248,11 +249,12 @@ def test_the_log_of_a_process_that_is_gone_starts_no_run(store: RunStore):
     assert opened(run="new").title[0].value == "No such run"
 
 
-def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore):
+def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore, monkeypatch: pytest.MonkeyPatch):
     write_sample_run(store, "r", iterations=1)
     page = opened()
     assert "This run noted no flow run." in texts(page)
-    assert "spotlight report r" in [code.value for code in page.code]
+    assert "MLflow has no run of this one yet." in texts(page)
+    assert [button.proto.label for button in page.get("download_button")][:1] == ["Report"]
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}/v2/runs/flow-run/1"
         NoteStore(store.home).link("r", "prefect", address)
@@ -261,4 +263,18 @@ def test_a_run_s_page_says_where_else_it_can_be_looked_at(store: RunStore):
     st.cache_data.clear()
     assert not ran(page).get("link_button"), "its server is gone"
     assert "spotlight up" in [code.value for code in page.code]
-    assert address in report_page(store, "r"), "a report outlives servers"
+    monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "http://127.0.0.1:8600")
+    report = report_page(store, "r")
+    assert f'<a href="{address}"' in report, "a report outlives servers"
+    assert '<a href="http://127.0.0.1:8600/?run=r"' in report
+
+
+def test_a_run_s_page_and_its_report_link_to_its_page_of_an_mlflow_server(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    address = "https://mlflow.example.org/#/experiments/1/runs/abc"
+    NoteStore(store.home).link("r", "mlflow", address)
+    [button] = opened().get("link_button")
+    assert address in str(button.proto)
+    assert f'<a href="{address}"' in report_page(store, "r")
+    NoteStore(store.home).link("r", "mlflow", "javascript:alert(1)")
+    assert "alert(1)" not in report_page(store, "r")

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.evaluations.separate import EvaluationStore, JudgedImage, SeparateEvaluation
-from tests.dashboard_page import opened_page, page_file, sentences
+from tests.dashboard_page import opened_page, page_file, pictures, sentences
+from tests.sample_run import write_sample_run
 
 pytestmark = pytest.mark.xdist_group("recorded")
 
 
 def evaluate(
-    store: RunStore, name: str, run_id: str | None, scores: list[float], scorer: str = "ocr"
+    store: RunStore,
+    name: str,
+    run_id: str | None,
+    scores: list[float],
+    scorer: str = "ocr",
+    folder: str | None = None,
 ) -> None:
     """An evaluation of one image a prompt; the scorer fails on what is below 0."""
     images = [
@@ -28,7 +37,7 @@ def evaluate(
     EvaluationStore(store.home).commit(
         SeparateEvaluation(
             name, run_id, 10 if run_id else 0, 0, 1e9 + number, 1e9 + number + 5, sum(judged) / len(judged),
-            judged.count(1) / len(judged), len(scores), None, config.model_dump_json(), {},
+            judged.count(1) / len(judged), len(scores), folder, config.model_dump_json(), {},
         ),
         images,
     )  # fmt: skip
@@ -80,3 +89,32 @@ def test_evaluations_of_different_scorers_are_not_compared(store: RunStore):
     page = opened(evaluation="after")
     page.selectbox("before-after").select("before").run()
     assert "another reward" in page.warning[0].value
+
+
+def test_kept_images_are_shown_with_prompt_and_score(store: RunStore, tmp_path: Path):
+    folder = tmp_path / "kept"
+    for place in (0, 2):
+        (folder / f"{place:05}" / "samples").mkdir(parents=True)
+        Image.new("RGB", (8, 8), "red").save(folder / f"{place:05}" / "samples" / "0000.png")
+    (folder / "00001" / "samples").mkdir(parents=True)
+    (folder / "00001" / "samples" / "0000.png").write_text("a secret, and no image")
+    evaluate(store, "kept", None, [0.25, 0.5, -1.0], folder=str(folder))
+    page = opened()
+    shown = pictures(page)
+    assert shown.count("<img") == 2
+    assert "a &lt;b&gt;0&lt;/b&gt;" in shown and "score 0.25: read it" in shown
+    assert "not scored: no answer" in shown
+    said = "\n".join(caption.value for caption in page.caption)
+    assert "Missing there: 1. 2 of 3 images are shown." in said
+
+
+def test_an_evaluation_and_the_run_of_its_weights_lead_to_each_other(store: RunStore):
+    write_sample_run(store, "r", iterations=1)
+    evaluate(store, "of-run", "r", [0.5])
+    evaluate(store, "newer", None, [0.5])
+    page = opened(run="r")
+    assert page.selectbox[0].value == "of-run"
+    [back] = page.get("link_button")
+    assert back.proto.url == "/?run=r"
+    [to_evaluations] = opened_page(page_file("convergence"), {"run": "r"}).get("link_button")
+    assert to_evaluations.proto.url == "/evaluations?run=r"

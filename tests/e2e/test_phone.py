@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from storage.database.run_store import RunStore
+from storage.evaluations.reproductions import write_reproduction
 from storage.home import Home
 from tests.browser import NewPage, dashboard, find_chromium, open_page, overprinted, photograph
+from tests.e2e.test_evaluations_page import evaluate
+from tests.e2e.test_reproducibility_page import done
 
 pytestmark = [
     pytest.mark.browser,
@@ -69,6 +73,24 @@ def test_a_page_on_a_telephone(
             assert overprinted(page) == []
         assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
         photograph(page, album / f"phone-{name.lower()}.png")
+
+
+@pytest.mark.slow
+def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path: Path, album: Path):
+    store = RunStore(Home(tmp_path / "home").ensure())
+    evaluate(store, "before", None, [0.0, 0.5, 0.5])
+    evaluate(store, "after", "a-run-with-a-rather-long-name-20261121-101500", [1.0, 0.5, 0.5])
+    write_reproduction(store.database, done("a", 1e9, verdict="drifted", message="seed was 0, is 1"))
+    with dashboard(store.home.path, tmp_path / "log") as served, new_page(width=WIDTH, height=844) as page:
+        for address, name, last in (
+            ("evaluations", "Evaluations", "Download the figures"),
+            ("reproducibility", "Reproducibility", "drifted"),
+        ):
+            open_page(page, f"{served.url}/{address}", last, 0)
+            assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+            tables = page.get_by_test_id("stDataFrame").evaluate_all(BOXES)
+            assert tables and all(box["left"] >= 0 and box["right"] <= WIDTH for box in tables)
+            photograph(page, album / f"phone-{name.lower()}.png")
 
 
 @pytest.mark.slow

@@ -111,7 +111,8 @@ def test_a_run_by_the_api_and_one_by_the_command_line_come_to_the_same_bits(up: 
     assert up.flow_run(flow_run["id"])["name"] == "by-api"
     shown = up.artifacts(flow_run["id"])
     assert float(shown["progress"]) == 100.0
-    assert shown["dashboard"] == f"[Open the run in the dashboard]({up.dashboard}/?run=by-api)"
+    assert f"- Dashboard: [by-api]({up.dashboard}/?run=by-api)" in shown["links"]
+    assert f"/runs/flow-run/{flow_run['id']})" in shown["links"]
     named = {"explore 1", "rollout 1", "reward 1", "train 1", "commit 1", "evaluate 0", "evaluate 1"}
     evaluations = {"record-evaluation 0", "record-evaluation 1"}
     wait_until("all tasks are recorded", lambda: up.task_names(flow_run["id"]) == named | evaluations)

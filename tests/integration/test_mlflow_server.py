@@ -92,7 +92,8 @@ def history(server: MlflowServer, run_id: str, figure: str) -> list[tuple[int, f
 def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, home: Home, tmp_path: Path):
     refuse_silent_server(server.uri, {})
     troubles: list[str] = []
-    tracker = Tracker(home, troubles.append)
+    pages: list[str] = []
+    tracker = Tracker(home, troubles.append, pages.append)
     tracker.start("there", config(server), {"commit": "cf706f1", "preset": "smoke"})
     tracker.metrics(1, {"reward_mean": 0.5, "cost_total_usd": 0.25})
     tracker.made_artifact("report.html", lambda file: file.write_text("<p>all</p>"))
@@ -106,6 +107,7 @@ def test_a_server_of_one_s_own_has_all_of_a_run(server: MlflowServer, home: Home
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     [run] = client.search_runs([experiment.experiment_id], "tags.`spotlight.run_id` = 'there'")
     assert (run.info.status, run.info.run_name) == ("FINISHED", "there")
+    assert pages == [f"{server.uri}/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}"]
     assert run.data.metrics == {"score/reward_mean": 0.5, "cost/total_usd": 0.25}
     assert run.data.params["tracking.uri"] == server.uri
     assert run.data.params["price.book"] == '""'

@@ -176,13 +176,13 @@ def test_a_run_is_sent_while_a_later_one_goes_on_and_trouble_with_it_stops_nothi
     tracker.start("goes-on", RunConfig(), {})
     tracker.catch_up()
     tracker.metrics(1, {"reward_mean": 0.5})
-    wait_until("the earlier run is sent", lambda: "mlflow" in links_of(store, "sound"))
+    wait_until("the earlier run is sent", lambda: "mlflow_complete" in links_of(store, "sound"))
     tracker.metrics(2, {"reward_mean": 0.6})
     tracker.finish("finished")
     assert steps(store, "goes-on") == [1, 2]
     assert steps(store, "sound") == [1]
     assert len(troubles) == 1 and "no room" in troubles[0]
-    assert "mlflow" not in links_of(store, "refused"), "the next run tries again"
+    assert "mlflow_complete" not in links_of(store, "refused"), "the next run tries again"
 
 
 def links_of(store: RunStore, run_id: str) -> dict[str, str]:

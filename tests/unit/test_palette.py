@@ -1,4 +1,4 @@
-"""The colours of states, markets and runs: distinct for every eye, and each with one meaning."""
+"""The colours of states, markets, runs and levels: distinct for every eye, and each with one meaning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.colour_vision import contrast, distance, least_distance, luminance
 from ui.elements import palette
-from ui.elements.palette import MARKET_COLOURS, RUN_COLOURS, RUN_SYMBOLS, STATE_COLOURS
+from ui.elements.palette import LEVEL_COLOURS, MARKET_COLOURS, RUN_COLOURS, RUN_SYMBOLS, STATE_COLOURS
 
 UI = Path(__file__).resolve().parents[2] / "ui"
 PAGES = {"light": "#ffffff", "dark": "#0e1117"}  # Streamlit's backgrounds, and the report's
@@ -19,6 +19,11 @@ STATE_DISTANCE = 20.0
 STATE_CONTRAST = 1.25
 """Neighbours in a bar, whatever they are: a bar shows any state beside any other."""
 PAGE_CONTRAST = 1.5
+TEXT_CONTRAST = 3.0
+"""Of words in the colour of a level: WCAG 2 asks this of large or bold text, which names the level."""
+
+RUN_DISTANCE = 10.0
+"""Eight runs in one chart leave less room than states; each has a marker shape of its own, too."""
 
 
 def test_the_measures_agree_with_known_values():
@@ -72,9 +77,21 @@ def test_states_and_markets_stand_out_from_the_page(colour: str, background: str
 def test_runs_are_told_apart_by_colour_and_by_shape():
     assert len(set(RUN_SYMBOLS)) == len(RUN_SYMBOLS) == len(RUN_COLOURS)
     for one, other in itertools.combinations(RUN_COLOURS, 2):
-        assert least_distance(one, other) >= 10
+        assert least_distance(one, other) >= RUN_DISTANCE
     for colour, background in itertools.product(RUN_COLOURS, PAGES.values()):
         assert contrast(colour, background) >= 1.75
+
+
+@pytest.mark.parametrize(("one", "other"), [*itertools.combinations(LEVEL_COLOURS, 2)])
+def test_levels_are_told_apart_by_every_eye(one: str, other: str):
+    """As far apart as states, although a word names each level beside its colour."""
+    assert least_distance(LEVEL_COLOURS[one], LEVEL_COLOURS[other]) >= STATE_DISTANCE
+
+
+@pytest.mark.parametrize("background", PAGES)
+@pytest.mark.parametrize("level", LEVEL_COLOURS)
+def test_levels_can_be_read_on_the_page(level: str, background: str):
+    assert contrast(LEVEL_COLOURS[level], PAGES[background]) >= TEXT_CONTRAST
 
 
 def test_degrees_become_darker():

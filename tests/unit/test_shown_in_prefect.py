@@ -16,7 +16,7 @@ from prefect import Task
 
 import flows.artifacts
 import flows.progress as progress
-from flows.artifacts import link_to_dashboard, name_given_in_prefect
+from flows.artifacts import name_given_in_prefect, show_links
 from flows.deployed.up import UpOptions, _say_where
 from flows.process.ended_flow_runs import close_orphaned_flow_runs
 from flows.run_identity import is_made_up
@@ -107,16 +107,27 @@ def test_a_run_named_like_its_flow_run_is_no_orphan(monkeypatch: pytest.MonkeyPa
     assert closed == [orphan]
 
 
-def test_a_run_links_to_its_page_of_the_dashboard(monkeypatch: pytest.MonkeyPatch):
-    made: list[tuple[str, ...]] = []
-    monkeypatch.setattr(flows.artifacts, "create_link_artifact", lambda *values: made.append(values))
+def test_a_run_links_to_all_places_where_it_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        flows.artifacts, "create_markdown_artifact", lambda text, key, **_: made.append((key, text))
+    )
+    monkeypatch.setattr(flows.artifacts, "flow_run_page", lambda: "http://127.0.0.1:4200/v2/runs/flow-run/1")
     monkeypatch.delenv(DASHBOARD_URL_VARIABLE, raising=False)
-    link_to_dashboard("mine")
-    assert made == [], "no dashboard is known"
+    show_links("mine", Home(tmp_path), "")
     monkeypatch.setenv(DASHBOARD_URL_VARIABLE, "http://127.0.0.1:8600/")
-    link_to_dashboard("mine")
-    page = "http://127.0.0.1:8600/?run=mine"
-    assert made == [(page, "Open the run in the dashboard", "dashboard", f"[mine]({page})")]
+    show_links("mine", Home(tmp_path), "http://mlflow:5000")
+    assert [key for key, _ in made] == ["links", "links"], "one artefact a run"
+    by_hand, by_link = (text.splitlines() for _, text in made)
+    assert by_hand == [
+        "- Dashboard: `spotlight ui`, then `?run=mine` after its address",
+        "- Report: the button *Report* of the dashboard, or `spotlight report mine`",
+        "- MLflow: after its first iteration: `mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri "
+        f"sqlite:///{tmp_path}/mlflow.db`, then <http://127.0.0.1:5000>",
+        "- Prefect: [this flow run](http://127.0.0.1:4200/v2/runs/flow-run/1)",
+    ]
+    assert by_link[0] == "- Dashboard: [mine](http://127.0.0.1:8600/?run=mine)"
+    assert by_link[2] == "- MLflow: [http://mlflow:5000](http://mlflow:5000), after its first iteration"
     assert dashboard_page("a b") == "http://127.0.0.1:8600/?run=a%20b"
 
 

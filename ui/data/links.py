@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import streamlit as st
 
 from storage.database.database import Database
 from storage.database.mlflow_curves import mlflow_identity
 from storage.database.run_notes import read_links
+from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
+from storage.tracking.addresses import LOCAL_SERVER, run_page, serve_command
 from ui.data.run import RunView
 
 _KEPT_S = 10
 """For so long a page does not look again whether a server listens."""
 
 _LISTENS_WITHIN_S = 0.2
-_MLFLOW = "http://127.0.0.1:5000"
 
 
 @dataclass(frozen=True)
@@ -44,27 +44,61 @@ class Link:
 
 
 @st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
-def _recorded(home: Path, run_id: str) -> tuple[str, tuple[str, str] | None]:
-    """The flow run's address as the run noted it, and MLflow's identifiers."""
+def _recorded(home: Path, run_id: str) -> tuple[dict[str, str], tuple[str, str] | None]:
+    """The addresses that the run noted, by place, and MLflow's identifiers in the home's file."""
     with Database(Home(home).database).reading() as connection:
-        prefect = read_links(connection, run_id).get("prefect", "")
-    return prefect, mlflow_identity(Home(home), run_id)
+        noted = read_links(connection, run_id)
+    return noted, mlflow_identity(Home(home), run_id)
+
+
+@st.cache_data(ttl=_KEPT_S, max_entries=16, show_spinner=False)
+def _evaluations(home: Path, run_id: str) -> int:
+    """How many separate evaluations of the run there are."""
+    return sum(row.run_id == run_id for row in EvaluationStore(Home(home)).all())
 
 
 def load_links(home: Path, view: RunView) -> list[Link]:
-    """The places of a run, in the order in which they are shown.
+    """The places of a run, in the order in which they are shown: on servers, and its separate evaluations.
 
     Raises:
         StorageError: the database stayed locked, or is of another version.
     """
-    prefect, mlflow = _recorded(home, view.row.run_id)
-    server = view.setting("tracking", "uri")
+    noted, identity = _recorded(home, view.row.run_id)
+    links = [
+        prefect_link(noted.get("prefect", ""), os.environ.get("PREFECT_API_URL", ""), listens),
+        _mlflow_place(Home(home), view, noted, identity),
+    ]
+    if count := _evaluations(home, view.row.run_id):
+        address = f"/evaluations?run={quote(view.row.run_id, safe='')}"
+        links.append(Link("Evaluations", address, f"{count} by `spotlight evaluate`"))
+    return links
+
+
+def lasting_links(home: Home, view: RunView, noted: Mapping[str, str], dashboard: str) -> list[Link]:
+    """The places of a run for a file that outlives servers: whether one answers now does not matter.
+
+    Args:
+        home: where the run is.
+        view: the run.
+        noted: as `storage.database.run_notes.read_links` gives them.
+        dashboard: address of the run's page in the dashboard; empty where none is known.
+    """
+    after = f"`spotlight ui`, then `?run={view.row.run_id}` after its address."
     return [
-        prefect_link(prefect, os.environ.get("PREFECT_API_URL", ""), listens),
-        mlflow_link(Home(home), view.row.run_id, mlflow, server if isinstance(server, str) else ""),
-        Link("Report", how="One HTML file with the charts of all pages:",
-             command=f"spotlight report {shlex.quote(view.row.run_id)}"),
-    ]  # fmt: skip
+        Link("Dashboard", dashboard, f"If it does not answer: {after}" if dashboard else after),
+        prefect_link(noted.get("prefect", ""), "", lambda address: True),
+        _mlflow_place(home, view, noted, mlflow_identity(home, view.row.run_id)),
+    ]
+
+
+def _mlflow_place(
+    home: Home, view: RunView, noted: Mapping[str, str], identity: tuple[str, str] | None
+) -> Link:
+    """The run in MLflow: the page that the run noted, or what its settings say."""
+    page, server = noted.get("mlflow", ""), view.setting("tracking", "uri")
+    if _is_web(page):
+        return Link("MLflow", page)
+    return mlflow_link(home, view.row.run_id, identity, server if isinstance(server, str) else "")
 
 
 def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) -> Link:
@@ -75,9 +109,9 @@ def prefect_link(recorded: str, api_url: str, answers: Callable[[str], bool]) ->
         api_url: of the server that this process was given; empty without one.
         answers: whether something listens at an address.
     """
-    parts = urlsplit(recorded)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not _is_web(recorded):
         return Link("Prefect", how="This run noted no flow run.")
+    parts = urlsplit(recorded)
     candidates = [recorded]
     if api_url and _is_here(recorded):  # the home's server may listen elsewhere than it did
         candidates.insert(0, f"{api_url.rstrip('/').removesuffix('/api')}{parts.path}")
@@ -99,15 +133,14 @@ def mlflow_link(home: Home, run_id: str, identity: tuple[str, str] | None, serve
         identity: MLflow's identifiers of experiment and run in that file; None where it has none.
         server: `tracking.uri` of the run's settings; empty for the file.
     """
-    if urlsplit(server).scheme in ("http", "https"):
+    if _is_web(server):
         return Link("MLflow", server.rstrip("/"), f"The run has the tag `spotlight.run_id` {_code(run_id)}.")
     if identity is None:
         return Link("MLflow", how="MLflow has no run of this one yet.")
-    experiment, mlflow_id = identity
     return Link(
         "MLflow",
-        how=f"Serve its file, then open `{_MLFLOW}/#/experiments/{experiment}/runs/{mlflow_id}`:",
-        command="mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri " + shlex.quote(home.mlflow_uri),
+        how=f"Serve its file, then open `{run_page(LOCAL_SERVER, *identity)}`:",
+        command=serve_command(home.mlflow_uri),
     )
 
 
@@ -126,6 +159,12 @@ def _listens(place: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def _is_web(address: str) -> bool:
+    """Whether an address that was recorded may become a link: no script, no file."""
+    parts = urlsplit(address)
+    return parts.scheme in ("http", "https") and bool(parts.hostname)
 
 
 def _is_here(address: str) -> bool:

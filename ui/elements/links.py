@@ -1,16 +1,34 @@
-"""The row of links of a run's page: where it can be looked at elsewhere."""
+"""The row of links of a run's page: where it can be looked at elsewhere, and its report."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import urljoin
 
 import streamlit as st
 
+from storage.home import DASHBOARD_URL_VARIABLE, HOME_VARIABLE
 from ui.data.links import Link
+from ui.elements.downloads import file_stem
+
+_ROOT = Path(__file__).resolve().parents[2]
+_LIMIT_S = 120.0
+"""Of the report of a long run on a busy machine."""
 
 
-def show_links(links: Sequence[Link]) -> None:
-    """Show a button a place: a link where its page answers, else what to do to come there."""
+def show_links(home: Path, run_id: str, links: Sequence[Link]) -> None:
+    """Show a button a place: a link where its page answers, else what to do to come there; and the report.
+
+    Args:
+        home: where the run is.
+        run_id: the run.
+        links: its places.
+    """
     row = st.container(horizontal=True)
     for link in links:
         if link.address:
@@ -20,3 +38,22 @@ def show_links(links: Sequence[Link]) -> None:
             st.markdown(link.how)
             if link.command:
                 st.code(link.command, language="bash")
+    dashboard = urljoin(st.context.url or "", "/")
+    row.download_button(
+        "Report", data=lambda: _report(home, run_id, dashboard),
+        file_name=f"{file_stem(run_id, 'report')}.html", mime="text/html",
+        key=f"report-{run_id}", on_click="ignore", icon=":material/download:",
+        help="One HTML file with the charts of all pages; `spotlight report` writes it too.",
+    )  # fmt: skip
+
+
+def _report(home: Path, run_id: str, dashboard: str) -> bytes:
+    """The report as HTML, made in a process of its own: a page does not import the charts of the others."""
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "report.html"
+        subprocess.run(
+            [sys.executable, "-m", "ui.report", "--out", str(out), "--", run_id], cwd=_ROOT,
+            env=os.environ | {HOME_VARIABLE: str(home), DASHBOARD_URL_VARIABLE: dashboard},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=True,
+        )  # fmt: skip
+        return out.read_bytes()

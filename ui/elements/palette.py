@@ -1,8 +1,8 @@
 """Every colour of the dashboard and the report: one meaning a colour, on a light and on a dark page.
 
-`tests/unit/test_palette.py` measures the colours of states, markets and runs as people with protanopia,
-deuteranopia and tritanopia see them. Any two states can touch in a bar, so all pairs of them differ in hue
-and in luminance. Patterns, marker shapes and dashes carry what more meanings than colours need.
+`tests/unit/test_palette.py` measures the colours of states, markets, runs and levels as people with
+protanopia, deuteranopia and tritanopia see them. Any two states can touch in a bar, so all pairs of them
+differ in hue and in luminance. Patterns, marker shapes and dashes carry what more meanings than colours need.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ EVENT_COLOUR = "#22262e"
 UNKNOWN_COLOUR = "#828c96"
 """A state or an event that this version does not know."""
 
-LEVEL_COLOURS = {"problem": "#d64545", "warning": "#c9752b", "passed": "#1f9d61"}
+LEVEL_COLOURS = {"problem": "#ca3939", "warning": "#c97513", "passed": "#1f9d61"}
 """Texts of findings, verdicts and errors."""
 
 

@@ -179,7 +179,7 @@ def _show_run(home: Path, run_id: str, live: bool, draw: RunPage) -> None:
             st.rerun()  # it has ended: the whole page again, without the refreshing
         _show_title(view.row.run_id, view.status)
         _show_notes(view)
-        show_links(load_links(home, view))
+        show_links(home, run_id, load_links(home, view))
         _show_trouble(view)
         if view.is_live:
             show_live(view)

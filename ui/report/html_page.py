@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 import plotly.io
 import plotly.offline
 
+from ui.data.links import Link
 from ui.elements.palette import LEVEL_COLOURS
 
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -41,7 +42,8 @@ table {{border-collapse: collapse; display: block; overflow-x: auto;}}
 td, th {{border-bottom: 1px solid var(--line); padding: 3px 10px 3px 0; text-align: left;
   overflow-wrap: break-word;}}
 pre {{overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 10px;}}
-code {{font-size: .92em;}} .note {{opacity: .7; font-size: .88rem;}} .unknown {{opacity: .65;}}
+code {{font-size: .92em; overflow-wrap: anywhere;}} a {{color: inherit;}}
+.note {{opacity: .7; font-size: .88rem;}} .unknown {{opacity: .65;}}
 {" ".join(f".{level} {{color: {colour};}}" for level, colour in LEVEL_COLOURS.items())}
 @page {{margin: 12mm;}}
 @media print {{
@@ -84,6 +86,10 @@ class Report:
     def sentence(self, text: str, style: str = "") -> None:
         """A paragraph; `**` marks what is bold, backticks what is code, all else is shown as it is."""
         self._body.append(f'<p class="{html.escape(style)}">{inline_html(text)}</p>')
+
+    def links(self, places: Sequence[Link]) -> None:
+        """A line a place: its name, as a link where its address is known, and what to do to come there."""
+        self._body.append(f'<ul class="places">{"".join(map(_place, places))}</ul>')
 
     def charts(self, figures: Sequence[go.Figure], wide: bool = False) -> None:
         """Plots beside each other, or each over the whole width, as a single one is."""
@@ -134,6 +140,14 @@ class Report:
         self._plots.append(str(plotly.io.to_json(figure)))
         height_px = figure.layout.height
         return f'<div class="plot" id="plot-{len(self._plots) - 1}" style="height: {height_px}px"></div>'
+
+
+def _place(link: Link) -> str:
+    name = html.escape(link.name)
+    if link.address:
+        name = f'<a href="{html.escape(link.address)}" target="_blank" rel="noopener">{name}</a>'
+    how = inline_html(link.how) + (f" <code>{html.escape(link.command)}</code>" if link.command else "")
+    return f"<li>{name}{': ' if how else ''}{how}</li>"
 
 
 def inline_html(text: str) -> str:

@@ -10,16 +10,17 @@ import duckdb
 import pandas as pd
 
 from storage.config.loading import differences
-from storage.database.mlflow_curves import mlflow_identity
 from storage.database.queries import runs as queries
 from storage.database.run_notes import read_links
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
+from storage.home import dashboard_page
 from storage.ledger.modelled import MODELLED
 from ui.charts.cost import cost_chart, state_chart
 from ui.charts.devices import gantt_chart, utilisation_chart
 from ui.charts.layout import Axis
 from ui.data.ledger import bill_entries
+from ui.data.links import lasting_links
 from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
@@ -79,6 +80,8 @@ def report_page(store: RunStore, run_id: str) -> str:
     view = read_run(store, run_id)
     report = Report(f"Spotlight: {run_id}")
     with store.database.reading() as connection:
+        noted = read_links(connection, run_id)
+        report.links(lasting_links(store.home, view, noted, dashboard_page(run_id)))
         spot = read_spot(connection, run_id)
         _summary(report, view, spot)
         quality = read_quality(connection, run_id)
@@ -89,7 +92,7 @@ def report_page(store: RunStore, run_id: str) -> str:
         _costs(report, view, spot)
         _devices(report, view, spot, connection)
         _seeds(report, view, connection)
-    _particulars(report, view, store)
+    _particulars(report, view)
     return report.page()
 
 
@@ -216,22 +219,8 @@ def _seeds(report: Report, view: RunView, connection: duckdb.DuckDBPyConnection)
         report.charts([drawn], wide=True)
 
 
-def _elsewhere(store: RunStore, run_id: str) -> str:
-    """Where the run can be looked at besides; a report outlives servers, so it says what to look for."""
-    with store.database.reading() as connection:
-        flow_run = read_links(connection, run_id).get("prefect")
-    mlflow = mlflow_identity(store.home, run_id)
-    places = [f"Dashboard: `spotlight ui`, then `?run={run_id}` after its address."]
-    if flow_run is not None:
-        places.append(f"Prefect: `{flow_run}`, while its server runs (`spotlight up`).")
-    if mlflow is not None:
-        places.append(f"MLflow: run `{mlflow[1]}` of experiment `{mlflow[0]}` in `{store.home.mlflow_uri}`.")
-    return " ".join(places)
-
-
-def _particulars(report: Report, view: RunView, store: RunStore) -> None:
+def _particulars(report: Report, view: RunView) -> None:
     report.section("Settings, environment and events")
-    report.sentence(_elsewhere(store, view.row.run_id), "note")
     try:
         changed = differences(view.row.config)
     except ConfigurationError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from storage.errors import PromptFileError
 from storage.evaluations.figures import figures_of
 from storage.evaluations.pairs import compare_evaluations
 from storage.evaluations.quality import QUALITY
 from storage.evaluations.separate import EvaluationStore
 from storage.home import Home
+from storage.prompts.sources import thumbnail
 from ui.data.run import CACHE_S
+
+_SIDE = 512
+"""Most pixels of a picture's side on the page."""
 
 
 @st.cache_data(ttl=CACHE_S, max_entries=4, show_spinner=False)
@@ -55,6 +61,25 @@ def load_images(home: Path, evaluation_id: str) -> tuple[pd.DataFrame, dict[str,
     """
     images = EvaluationStore(Home(home)).images(evaluation_id)
     return pd.DataFrame([vars(image) for image in images]), figures_of(images)
+
+
+@st.cache_data(ttl=60, max_entries=16, show_spinner=False)
+def load_pictures(folder: str, keys: tuple[tuple[int, int], ...]) -> dict[tuple[int, int], bytes]:
+    """The kept images of an evaluation as PNG, scaled down; those that are missing or no image are left out.
+
+    Args:
+        folder: where they lie, in GenEval's layout.
+        keys: prompt_id and seed_index of each.
+    """
+    found = {}
+    for prompt_id, seed_index in keys:
+        file = Path(folder) / f"{prompt_id:05}" / "samples" / f"{seed_index:04}.png"
+        try:
+            uri = thumbnail(str(file), _SIDE)
+        except PromptFileError:
+            continue  # a person may have moved the folder; the page counts what it lacks
+        found[prompt_id, seed_index] = base64.b64decode(uri.partition(",")[2])
+    return found
 
 
 @st.cache_data(ttl=3600, max_entries=16, show_spinner=False)

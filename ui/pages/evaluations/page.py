@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
@@ -11,17 +12,20 @@ from storage.errors import SpotlightError, StorageError
 from storage.home import Home
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import duration, moment, percent, plain_markdown
+from ui.elements.image_grid import evaluation_html
 from ui.elements.run_page import show_error
 from ui.pages.evaluations.data import (
     figure_rows,
     load_difference,
     load_evaluations,
     load_images,
+    load_pictures,
     quality_difference_rows,
     quality_rows,
 )
 
 _NONE = "-"
+_AT_ONCE = 24  # pictures
 _IMAGE_COLUMNS = ["prompt_id", "prompt", "tag", "seed_index", "score", "exact", "detail", "error"]
 
 
@@ -61,7 +65,8 @@ def _show_table(rows: pd.DataFrame) -> None:
 
 def _show_one(home: Path, rows: pd.DataFrame) -> None:
     ids = rows["evaluation_id"].tolist()
-    wanted = st.query_params.get("evaluation")
+    of_run = rows.loc[rows["run_id"] == st.query_params.get("run"), "evaluation_id"].tolist()
+    wanted = st.query_params.get("evaluation", of_run[0] if of_run else None)
     left, right = st.columns(2)
     chosen = left.selectbox("Evaluation", ids, index=ids.index(wanted) if wanted in ids else 0)
     assert chosen is not None, "a select box with options and an index has a choice"
@@ -74,6 +79,9 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
         f"**Score {row['score']:.3f}, {percent(row['exact'])} exact**, {row['images']} images of "
         f"{plain_markdown(row['of'])} after {row['iteration']} iterations."
     )
+    if row["run_id"]:
+        address = f"/?run={quote(row['run_id'], safe='')}"
+        st.link_button("The run of these weights", address, icon=":material/show_chart:")
     if figures["scorer_errors"]:
         st.warning(
             f"The scorer failed on {figures['scorer_errors']} images; no mean has them.",
@@ -91,10 +99,24 @@ def _show_one(home: Path, rows: pd.DataFrame) -> None:
     listed = images.reindex(columns=_IMAGE_COLUMNS)
     st.dataframe(listed, hide_index=True, column_config=_formats(listed, "%.2f"))
     if row["folder"]:
-        st.caption(f"The images lie in {plain_markdown(row['folder'])}.")
+        _show_pictures(row["folder"], row["iteration"], images)
     else:
         st.caption("The images were not kept; `spotlight evaluate --images FOLDER` keeps them.")
     offer_downloads(chosen, {"figures": table, "images": listed})
+
+
+def _show_pictures(folder: str, iteration: int, images: pd.DataFrame) -> None:
+    """The first of the kept images, each with its prompt and its score."""
+    keys = [*zip(images["prompt_id"].tolist(), images["seed_index"].tolist(), strict=True)]
+    first = images.head(_AT_ONCE)
+    found = load_pictures(folder, tuple(keys[:_AT_ONCE]))
+    pictured = first.assign(png=[found.get(key) for key in keys[:_AT_ONCE]], iteration=iteration)
+    pictured = pictured.loc[pictured["png"].notna()]
+    if not pictured.empty:
+        st.html(evaluation_html(pictured))
+    shown = f"{len(pictured)} of {len(images)} images are shown." if len(pictured) < len(images) else ""
+    lacking = f" Missing there: {len(first) - len(pictured)}." if len(pictured) < len(first) else ""
+    st.caption(f"The images lie in {plain_markdown(folder)}.{lacking} {shown}".rstrip())
 
 
 def _show_difference(home: Path, before: str, after: str) -> None:

@@ -87,6 +87,8 @@ def test_the_pages_without_a_run_fit_on_a_telephone(new_page: NewPage, tmp_path:
             ("reproducibility", "Reproducibility", "drifted"),
         ):
             open_page(page, f"{served.url}/{address}", last, 0)
+            page.get_by_test_id("stDataFrame").first.wait_for()  # drawn after the text beside it
+            page.wait_for_timeout(1000)  # it takes its width then
             assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
             tables = page.get_by_test_id("stDataFrame").evaluate_all(BOXES)
             assert tables and all(box["left"] >= 0 and box["right"] <= WIDTH for box in tables)

@@ -35,10 +35,12 @@ def called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_an_evaluation_has_the_given_name(called: list[Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(start, "evaluated_configuration", lambda *_: RunConfig())
     monkeypatch.setattr(
-        deployments, "_function", lambda *_: lambda *_, evaluation_id: called.append(evaluation_id) or {}
+        deployments,
+        "_function",
+        lambda *_: lambda *_, evaluation_id, preset: called.append((evaluation_id, preset)) or {},
     )
     deployments.evaluate_by_form.fn(EvaluationForm())
-    assert called == ["mine", "mine"]
+    assert called == ["mine", ("mine", "glyphs")]
 
 
 def test_a_reproduction_has_the_given_name(

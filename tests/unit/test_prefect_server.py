@@ -58,7 +58,7 @@ class SilentServer:
         self.client_environment = {
             "PREFECT_API_URL": f"{self.ui_url}/api",
             "PREFECT_API_AUTH_STRING": home.path.name,
-            "PREFECT_HOME": "not taken: a person has chosen",
+            "PREFECT_HOME": str(home.path / "not taken: a person has chosen"),
         }
 
     def wait_ready(self) -> None:

@@ -21,10 +21,9 @@ from typing import Any
 from prefect import flow
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectFuture
-from prefect.states import Crashed
 
 from flows.artifacts import flow_run_page, show_links
-from flows.process.lost_cluster import names_what_ended
+from flows.process.lost_cluster import crashes_with_its_cluster, names_what_ended
 from flows.process.run_guard import RunGuard
 from flows.process.stopping import Stopped
 from flows.progress import reporter
@@ -36,7 +35,7 @@ from storage.database.results import evaluated_iterations, run_result
 from storage.database.run_notes import NoteStore
 from storage.database.run_store import RunRow, RunStore, check_resumable
 from storage.environment import environment, preset_fact
-from storage.errors import ClusterLostError, ConfigurationError, RunNotFoundError, StorageError
+from storage.errors import ConfigurationError, RunNotFoundError, StorageError
 from storage.home import Home
 from storage.run_log import RunLog
 from tasks.inputs import input_digests, plugin_facts, refuse_changed_inputs
@@ -54,8 +53,7 @@ COMMIT_WAIT_S = 60.0
 """How long a run that is over waits for the commit under way."""
 
 
-@flow(name="post-train", validate_parameters=True, persist_result=False)
-def post_train(config: RunConfig, run_id: str | None = None, preset: str = "") -> dict[str, Any]:
+def train_run(config: RunConfig, run_id: str | None = None, preset: str = "") -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning.
 
     Args:
@@ -94,10 +92,6 @@ def post_train(config: RunConfig, run_id: str | None = None, preset: str = "") -
         log.note(f"ended: {_reason(error)}")
         with suppress(StorageError):
             store.set_status(run_id, status_after(type(error)), _reason(error))
-        if isinstance(error, ClusterLostError):
-            # As the guard has it, which speaks where Ray ends this process first. Callers get the error.
-            crashed: Any = Crashed(message=str(error), data=error)
-            return crashed
         raise
     finally:
         guard.close()
@@ -105,6 +99,12 @@ def post_train(config: RunConfig, run_id: str | None = None, preset: str = "") -
     reporter().note("copying weights and report to MLflow")
     session.finish_tracking()
     return summary
+
+
+post_train = flow(name="post-train", validate_parameters=True, persist_result=False)(
+    crashes_with_its_cluster(train_run)
+)
+"""`train_run` as a flow of its own; a flow that does a run calls the function."""
 
 
 def _start_of_devices(config: RunConfig) -> str:

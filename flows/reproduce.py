@@ -10,7 +10,7 @@ from prefect import flow
 
 from flows.configuration import run_preflight
 from flows.deployed.forms import ReproductionForm
-from flows.post_train import DATABASE_WAIT_S, post_train
+from flows.post_train import DATABASE_WAIT_S, train_run
 from flows.progress import reporter
 from flows.recovery import back_up
 from flows.reproduction_inputs import config_again, find_reference, preset_again
@@ -71,7 +71,7 @@ def do_again(
             was, now = _last_evaluation(was), evaluate_again(home, config, was.run_id)
         else:
             started = dataclasses.replace(started, run_id=again)
-            post_train.fn(config, again, preset_again(form, was))
+            train_run(config, again, preset_again(form, was))
             now = reference_of(store, again)
         done = _judged(started, was, now, form.tolerance)
     except SpotlightError as error:

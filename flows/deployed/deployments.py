@@ -27,6 +27,7 @@ from flows.configuration import given_configuration, run_preflight
 from flows.deployed.forms import EvaluationForm, PretrainingForm, ReproductionForm, TrainingForm, WhatIfForm
 from flows.process.cancellation import gone_soon_when_cancelled
 from flows.process.ended_flow_runs import close_flow_runs_of_ended_runs, close_orphaned_flow_runs
+from flows.process.lost_cluster import crashes_with_its_cluster
 from storage.config.run_config import RunConfig
 from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
@@ -35,6 +36,7 @@ from storage.run_log import RunLog
 
 
 @flow(name="post-train", persist_result=False)
+@crashes_with_its_cluster
 def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
     """Post-train a diffusion transformer by reinforcement learning, or go on with a run.
 
@@ -53,7 +55,7 @@ def post_train_by_form(form: TrainingForm) -> dict[str, Any]:
         run_preflight(config)
         close_orphaned_flow_runs([run_id])
         name_flow_run(run_id)
-        result = _function("flows.post_train", "post_train")(config, run_id, form.preset)
+        result = _function("flows.post_train", "train_run")(config, run_id, form.preset)
         show_result(result)
     return result
 
@@ -88,6 +90,7 @@ def pretrain_by_form(form: PretrainingForm) -> dict[str, Any]:
 
 
 @flow(name="reproduce", persist_result=False)
+@crashes_with_its_cluster
 def reproduce_by_form(form: ReproductionForm) -> dict[str, Any]:
     """Do a recorded run again with its own configuration and seeds, and compare; a drift fails the run."""
     with gone_soon_when_cancelled(), shown_in_prefect():
@@ -131,8 +134,9 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
 
 
 def _function(module: str, name: str) -> Any:
-    """The function inside a flow of the command line, imported when it is run: its libraries take seconds."""
-    return getattr(importlib.import_module(module), name).fn
+    """A function, or that of a flow, imported when it is run: its libraries take seconds."""
+    found = getattr(importlib.import_module(module), name)
+    return getattr(found, "fn", found)
 
 
 def _settings(form: TrainingForm) -> list[str]:

@@ -1,4 +1,4 @@
-"""Flow runs whose process is gone: Prefect is told that they are over, and what became of their runs."""
+"""Flow runs whose process is gone: they get the state in Prefect that their runs have in the database."""
 
 from __future__ import annotations
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import psutil
+from prefect.states import Crashed
 
 from storage.clock import process_is_alive, process_start_s
 from storage.errors import ClusterLostError, RuntimeFailure
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ANSWER_S = 5.0
 """For the head of a joined cluster to take a connection."""
@@ -47,6 +54,29 @@ def names_what_ended(run_id: str, needed: Mapping[str, int], address: str = "") 
                 "checkpoint.mirror and add --take-over"
             ) from error
         raise RuntimeFailure(f"{error}; {go_on}") from error
+
+
+def crashes_with_its_cluster(do: Callable[P, R]) -> Callable[P, R]:
+    """What a flow does, so that Prefect shows the flow run as crashed where the cluster was lost.
+
+    The run's guard has it so, which speaks where Ray ends the process first. A caller of the flow gets the
+    error.
+
+    Args:
+        do: the function of the flow.
+    """
+
+    @wraps(do)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return do(*args, **kwargs)
+        except ClusterLostError as error:
+            crashed: Any = Crashed(message=str(error), data=error)
+            return crashed
+
+    # Prefect would look for the names of these types in this file.
+    vars(done)["__signature__"] = inspect.signature(do, eval_str=True)
+    return done
 
 
 def _is_silent(address: str) -> bool:

@@ -53,7 +53,7 @@ def record(store: RunStore, run_id: str, pid: int, iterations: int, status: RunS
 
 
 def later_run(store: RunStore, run_id: str) -> list[str]:
-    """A run that comes to its first iteration and ends; what it was told of MLflow."""
+    """A run that comes to its first iteration and ends; its events of trouble with MLflow."""
     troubles: list[str] = []
     tracker = Tracker(store.home, troubles.append)
     tracker.start(run_id, RunConfig(), {})

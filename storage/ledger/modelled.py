@@ -18,7 +18,7 @@ def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
 
     Workers say what they compute on. Of a run of a version that did not record it, or before its workers have
     loaded, the accelerators of its own machine decide; a cluster that it joined on another machine counts as
-    rented, unless the run is told to use no accelerator.
+    rented, unless its settings switch accelerators off.
 
     Args:
         settings: of the run, as it stored them; an object of JSON, whatever its version.

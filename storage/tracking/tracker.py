@@ -81,7 +81,7 @@ class Tracker:
         home: where MLflow's store and artifacts lie, unless the run's settings name a server.
         on_trouble: told, on the tracker's thread, when MLflow fails, when it answers again, and what it
             lacks at the end; to make it an event.
-        on_page: told, on the tracker's thread, the address of the run's page, where a server shows it.
+        on_page: called on the tracker's thread with the address of the run's page, where a server shows it.
     """
 
     def __init__(

@@ -31,6 +31,7 @@ from storage.errors import (
 )
 from storage.home import Home
 from storage.new_folder import claim_folder
+from storage.quick_imports import quick_imports
 from storage.run_log import RunLog
 
 
@@ -329,8 +330,9 @@ def _check_and_import(config: RunConfig, module: str) -> None:
     from tasks.checks.early_check import cluster_class
 
     def import_libraries() -> None:
-        importlib.import_module(module)
-        cluster_class(config)
+        with quick_imports():
+            importlib.import_module(module)
+            cluster_class(config)
 
     with reporter().stage("check the model and the scorer, load the libraries"):
         look_at_model(config, meanwhile=import_libraries)

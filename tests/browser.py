@@ -50,8 +50,10 @@ NewPage = Callable[..., AbstractContextManager[Page]]
 
 
 def find_chromium() -> str | None:
-    """Path of an installed chromium; None where there is none."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    """Path of an installed chromium, of the one without windows first; None where there is none."""
+    names = (
+        "chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable",
+    )  # fmt: skip
     return next((found for name in names if (found := shutil.which(name))), None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -30,6 +31,22 @@ if TYPE_CHECKING:
 settings.register_profile("first-tier", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("all", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("first-tier")
+
+
+def pytest_collection() -> None:
+    """What is collected stays to the end: the garbage collector need not look at it."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Every module of the tests is imported."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain of what is left of them at the end."""
+    gc.unfreeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,6 +16,11 @@ ANSWER_S = 60.0
 RUN_S = 600.0
 """For what a page shows when a run has come so far."""
 
+_WITHOUT_GRAPH = """HTMLCanvasElement.prototype.getContext = new Proxy(
+    HTMLCanvasElement.prototype.getContext,
+    {apply: (get, canvas, [kind, ...more]) => /^webgl/.test(kind) ? null : get.call(canvas, kind, ...more)},
+)"""
+
 State = Literal["Scheduled", "Pending", "Running", "Completed", "Cancelling", "Cancelled", "Failed"]
 
 
@@ -28,12 +33,16 @@ class PrefectPages:
         page: the browser's page.
         api: address of Prefect's API.
         password: the home's, with which the browser logs in.
+        with_graph: whether the graph of a run's tasks is drawn. Without a GPU that takes more of the
+            processor than the run does.
     """
 
-    def __init__(self, page: Page, api: str, password: str) -> None:
+    def __init__(self, page: Page, api: str, password: str, with_graph: bool = False) -> None:
         self.page = page
         self.address = api.removesuffix("/api")
         page.set_default_timeout(ANSWER_S * 1000)
+        if not with_graph:
+            page.add_init_script(_WITHOUT_GRAPH)
         expect.set_options(timeout=ANSWER_S * 1000)
         self._log_in(password)
 

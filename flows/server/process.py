@@ -23,6 +23,7 @@ from flows.server.ports import LOOPBACK, reachable
 from storage.access.server_guard import ServerGuard
 from storage.errors import ServerError
 from storage.home import Home
+from storage.quick_imports import quick_imports
 
 _POLL_S = 0.5
 _PREDECESSOR_S = 30.0
@@ -99,11 +100,12 @@ def end_when_unused(home: Home) -> None:
 
 def prefect_application(home: Home) -> Any:
     """Prefect's API and UI; it reads its settings when it is imported, and takes seconds."""
-    from prefect.server.api.server import create_app
+    with quick_imports():
+        from prefect.server.api.server import create_app
 
-    from flows.server.empty_database import kept_database, migrate_with_prefect, provide_database
-    from flows.server.prefect_database import take_write_lock_first
-    from flows.server.pruning import keep_small
+        from flows.server.empty_database import kept_database, migrate_with_prefect, provide_database
+        from flows.server.prefect_database import take_write_lock_first
+        from flows.server.pruning import keep_small
 
     take_write_lock_first()
     provide_database(home.prefect / "prefect.db", kept_database(), migrate_with_prefect)

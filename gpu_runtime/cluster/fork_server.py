@@ -42,6 +42,7 @@ def main() -> None:
 
 def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str]) -> None:
     """Fork a worker for each message of the driver, and for each request; until the driver ends."""
+    gc.disable()  # the imports take a fifth less
     for module in modules:
         importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
@@ -49,6 +50,7 @@ def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str
     sys.stderr.flush()
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages that it looks at
+    gc.enable()
     while True:
         ready, _, _ = select.select([driver, requests], [], [])
         if requests in ready:

@@ -107,11 +107,12 @@ def test_a_run_is_watched_from_running_to_completed(
         prefect = PrefectPages(page, up.api, home_password(up.home))
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Running")
-        # Not left open: drawing the tasks as they come would take half of a processor from the run.
         watch_the_dashboard(page, f"{up.dashboard}/?run={explored.run_id}")
         prefect.open_flow_run(explored.flow_run_id)
         prefect.wait_for_state("Completed")
-        prefect.open_flow_run(explored.flow_run_id)  # anew: the graph of tasks lags behind
+    with new_page(1400, 1050, alone=False) as page:
+        prefect = PrefectPages(page, up.api, home_password(up.home), with_graph=True)
+        prefect.open_flow_run(explored.flow_run_id)
         expect(page.get_by_text(re.compile(r"^\d+ Task runs$"))).to_be_visible()
         expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
         assert save_picture(page, album / "prefect-run.png") > 100
@@ -149,17 +150,21 @@ def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPag
         prefect.write("Iterations", "10000")  # it must not end by itself, however quick the machine
         prefect.name_run("cancelled-here")
         prefect.add_to_list(["evaluation.every=0", "runtime.cluster=local"])
-        prefect.submit()
+        flow_run_id = prefect.submit()
         prefect.wait_for_state("Running")
+        page.goto("about:blank")
         store = RunStore(up.home)
         wait_for_iteration(store, "cancelled-here", after=0)
+        prefect.open_flow_run(flow_run_id)
         done = cancelled_in_its_menu(prefect, store, "cancelled-here")
 
         prefect.open_form("post-train")
         prefect.write("Run to resume", "cancelled-here")
-        prefect.submit()
+        flow_run_id = prefect.submit()
         prefect.wait_for_state("Running")
+        page.goto("about:blank")
         wait_for_iteration(store, "cancelled-here", after=done)
+        prefect.open_flow_run(flow_run_id)
         assert cancelled_in_its_menu(prefect, store, "cancelled-here") > done
 
 

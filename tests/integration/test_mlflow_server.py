@@ -23,6 +23,9 @@ from tests.running_up import free_ports, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+# Without the second, five processes of each server wait for jobs that nobody gives it.
+_ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+
 
 class MlflowServer:
     """An `mlflow server` with a store of its own, which outlives it."""
@@ -43,7 +46,7 @@ class MlflowServer:
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True, env=os.environ | {"MLFLOW_DISABLE_TELEMETRY": "true"},
+                start_new_session=True, env=os.environ | _ENVIRONMENT,
             )  # fmt: skip
         wait_until("the MLflow server answers", self._answers)
 

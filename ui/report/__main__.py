@@ -11,6 +11,7 @@ from streamlit.logger import set_log_level
 from storage.database.run_store import RunStore
 from storage.errors import SpotlightError
 from storage.home import Home
+from storage.quick_imports import quick_imports
 
 
 def main() -> None:
@@ -22,7 +23,8 @@ def main() -> None:
     # Outside a server Streamlit warns of each function of the pages that it cannot cache, on import. Its
     # setting of the level, in a file or a variable, is read later than that.
     set_log_level("ERROR")
-    from ui.report.report import write_report
+    with quick_imports():
+        from ui.report.report import write_report
 
     try:
         write_report(RunStore(Home.from_environment()), arguments.run, arguments.out)

@@ -115,6 +115,7 @@ def test_a_run_is_watched_from_running_to_completed(
         prefect.open_flow_run(explored.flow_run_id)
         expect(page.get_by_text(re.compile(r"^\d+ Task runs$"))).to_be_visible()
         expect(page.get_by_text(f"run {explored.run_id}: iteration 0 of {ITERATIONS}")).to_be_visible()
+        page.locator("canvas").first.wait_for()  # of the tasks
         assert save_picture(page, album / "prefect-run.png") > 100
         prefect.open_artifacts()
         expect(page.get_by_role("link", name="MARKDOWN links")).to_be_visible()

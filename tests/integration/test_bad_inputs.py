@@ -1,7 +1,7 @@
 """Every input of the list `tests/bad_inputs.jsonl` is refused: one clear line, exit code 2, nothing started.
 
-Each kind runs in a process of its own, apart from what a library has to be asked about. A sample
-of each kind then runs as a person types it.
+They run together in one process, and those that a library has to be asked about in another. A sample of
+each kind then runs as a person types it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def test_the_list_is_long_enough_and_names_each_input_once():
 
 
 @functools.cache
-def outcomes(kind: str, loads: bool) -> dict[str, dict[str, Any]]:
-    """What came of each entry of a kind, by what is wrong with it; run together in one process."""
-    asked = [entry for entry in ENTRIES if (entry["kind"], entry.get("loads", False)) == (kind, loads)]
+def outcomes(loads: bool) -> dict[str, dict[str, Any]]:
+    """What came of each entry that needs a library, or needs none, by what is wrong with it."""
+    asked = [entry for entry in ENTRIES if entry.get("loads", False) == loads]
     answer = subprocess.run(
         [sys.executable, "-m", "tests.refusals"], cwd=ROOT, capture_output=True, text=True,
         input="\n".join(map(json.dumps, asked)), check=False,
@@ -58,10 +58,10 @@ def is_refusal(entry: dict[str, Any], code: int, out: str, error: str) -> None:
     assert len(error) < 1500, f"{len(error)} characters"
 
 
-@pytest.mark.takes(60)  # the first of each kind runs them all
+@pytest.mark.takes(60)  # the first one runs them all
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry["what"])
 def test_it_is_refused(entry: dict[str, Any]):
-    outcome = outcomes(entry["kind"], entry.get("loads", False))[entry["what"]]
+    outcome = outcomes(entry.get("loads", False))[entry["what"]]
     is_refusal(entry, outcome["code"], outcome["out"], outcome["error"])
     if not entry.get("loads"):
         assert outcome["loaded"] == [], "what can be known without them is refused before they are imported"

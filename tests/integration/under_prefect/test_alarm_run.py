@@ -34,7 +34,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(on_alarm: str) -> Any:
     settings = [
-        "iterations=4", "runtime.cluster=local", "runtime.spot_workers=0", "evaluation.every=1",
+        "iterations=3", "runtime.cluster=local", "runtime.spot_workers=0", "evaluation.every=1",
         "evaluation.judge=templates", f"evaluation.on_alarm={on_alarm}",
     ]  # fmt: skip
     return load_config("smoke", settings, {})
@@ -70,7 +70,7 @@ def test_a_killed_run_answers_as_the_undisturbed_one(
     post_train(config, whole)
     assert kinds(home, whole) == ["hacking", kind]
     judged = judge_figures(home, whole)
-    assert [(iteration, count) for iteration, count, *_ in judged] == [(number, 8) for number in range(5)]
+    assert [(iteration, count) for iteration, count, *_ in judged] == [(number, 8) for number in range(4)]
     assert all(0 <= low <= high <= 1 for *_, low, high in judged)
     for dies_at in (ALARM_AT, ALARM_AT + 1):  # before the answer; and after an iteration that follows it
 
@@ -87,7 +87,7 @@ def test_a_killed_run_answers_as_the_undisturbed_one(
     assert last_state(home, killed) == last_state(home, whole)
     assert kinds(home, killed).count(kind) == 1
     if on_alarm == "rollback":
-        assert last_state(home, whole)[1] == 5, "the return is a policy version of its own"
+        assert last_state(home, whole)[1] == 4, "the return is a policy version of its own"
 
 
 def test_stop_ends_the_run_with_its_last_sound_checkpoint(home: Home):

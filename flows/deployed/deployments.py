@@ -124,7 +124,9 @@ def what_if_by_form(form: WhatIfForm) -> dict[str, Any]:
         settings = [*form.settings, *(f"{name}={value}" for name, value in devices.items())]
         config = with_prices(given_configuration(form.preset, settings))
         drawn = (None, None) if form.trace else (form.loss_rate, form.joint)
-        question = MarketQuestion(form.trace, *drawn, form.notice_s, form.instance_devices)
+        question = MarketQuestion(
+            form.trace, *drawn, form.notice_s, form.instance_devices, form.prices, form.zone, form.serving
+        )
         home = Home.from_environment()
         profile, curves = find_profile(home, config, form.profile or None), find_curves(home, config, None)
         result = answer(config, profile, question, form.windows, curves=curves).to_json()

@@ -133,6 +133,16 @@ class WhatIfForm(Section):
     instance_devices: int = Field(default=0, ge=0, le=64)
     """Devices of an instance, which may share samples and are lost together. 0: all are on one machine."""
 
+    prices: str = ""
+    """A file with prices that change with time, on the machine that serves. Empty: those of the settings."""
+
+    zone: str = ""
+    """Whose prices of that file are taken; needed where it has several."""
+
+    serving: str = ""
+    """Of the policy lending, the load of the serving fleet: share of devices that are busy, half of its swing
+    over a day, seconds that a request can wait. Empty: 0.5,0.3,2."""
+
     profile: str = ""
     """What the workload takes: a profile's name, a .json file, or a recorded run. Empty: that of the preset's
     model and size."""

@@ -31,6 +31,7 @@ from ui.pages.what_if.data import (
 from ui.pages.what_if.question import Question, Reply, ask, trace_names
 
 PAGE = page_file("what_if")
+PRICES = "time,market,usd_per_hour,zone\n0,spot,1,a\n0,spot,3,b\n"
 SMALL = Question("smoke", reserved=1, spot=3, trainers=1, loss_rate=20.0, futures=2)
 
 
@@ -48,12 +49,18 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "_run", answered)
 
 
-def asked_page(**fields: float) -> AppTest:
-    """The page after the button; the fields by their labels, and the small preset."""
+def filled_page() -> AppTest:
+    """The form for a run of the small preset."""
     page = opened_page(PAGE, {})
     page.selectbox[0].select("smoke")
     for label, value in {"Reserved devices": 1, "Spot devices": 3, "Trainers": 1, "Iterations": 4}.items():
         number(page, label).set_value(value)
+    return page
+
+
+def asked_page(**fields: float) -> AppTest:
+    """The page after the button; the fields by their labels."""
+    page = filled_page()
     for label, value in fields.items():
         number(page, label).set_value(value)
     page.button[0].click()
@@ -62,6 +69,10 @@ def asked_page(**fields: float) -> AppTest:
 
 def number(page: AppTest, label: str):
     return next(one for one in page.number_input if one.label == label)
+
+
+def text(page: AppTest, label: str):
+    return next(one for one in page.text_input if one.label == label)
 
 
 def charts(page: AppTest) -> list[str]:
@@ -132,13 +143,32 @@ def test_recorded_runs_are_offered_as_profiles(store: RunStore):
     assert "recorded" in opened_page(PAGE, {}).selectbox[1].options
 
 
-def test_a_question_is_the_command_s_options():
-    assert Question("glyphs").arguments() == ["--preset=glyphs", "--windows=5", "--seed=0"]
+@pytest.mark.takes(20)
+def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_process: None):
+    page = filled_page()
+    trace, prices = page.file_uploader
+    trace.set_value(("mine.csv", b"0,add,a\n0,add,b\n9000,remove,b\n", "text/csv"))
+    prices.set_value(("../of us.csv", PRICES.encode(), "text/csv"))
+    text(page, "Serving fleet").set_value("0.4,0.2,3")
+    page.button[0].click()
+    ran(page)
+    assert sentences(page).startswith("price file of us.csv: prices of zone ''"), "the name the visitor knows"
+    text(page, "Zone").set_value("b")
+    page.button[0].click()
+    ran(page)
+    assert not page.error, sentences(page)
+    answer = page.session_state["what_if"].answer
+    assert answer["spot_usd_per_hour"] == pytest.approx(3.0)
+    assert "mine.csv" in answer["market"] and "0.4" in json.dumps(answer)
+
+
+def test_a_question_is_the_command_s_options(tmp_path: Path):
+    assert Question("glyphs").arguments(tmp_path) == ["--preset=glyphs", "--windows=5", "--seed=0"]
     whole = Question(
         "glyphs", reserved=-1, spot=2, trainers=1, iterations=9, reserved_usd=8.0, trace="bamboo-p3",
         notice_s=30.5, profile="--help", seed=3,
     )  # fmt: skip
-    arguments = whole.arguments(futures=1)
+    arguments = whole.arguments(tmp_path, futures=1)
     trace = next(one for one in arguments if one.startswith("--trace="))
     assert Path(trace.removeprefix("--trace=")).is_file() and "bamboo-p3" in trace_names()
     assert [one for one in arguments if one != trace] == [

@@ -125,12 +125,15 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
         "flows.artifacts.create_table_artifact",
         lambda rows, key, description: shown.extend([{"said": description}, *rows]),
     )
+    prices = tmp_path / "prices.csv"
+    prices.write_text("time,market,usd_per_hour,zone\n0,spot,9,a\n0,spot,1.5,b\n")
     form = WhatIfForm(
         preset="smoke", reserved=1, spot=2, trainers=1, iterations=3, windows=2,
-        settings=["price.spot_usd_per_hour=1.5"],
+        settings=["price.reserved_usd_per_hour=4.5"], prices=str(prices), zone="b", serving="0.4,0.2,3",
     )  # fmt: skip
     result = what_if_by_form.fn(form)
     assert (result["iterations"], result["spot"], result["spot_usd_per_hour"]) == (3, 2, 1.5)
+    assert result["reserved_usd_per_hour"] == 4.5
     described, *rows = shown
     assert described["said"].startswith("Simulated")
     assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]

@@ -8,10 +8,11 @@ from typing import Any
 import streamlit as st
 
 from storage.config.loading import list_presets
-from ui.pages.what_if.question import Question, trace_names
+from ui.pages.what_if.question import OwnFile, Question, trace_names
 
 _PRESET = "qwen-image-geneval-512"
 _DRAWN = "drawn, by rate and share"
+_MOST_MIB = 16  # of a file of a visitor's own
 _OWN = "that of the preset's model and size"
 
 
@@ -38,6 +39,7 @@ def show_form(profiles: Sequence[str]) -> Question | None:
             help="A recorded one says itself which instances go: leave rate and share empty then.",
         )  # fmt: skip
         numbers = _numbers()
+        own = _own_files()
         asked = st.form_submit_button("Simulate", type="primary", icon=":material/calculate:")
     if not asked:
         return None
@@ -46,6 +48,7 @@ def show_form(profiles: Sequence[str]) -> Question | None:
         profile="" if chosen_profile == _OWN else chosen_profile or "",
         trace="" if chosen_trace == _DRAWN else chosen_trace or "",
         **numbers,
+        **own,
     )
 
 
@@ -93,3 +96,30 @@ def _numbers() -> dict[str, Any]:
             help="They may share samples, and are lost together.",
         ),
     }  # fmt: skip
+
+
+def _own_files() -> dict[str, Any]:
+    """What few ask for, by the names of a question: a trace and prices of one's own, a serving fleet."""
+    with st.expander("A trace and prices of your own, a serving fleet"):
+        files, words = st.columns(2)
+        trace = files.file_uploader(
+            "Trace (CSV)", type="csv", max_upload_size=_MOST_MIB,
+            help="Of spot instances, in place of the one above: lines of milliseconds, add or remove, and "
+            "the instance's name.",
+        )  # fmt: skip
+        prices = files.file_uploader(
+            "Prices (CSV)", type="csv", max_upload_size=_MOST_MIB,
+            help="That change with time: time, market (on_demand or spot), usd_per_hour, and perhaps zone.",
+        )  # fmt: skip
+        zone = words.text_input("Zone", placeholder="the file's only one", help="Whose prices are taken.")
+        serving = words.text_input(
+            "Serving fleet", placeholder="0.5,0.3,2",
+            help="Of the policy lending: the share of its devices that are busy, half of its swing over a "
+            "day, and the seconds that a request can wait.",
+        )  # fmt: skip
+    return {
+        "own_trace": trace and OwnFile(trace.name, trace.getvalue()),
+        "prices": prices and OwnFile(prices.name, prices.getvalue()),
+        "zone": (zone or "").strip(),
+        "serving": (serving or "").strip(),
+    }

@@ -28,6 +28,25 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
+class OwnFile:
+    """A visitor's file, whose path on the visitor's machine is nobody's business here.
+
+    Attributes:
+        name: what it is called; refusals name it so.
+        content: of it.
+    """
+
+    name: str
+    content: bytes
+
+    def write(self, folder: Path) -> Path:
+        """Write it into an existing folder; its path there."""
+        path = folder / (Path(self.name).name or "file")
+        path.write_bytes(self.content)
+        return path
+
+
+@dataclass(frozen=True)
 class Question:
     """What the form asks for; None, and an empty text, leave it to the command.
 
@@ -36,6 +55,10 @@ class Question:
         reserved, spot, trainers, iterations: devices and length.
         reserved_usd, spot_usd: dollars an hour of a device.
         trace: name of a recorded trace of `trace_names`; empty for drawn ones.
+        own_trace: a trace of the visitor's own, in place of that.
+        prices: prices that change with time.
+        zone: whose prices of the file are taken; it may be empty where there is one.
+        serving: load of a serving fleet, for the policy `lending`, as the command takes it.
         loss_rate: losses of a device an hour, for drawn traces.
         joint: share of them that take several devices at once.
         notice_s: seconds of notice before a loss.
@@ -62,23 +85,31 @@ class Question:
     seed: int = 0
     degree: str = ""
     per_instance: int | None = None
+    own_trace: OwnFile | None = None
+    prices: OwnFile | None = None
+    zone: str = ""
+    serving: str = ""
 
-    def arguments(self, futures: int | None = None) -> list[str]:
+    def arguments(self, folder: Path, futures: int | None = None) -> list[str]:
         """It as options of the command.
 
         Args:
+            folder: the visitor's files are written there; it has a folder for each.
             futures: other than its own; None for its own.
         """
+        trace = str(_TRACES / f"{self.trace}.csv") if self.trace else None
         prices = (self.reserved_usd, self.spot_usd)
         named = {
             "preset": self.preset, "reserved": self.reserved, "spot": self.spot, "trainers": self.trainers,
             "iterations": self.iterations,
             "price": None if prices == (None, None) else ",".join(_plain(price) for price in prices),
-            "trace": str(_TRACES / f"{self.trace}.csv") if self.trace else None,
+            "trace": trace if self.own_trace is None else self.own_trace.write(_made(folder / "trace")),
             "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
             "profile": self.profile or None,
             "windows": futures or self.futures, "seed": self.seed,
             "degree": self.degree or None, "per-instance": self.per_instance,
+            "prices": None if self.prices is None else self.prices.write(_made(folder / "prices")),
+            "zone": self.zone or None, "serving": self.serving or None,
         }  # fmt: skip
         # One argument each: a value that begins with a dash stays a value.
         return [f"--{name}={_plain(value)}" for name, value in named.items() if value is not None]
@@ -114,7 +145,7 @@ def ask(question: Question, home: Path, on_step: OnStep) -> Reply:
         ConfigurationError: the question was refused; the command's own words.
         RuntimeFailure: the command failed, or took too long.
     """
-    return _run(question.arguments(), home, on_step)
+    return _asked(question, [], home, on_step)
 
 
 def ask_time_line(question: Question, policy: str, home: Path, on_step: OnStep) -> str:
@@ -127,7 +158,22 @@ def ask_time_line(question: Question, policy: str, home: Path, on_step: OnStep) 
     Raises:
         ConfigurationError, RuntimeFailure: as of `ask`.
     """
-    return _run([*question.arguments(futures=1), f"--policy={policy}"], home, on_step).trace
+    return _asked(question, [f"--policy={policy}"], home, on_step, futures=1).trace
+
+
+def _asked(
+    question: Question, more: list[str], home: Path, on_step: OnStep, futures: int | None = None
+) -> Reply:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return _run([*question.arguments(Path(folder), futures), *more], home, on_step)
+        except ConfigurationError as error:
+            raise ConfigurationError(re.sub(rf"{re.escape(folder)}/\w+/", "", str(error))) from error
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
 
 
 def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:

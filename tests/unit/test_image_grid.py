@@ -10,8 +10,8 @@ import pytest
 
 from storage.prompts.files import load_prompts
 from storage.prompts.sources import as_data_uri, read_source, thumbnail
-from ui.elements.image_grid import course_html, evaluation_html, large_html
-from ui.pages.images.data import load_sources
+from ui.data.sources import load_sources
+from ui.elements.image_grid import course_html, evaluation_html, gallery_html, large_html
 
 IMAGES = pd.DataFrame(
     [
@@ -22,6 +22,16 @@ IMAGES = pd.DataFrame(
         for iteration in (0, 10)
     ]
 )  # fmt: skip
+PAIR = pd.DataFrame(
+    [
+        {"prompt_id": 3, "seed_index": 0, "prompt": "make it <red>"}
+        | {
+            f"{name}_{when}": value
+            for when, iteration in (("before", 0), ("after", 10))
+            for name, value in (IMAGES.iloc[0].to_dict() | {"iteration": iteration}).items()
+        }
+    ]
+)
 SOURCE = as_data_uri(np.zeros((4, 4, 3), np.uint8))
 
 
@@ -32,6 +42,12 @@ def test_the_source_stands_before_the_images(grid) -> None:
     assert shown.index(SOURCE) < shown.index("before training")
     assert 'alt="make it &lt;red&gt;, source"' in shown
     assert grid(IMAGES) == grid(IMAGES, {}) and "source" not in grid(IMAGES)
+
+
+def test_the_source_stands_before_a_pair() -> None:
+    shown = gallery_html(PAIR, {3: SOURCE})
+    assert shown.index(SOURCE) < shown.index("before training") < shown.index("after 10 iterations")
+    assert "source" not in gallery_html(PAIR)
 
 
 def test_sources_are_read_from_the_prompt_file_as_far_as_it_is_there(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ _STYLE = """
 .sl-card {border: 1px solid rgba(128,128,128,.28); border-radius: 8px; padding: 10px 12px;}
 .sl-prompt {font-size: .88rem; font-weight: 600; margin-bottom: 6px; overflow-wrap: anywhere;}
 .sl-pair {display: grid; grid-template-columns: 1fr 1fr; gap: 10px;}
+.sl-three {grid-template-columns: 1fr 1fr 1fr;}
 .sl-pair img {width: 100%; image-rendering: pixelated; border-radius: 4px; display: block;
   border: 1px solid rgba(128,128,128,.28);}
 .sl-when {font-size: .72rem; opacity: .65;}
@@ -44,11 +45,12 @@ _NOTE = (
 )
 
 
-def show_before_and_after(images: pd.DataFrame) -> None:
+def show_before_and_after(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> None:
     """Show the gallery as a grid of pairs.
 
     Args:
         images: as `storage.database.queries.runs.images_before_after` gives it.
+        sources: as `course_html` takes them.
     """
     if images.empty:
         st.caption("Images appear with the first evaluation.")
@@ -56,7 +58,7 @@ def show_before_and_after(images: pd.DataFrame) -> None:
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
     if before == after:
         st.caption("The untouched model's images; the next evaluation puts the trained one's beside them.")
-    st.html(gallery_html(images))
+    st.html(gallery_html(images, sources))
 
 
 def show_best_and_worst(images: pd.DataFrame) -> None:
@@ -123,14 +125,16 @@ def evaluation_html(images: pd.DataFrame, sources: Mapping[int, str] | None = No
     return f'{_STYLE}{style}<div class="sl-grid sl-evaluation">{"".join(cards)}</div>'
 
 
-def gallery_html(images: pd.DataFrame) -> str:
+def gallery_html(images: pd.DataFrame, sources: Mapping[int, str] | None = None) -> str:
     """The pairs before and after, as a grid; for a page without Streamlit.
 
     Args:
         images: as `storage.database.queries.runs.images_before_after` gives it, at least one.
+        sources: as `course_html` takes them.
     """
     before, after = int(images["iteration_before"].iloc[0]), int(images["iteration_after"].iloc[0])
-    cards = [_card(row, _when(before), _when(after) if after != before else None) for row in _rows(images)]
+    latest = _when(after) if after != before else None
+    cards = [_card(row, _source(row, sources), _when(before), latest) for row in _rows(images)]
     return f'{_STYLE}<div class="sl-grid">{"".join(cards)}</div>{_NOTE}'
 
 
@@ -143,7 +147,7 @@ def _zoomed(row: dict) -> str:
 
 def _source(row: dict, sources: Mapping[int, str] | None) -> str:
     """The image that a row's prompt asks to change; nothing where there is none."""
-    source = (sources or {}).get(int(row["prompt_id"]))
+    source = sources.get(int(row["prompt_id"])) if sources else None
     if source is None:
         return ""
     name = f"{html.escape(row['prompt'])}, source"
@@ -164,15 +168,17 @@ def _when(iteration: int) -> str:
     return "before training" if iteration == 0 else f"after {iteration} iterations"
 
 
-def _card(row: dict, before: str, after: str | None) -> str:
-    sides = _side(row, "_before", before) + (_side(row, "_after", after) if after else "")
-    return _framed(row["prompt"], f"seed {row['seed_index']}", sides)
+def _card(row: dict, source: str, before: str, after: str | None) -> str:
+    sides = source + _side(row, "_before", before) + (_side(row, "_after", after) if after else "")
+    return _framed(
+        row["prompt"], f"seed {row['seed_index']}", sides, "sl-pair sl-three" if source else "sl-pair"
+    )
 
 
-def _framed(title: str, remark: str, sides: str) -> str:
+def _framed(title: str, remark: str, sides: str, style: str = "sl-pair") -> str:
     return (
         f'<div class="sl-card"><div class="sl-prompt">{html.escape(title)} <span class="sl-when">{remark}'
-        f'</span></div><div class="sl-pair">{sides}</div></div>'
+        f'</span></div><div class="{style}">{sides}</div></div>'
     )
 
 

@@ -24,6 +24,7 @@ from ui.data.links import lasting_links
 from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
+from ui.data.sources import sources_of
 from ui.elements.formatting import duration, ending_in_words, moment, money, percent
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
@@ -86,7 +87,7 @@ def report_page(store: RunStore, run_id: str) -> str:
         _summary(report, view, spot)
         quality = read_quality(connection, run_id)
         _scores(report, view, quality, connection)
-        _images(report, connection, run_id)
+        _images(report, connection, view)
         _quality(report, view, quality)
         _health(report, view, spot, quality)
         _costs(report, view, spot)
@@ -138,13 +139,13 @@ def _scores(
     report.charts(learning_charts(view))
 
 
-def _images(report: Report, connection: duckdb.DuckDBPyConnection, run_id: str) -> None:
+def _images(report: Report, connection: duckdb.DuckDBPyConnection, view: RunView) -> None:
     report.section("Images before and after")
-    images = queries.images_before_after(connection, run_id)
+    images = queries.images_before_after(connection, view.row.run_id)
     if images.empty:
         report.sentence("This run has no images.")
         return
-    report.gallery(gallery_html(images))
+    report.gallery(gallery_html(images, sources_of(view, images)))
 
 
 def _quality(report: Report, view: RunView, quality: QualityView) -> None:

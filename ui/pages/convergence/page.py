@@ -15,6 +15,7 @@ from ui.charts.cost import cost_chart, state_chart
 from ui.charts.layout import PLOT_SETTINGS, Axis, Measure
 from ui.data.quality import QualityView, load_quality
 from ui.data.run import RunView
+from ui.data.sources import sources_of
 from ui.elements.downloads import offer_downloads
 from ui.elements.formatting import MODELLED_BADGE, moment, plain_markdown
 from ui.elements.image_grid import show_before_and_after
@@ -33,7 +34,8 @@ def _show_convergence(home: Path, view: RunView) -> None:
     measure = _show_scores(view, quality)
     courses = _show_seeds_of_runs(home, view, measure)
     st.subheader("Images before and after")
-    show_before_and_after(load_images(home, view))
+    images = load_images(home, view)
+    show_before_and_after(images, sources_of(view, images))
     _show_quality(view, quality)
     _show_costs(view)
     st.subheader("Is training healthy?")

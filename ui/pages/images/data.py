@@ -11,15 +11,11 @@ import streamlit as st
 
 from storage.database.database import Database
 from storage.database.queries import images as image_queries
-from storage.errors import PromptFileError
 from storage.home import Home
-from storage.prompts.files import load_prompts
-from storage.prompts.sources import thumbnail
 
 ORDERS = ("as in the file", "most gained", "most lost")
 """Orders of the grid."""
 
-_SOURCE_SIDE = 256
 """Most pixels of a source image's side on the page."""
 
 Image = tuple[int, int]
@@ -76,26 +72,6 @@ def load_pictures(
     """
     with Database(Home(home).database).reading() as connection:
         return image_queries.pictures(connection, run_id, images, iterations)
-
-
-@st.cache_data(ttl=600, max_entries=16, show_spinner=False)
-def load_sources(prompts: str, prompt_ids: tuple[int, ...]) -> dict[int, str]:
-    """The images that held-out prompts ask to change, as data URIs by prompt_id; only of those that have one.
-
-    They are read from the prompt file as it is now: without the file, or an image, the page lacks them.
-
-    Args:
-        prompts: the run's `prompts.evaluate`.
-        prompt_ids: which of them.
-    """
-    try:
-        return {
-            prompt.prompt_id: thumbnail(prompt.source, _SOURCE_SIDE)
-            for prompt in load_prompts(prompts)
-            if prompt.source and prompt.prompt_id in prompt_ids
-        }
-    except PromptFileError:
-        return {}
 
 
 def spread(values: Sequence[int], most: int) -> tuple[int, ...]:

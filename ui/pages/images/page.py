@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
 import streamlit as st
 
 from ui.data.run import RunView
+from ui.data.sources import sources_of
 from ui.elements.downloads import offer_downloads
 from ui.elements.image_grid import course_html, evaluation_html, large_html
 from ui.elements.run_page import show_page
@@ -16,7 +16,6 @@ from ui.pages.images.data import (
     Pictured,
     load_pictured,
     load_pictures,
-    load_sources,
     ordered,
     spread,
 )
@@ -62,7 +61,7 @@ def _show_grid(home: Path, view: RunView, pictured: Pictured) -> None:
     shown = spread(pictured.evaluations, _COLUMNS)
     keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
     pictures = load_pictures(home, run_id, keys, shown, view.newest.evaluation_at)
-    st.html(course_html(pictures, _sources(view, pictures)))
+    st.html(course_html(pictures, sources_of(view, pictures)))
     note = "Click an image to enlarge it."
     if len(shown) < len(pictured.evaluations):
         note += f" {len(shown)} of {len(pictured.evaluations)} evaluations, evenly spread."
@@ -81,7 +80,7 @@ def _show_evaluation(home: Path, view: RunView, pictured: Pictured) -> None:
     rows = pictured.images.head(_AT_ONCE)
     keys = tuple(zip(rows["prompt_id"].tolist(), rows["seed_index"].tolist(), strict=True))
     images = load_pictures(home, run_id, keys, (iteration,), view.newest.evaluation_at)
-    st.html(evaluation_html(images, _sources(view, images)))
+    st.html(evaluation_html(images, sources_of(view, images)))
     judged = images.loc[images["error"].isna()]
     if not judged.empty:
         exact = int(judged["exact"].sum())
@@ -106,12 +105,7 @@ def _show_large(home: Path, view: RunView, pictured: Pictured) -> None:
     assert chosen is not None, "a select box with options and an index has a choice"
     shown = spread(pictured.evaluations, _LARGE)
     pictures = load_pictures(home, view.row.run_id, (chosen,), shown, view.newest.evaluation_at)
-    st.html(large_html(pictures, _sources(view, pictures)))
-
-
-def _sources(view: RunView, images: pd.DataFrame) -> dict[int, str]:
-    prompt_ids = tuple(sorted(set(images["prompt_id"].tolist())))
-    return load_sources(str(view.setting("prompts", "evaluate")), prompt_ids)
+    st.html(large_html(pictures, sources_of(view, pictures)))
 
 
 show_page(_show_images)

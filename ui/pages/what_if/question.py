@@ -29,7 +29,7 @@ OnStep = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A visitor's file, whose path on the visitor's machine is nobody's business here.
+    """A visitor's file; where it lies on the visitor's machine is not known here.
 
     Attributes:
         name: what it is called; refusals name it so.

@@ -62,9 +62,16 @@ def judge_figures(home: Home, run_id: str) -> list[tuple[int, int, float, float]
         ).fetchall()
 
 
-@pytest.mark.parametrize(("on_alarm", "kind"), [("rollback", "returned"), ("kl", "kl_raised")])
+@pytest.mark.parametrize(
+    ("on_alarm", "kind", "deaths"),
+    [
+        # Before the answer; and after an iteration that follows it.
+        ("rollback", "returned", (ALARM_AT, ALARM_AT + 1)),
+        ("kl", "kl_raised", (ALARM_AT,)),
+    ],
+)
 def test_a_killed_run_answers_as_the_undisturbed_one(
-    home: Home, on_alarm: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    home: Home, on_alarm: str, kind: str, deaths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ):
     config, whole, killed = config_of(on_alarm), f"{on_alarm}-whole", f"{on_alarm}-killed"
     post_train(config, whole)
@@ -72,7 +79,7 @@ def test_a_killed_run_answers_as_the_undisturbed_one(
     judged = judge_figures(home, whole)
     assert [(iteration, count) for iteration, count, *_ in judged] == [(number, 8) for number in range(4)]
     assert all(0 <= low <= high <= 1 for *_, low, high in judged)
-    for dies_at in (ALARM_AT, ALARM_AT + 1):  # before the answer; and after an iteration that follows it
+    for dies_at in deaths:
 
         def die(session: Any, iteration: int, dies_at: int = dies_at) -> Answer:
             if iteration == dies_at:

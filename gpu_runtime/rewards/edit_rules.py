@@ -34,9 +34,10 @@ FindObjects = Callable[[np.ndarray], Sequence[Detection]]
 def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -> Score:
     """Score an image against its prompt's edit and source.
 
-    Value: the mean over components, each in [0, 1]: a shape of the class stands where it should; it has the
-    colour asked for; where a shape moves, its old place is empty; and the rest, 1 less a sixteenth for each
-    pixel that does not equal the source's, at least 0.
+    Value: half of it is whether the edit is exact, which alone keeps training from buying a component with
+    the rest of the picture. The other half is the mean over components, each in [0, 1]: a shape of the class
+    stands where it should; it has the colour asked for; where a shape moves, its old place is empty; and the
+    rest, 1 less a sixteenth for each pixel that does not equal the source's, at least 0.
 
     Args:
         image_HWC: uint8 RGB, of the source's size.
@@ -63,9 +64,10 @@ def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -
         components.append(not any(_stands_at(one, edit.before.box) for one in found))
     outside_HW = ~edited_region(edit, image_HWC.shape[:2])
     changed = int(((image_HWC != source_HWC).any(axis=-1) & outside_HW).sum())
-    value = (sum(components) + max(0.0, 1 - changed / _MOST_CHANGED)) / (len(components) + 1)
+    graded = (sum(components) + max(0.0, 1 - changed / _MOST_CHANGED)) / (len(components) + 1)
+    exact = all(components) and changed == 0
     detail = ", ".join(f"{one.colour} {one.class_name}" for one in found) or "nothing"
-    return Score(value, all(components) and changed == 0, f"{detail}; {changed} other pixels changed")
+    return Score((graded + exact) / 2, exact, f"{detail}; {changed} other pixels changed")
 
 
 def edited_region(edit: Edit, shape: tuple[int, int]) -> np.ndarray:

@@ -65,7 +65,7 @@ def test_the_true_picture_is_exact_and_the_source_is_not(tag: str, scorer: Score
         assert (true.value, true.exact) == (1, True), (prompt.text, true.detail)
         unchanged = scorer.score(read_source(prompt.source), prompt)
         # A shape to recolour stands there already; of a move only the rest is right.
-        assert unchanged.value == pytest.approx(2 / 3 if tag == "recolour" else 1 / 4)
+        assert unchanged.value == pytest.approx(1 / 3 if tag == "recolour" else 1 / 8)
         assert not unchanged.exact
 
 
@@ -79,7 +79,7 @@ def test_only_the_edited_region_of_the_true_picture_differs_from_the_source():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "shapes", "value"),
+    ("prompt", "shapes", "graded"),
     [  # components: stands there, its colour, (the old place is empty,) the rest
         (RECOLOUR, [("circle", "blue", CIRCLE)], 1),
         (RECOLOUR, [("circle", "yellow", CIRCLE)], (1 + 0 + 1) / 3),
@@ -92,12 +92,12 @@ def test_only_the_edited_region_of_the_true_picture_differs_from_the_source():
     ],
 )  # fmt: skip
 def test_the_value_of_an_edit(
-    prompt: PromptRecord, shapes: list[tuple[str, str, tuple[int, int]]], value: float
+    prompt: PromptRecord, shapes: list[tuple[str, str, tuple[int, int]]], graded: float
 ):
     image_HWC = drawn(*shapes, ("square", "green", SQUARE), ("cross", "pink", CROSS))
     found = score(image_HWC, prompt)
-    assert found.value == pytest.approx(value)
-    assert found.exact == (value == 1)
+    assert found.exact == (graded == 1)
+    assert found.value == pytest.approx((graded + found.exact) / 2)
 
 
 def test_one_pixel_of_the_rest_is_noticed():
@@ -106,13 +106,13 @@ def test_one_pixel_of_the_rest_is_noticed():
         image_HWC = edited.copy()
         image_HWC[place] += 1
         found = score(image_HWC, RECOLOUR)
-        assert found.value == pytest.approx((1 + 1 + 15 / 16) / 3), place
+        assert found.value == pytest.approx((1 + 1 + 15 / 16) / 6), place
         assert not found.exact
         assert found.detail.endswith("; 1 other pixels changed")
     for rows, kept in ((8, 1 / 2), (16, 0), (32, 0)):
         image_HWC = edited.copy()
         image_HWC[:rows, 31] += 1
-        assert score(image_HWC, RECOLOUR).value == pytest.approx((1 + 1 + kept) / 3), rows
+        assert score(image_HWC, RECOLOUR).value == pytest.approx((1 + 1 + kept) / 6), rows
     inside = edited.copy()
     inside[CIRCLE[1] - 2, CIRCLE[0] - 2] = 99  # a shape may stand that far off
     assert score(inside, RECOLOUR).exact

@@ -182,7 +182,7 @@ def answer(
     refuse_profile(config, profile)
     offer, market = offer_of(config, question), market_of(question)
     degrees = config.sequence_parallel.by_kind
-    policies = default_policies(degrees) if policies is None else policies
+    policies = chosen_policies(None, config, question.serving) if policies is None else policies
     answers = compare_policies(config, offer, profile, market, futures, seed, on_run, policies)
     said = market_in_words(market, question), prices_in_words(offer)
     return WhatIf(answers, profile, *said, offer, config.iterations, futures, curves, degrees)
@@ -253,19 +253,21 @@ def runs_of(futures: int, policies: Sequence[Policy]) -> int:
     return futures * len(simulated_policies(policies))
 
 
-def chosen_policies(names: str | None, config: RunConfig) -> Sequence[Policy]:
+def chosen_policies(names: str | None, config: RunConfig, serving: str) -> Sequence[Policy]:
     """The policies to compare.
 
     Args:
         names: with commas between; `all` for all that can be, None for the default ones.
         config: of the run; by how many devices its samples are shared says which can be.
+        serving: of the question; where it names a serving fleet, its policy is among the default ones.
 
     Raises:
         ConfigurationError: there is none of a name, or it cannot be simulated.
     """
     degrees = config.sequence_parallel.by_kind
     if names is None:
-        return default_policies(degrees)
+        lending = [policy for policy in policies_of([LENDING]) if serving and not unfit(policy, degrees)]
+        return [*default_policies(degrees), *lending]
     if names == "all":
         return [policy for policy in POLICIES if not unfit(policy, degrees)]
     chosen = policies_of(name.strip() for name in names.split(","))

@@ -191,14 +191,10 @@ def _call(arguments: list[str]) -> int:
     return 0
 
 
-def _heavy_modules() -> set[str]:
-    return {name for name in HEAVY if name in sys.modules}
-
-
 def run(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """What comes of one entry: exit code, both outputs, seconds, the heavy libraries that it loaded."""
+    """What comes of one entry: exit code, both outputs, seconds, the heavy libraries that are loaded."""
     out, errors = io.StringIO(), io.StringIO()
-    before, loaded = (dict(os.environ), Path.cwd(), sys.argv), _heavy_modules()
+    before = dict(os.environ), Path.cwd(), sys.argv
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         arguments, environment = prepare(entry, here)
@@ -218,11 +214,12 @@ def run(entry: Mapping[str, Any]) -> dict[str, Any]:
             os.environ.update(before[0])
             sys.argv = before[2]
     seconds = time.monotonic() - started
+    loaded = [name for name in HEAVY if name in sys.modules]
     return {
         "code": code,
         "out": out.getvalue(),
         "error": errors.getvalue(),
-        "loaded": sorted(_heavy_modules() - loaded),
+        "loaded": loaded,
         "seconds": seconds,
     }
 

@@ -80,7 +80,8 @@ def what_if(
     serving: Annotated[
         str | None,
         typer.Option(
-            metavar="BUSY,SWING,SLACK", help="Of `lending`: load of the serving fleet; 0.5,0.3,2 is assumed."
+            metavar="BUSY,SWING,SLACK",
+            help="Load of the serving fleet of the policy lending, which is compared then.",
         ),
     ] = None,
     profile: Annotated[
@@ -134,7 +135,7 @@ def what_if(
 
     config = config if price else with_prices(config)
     refuse_unfit(config)
-    compared = chosen_policies(policies, config)
+    compared = chosen_policies(policies, config, serving or "")
     drawn = _drawn_file(timeline, policy)
     if drawn is not None:
         refuse_time_line(config, policy, compared)

@@ -140,8 +140,8 @@ class WhatIfForm(Section):
     """Whose prices of that file are taken; needed where it has several."""
 
     serving: str = ""
-    """Of the policy lending, the load of the serving fleet: share of devices that are busy, half of its swing
-    over a day, seconds that a request can wait. Empty: 0.5,0.3,2."""
+    """Load of a serving fleet, with which the policy lending is compared: share of devices that are busy,
+    half of its swing over a day, seconds that a request can wait, as 0.5,0.3,2. Empty: no lending."""
 
     profile: str = ""
     """What the workload takes: a profile's name, a .json file, or a recorded run. Empty: that of the preset's

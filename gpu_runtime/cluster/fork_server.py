@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from gpu_runtime.cluster.fork_request import SIZE_BYTES
+from storage.quick_imports import quick_imports
 
 PID_BYTES = 8
 _REQUEST_LIMIT_S = 10.0
@@ -42,15 +43,14 @@ def main() -> None:
 
 def _serve(driver: socket.socket, requests: socket.socket, modules: Sequence[str]) -> None:
     """Fork a worker for each message of the driver, and for each request; until the driver ends."""
-    gc.disable()  # the imports take a fifth less
-    for module in modules:
-        importlib.import_module(module)
+    with quick_imports():
+        for module in modules:
+            importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel then removes workers that have ended
     sys.stdout.flush()  # else each worker prints it again
     sys.stderr.flush()
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages that it looks at
-    gc.enable()
     while True:
         ready, _, _ = select.select([driver, requests], [], [])
         if requests in ready:

@@ -34,8 +34,8 @@ FindObjects = Callable[[np.ndarray], Sequence[Detection]]
 def judge_edit(image_HWC: np.ndarray, prompt: PromptRecord, find: FindObjects) -> Score:
     """Score an image against its prompt's edit and source.
 
-    Value: half of it is whether the edit is exact, which alone keeps training from buying a component with
-    the rest of the picture. The other half is the mean over components, each in [0, 1]: a shape of the class
+    Value: half of it is whether the edit is exact, so that a component bought with another one does not pay.
+    The other half is the mean over components, each in [0, 1]: a shape of the class
     stands where it should; it has the colour asked for; where a shape moves, its old place is empty; and the
     rest, 1 less a sixteenth for each pixel that does not equal the source's, at least 0.
 

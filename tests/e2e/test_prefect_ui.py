@@ -153,7 +153,7 @@ def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPag
         prefect.add_to_list(["evaluation.every=0", "runtime.cluster=local"])
         flow_run_id = prefect.submit()
         prefect.wait_for_state("Running")
-        page.goto("about:blank")
+        page.goto("about:blank")  # the run's page would show each of its tasks meanwhile
         store = RunStore(up.home)
         wait_for_iteration(store, "cancelled-here", after=0)
         prefect.open_flow_run(flow_run_id)
@@ -163,7 +163,7 @@ def test_a_run_is_cancelled_in_its_menu_and_resumed_by_the_form(new_page: NewPag
         prefect.write("Run to resume", "cancelled-here")
         flow_run_id = prefect.submit()
         prefect.wait_for_state("Running")
-        page.goto("about:blank")
+        page.goto("about:blank")  # the run's page would show each of its tasks meanwhile
         wait_for_iteration(store, "cancelled-here", after=done)
         prefect.open_flow_run(flow_run_id)
         assert cancelled_in_its_menu(prefect, store, "cancelled-here") > done

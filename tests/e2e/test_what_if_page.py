@@ -148,18 +148,22 @@ def test_a_trace_prices_and_a_serving_fleet_of_one_s_own(store: RunStore, in_pro
     page = filled_page()
     trace, prices = page.file_uploader
     trace.set_value(("mine.csv", b"0,add,a\n0,add,b\n9000,remove,b\n", "text/csv"))
-    prices.set_value(("../of us.csv", PRICES.encode(), "text/csv"))
+    prices.set_value(("ours.csv", PRICES.encode(), "text/csv"))
     text(page, "Serving fleet").set_value("0.4,0.2,3")
     page.button[0].click()
     ran(page)
-    assert sentences(page).startswith("price file of us.csv: prices of zone ''"), "the name the visitor knows"
+    assert sentences(page).startswith("price file prices.csv: prices of zone ''"), (
+        "and no path of this machine"
+    )
     text(page, "Zone").set_value("b")
     page.button[0].click()
     ran(page)
     assert not page.error, sentences(page)
     answer = page.session_state["what_if"].answer
     assert answer["spot_usd_per_hour"] == pytest.approx(3.0)
-    assert "mine.csv" in answer["market"] and "0.4" in json.dumps(answer)
+    assert "trace.csv" in answer["market"]
+    assert answer["serving"].startswith("lending: 40% of the serving fleet is busy")
+    assert "lending" in [row["policy"] for row in answer["policies"]]
 
 
 def test_a_question_is_the_command_s_options(tmp_path: Path):

@@ -110,7 +110,7 @@ def test_sigterm_sent_twice(home: Home, server: LocalServer):
 
 @pytest.mark.slow
 def test_ctrl_c_pressed_twice_with_ray(home: Home, server: LocalServer):
-    """The terminal sends Ctrl-C to Ray's processes too; SIGTERM reaches the driver alone, here as above."""
+    """SIGTERM in a run on Ray is sent in `test_deployments.py`, where such a run is cancelled."""
     stop(home, server, "ray", "ray", "Ctrl-C")
 
 

@@ -23,7 +23,7 @@ from tests.running_up import free_ports, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-# Without the second, five processes of each server wait for jobs that nobody gives it.
+# Without the second, five processes of each server wait for jobs, of which there are none.
 _ENVIRONMENT = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 

@@ -134,6 +134,7 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
     result = what_if_by_form.fn(form)
     assert (result["iterations"], result["spot"], result["spot_usd_per_hour"]) == (3, 2, 1.5)
     assert result["reserved_usd_per_hour"] == 4.5
+    assert "lending" in [policy["policy"] for policy in result["policies"]]
     described, *rows = shown
     assert described["said"].startswith("Simulated")
     assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]

@@ -10,7 +10,8 @@ from storage.prompts.files import load_prompts
 from storage.prompts.sources import thumbnail
 from ui.data.run import RunView
 
-_SIDE = 256  # pixels
+_SIDE = 256
+"""Most pixels of a source image's side on a page."""
 
 
 def sources_of(view: RunView, images: pd.DataFrame) -> dict[int, str]:

@@ -16,7 +16,6 @@ from storage.home import Home
 ORDERS = ("as in the file", "most gained", "most lost")
 """Orders of the grid."""
 
-"""Most pixels of a source image's side on the page."""
 
 Image = tuple[int, int]
 """A held-out image: prompt_id and seed_index."""

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from storage.config.loading import list_presets
-from ui.pages.what_if.question import OwnFile, Question, trace_names
+from ui.pages.what_if.question import Question, trace_names
 
 _PRESET = "qwen-image-geneval-512"
 _DRAWN = "drawn, by rate and share"
@@ -114,12 +114,12 @@ def _own_files() -> dict[str, Any]:
         zone = words.text_input("Zone", placeholder="the file's only one", help="Whose prices are taken.")
         serving = words.text_input(
             "Serving fleet", placeholder="0.5,0.3,2",
-            help="Of the policy lending: the share of its devices that are busy, half of its swing over a "
-            "day, and the seconds that a request can wait.",
+            help="The policy lending is compared then: the share of its devices that are busy, half of its "
+            "swing over a day, and the seconds that a request can wait.",
         )  # fmt: skip
     return {
-        "own_trace": trace and OwnFile(trace.name, trace.getvalue()),
-        "prices": prices and OwnFile(prices.name, prices.getvalue()),
+        "own_trace": trace and trace.getvalue(),
+        "prices": prices and prices.getvalue(),
         "zone": (zone or "").strip(),
         "serving": (serving or "").strip(),
     }

@@ -28,25 +28,6 @@ OnStep = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class OwnFile:
-    """A visitor's file; where it lies on the visitor's machine is not known here.
-
-    Attributes:
-        name: what it is called; refusals name it so.
-        content: of it.
-    """
-
-    name: str
-    content: bytes
-
-    def write(self, folder: Path) -> Path:
-        """Write it into an existing folder; its path there."""
-        path = folder / (Path(self.name).name or "file")
-        path.write_bytes(self.content)
-        return path
-
-
-@dataclass(frozen=True)
 class Question:
     """What the form asks for; None, and an empty text, leave it to the command.
 
@@ -55,8 +36,8 @@ class Question:
         reserved, spot, trainers, iterations: devices and length.
         reserved_usd, spot_usd: dollars an hour of a device.
         trace: name of a recorded trace of `trace_names`; empty for drawn ones.
-        own_trace: a trace of the visitor's own, in place of that.
-        prices: prices that change with time.
+        own_trace: a trace of the visitor's own, in place of that: a CSV file's content.
+        prices: prices that change with time: a CSV file's content.
         zone: whose prices of the file are taken; it may be empty where there is one.
         serving: load of a serving fleet, for the policy `lending`, as the command takes it.
         loss_rate: losses of a device an hour, for drawn traces.
@@ -85,8 +66,8 @@ class Question:
     seed: int = 0
     degree: str = ""
     per_instance: int | None = None
-    own_trace: OwnFile | None = None
-    prices: OwnFile | None = None
+    own_trace: bytes | None = None
+    prices: bytes | None = None
     zone: str = ""
     serving: str = ""
 
@@ -94,7 +75,7 @@ class Question:
         """It as options of the command.
 
         Args:
-            folder: the visitor's files are written there; it has a folder for each.
+            folder: where the visitor's files are written.
             futures: other than its own; None for its own.
         """
         trace = str(_TRACES / f"{self.trace}.csv") if self.trace else None
@@ -103,12 +84,12 @@ class Question:
             "preset": self.preset, "reserved": self.reserved, "spot": self.spot, "trainers": self.trainers,
             "iterations": self.iterations,
             "price": None if prices == (None, None) else ",".join(_plain(price) for price in prices),
-            "trace": trace if self.own_trace is None else self.own_trace.write(_made(folder / "trace")),
+            "trace": trace if self.own_trace is None else _written(folder / "trace.csv", self.own_trace),
             "loss-rate": self.loss_rate, "joint": self.joint, "notice": self.notice_s,
             "profile": self.profile or None,
             "windows": futures or self.futures, "seed": self.seed,
             "degree": self.degree or None, "per-instance": self.per_instance,
-            "prices": None if self.prices is None else self.prices.write(_made(folder / "prices")),
+            "prices": None if self.prices is None else _written(folder / "prices.csv", self.prices),
             "zone": self.zone or None, "serving": self.serving or None,
         }  # fmt: skip
         # One argument each: a value that begins with a dash stays a value.
@@ -168,12 +149,12 @@ def _asked(
         try:
             return _run([*question.arguments(Path(folder), futures), *more], home, on_step)
         except ConfigurationError as error:
-            raise ConfigurationError(re.sub(rf"{re.escape(folder)}/\w+/", "", str(error))) from error
+            raise ConfigurationError(str(error).replace(f"{folder}/", "")) from error
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
 
 
 def _run(arguments: list[str], home: Path, on_step: OnStep) -> Reply:

@@ -2,7 +2,8 @@
 
 Determinism: rows are ordered by the samples' identity and computed in batches of the sampler's
 fixed shape, so the same samples give the same weights to the bit, and what an iteration's first update
-computes of the policy equals what the rollout did.
+computes of the policy equals what the rollout did. Samples may come a prompt group at a time (`add`): no
+weight changes before `finish`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from gpu_runtime.diffusion.sampler import Sampler
+from gpu_runtime.learning.accumulation import Accumulation
 from gpu_runtime.learning.ema import MovingAverage
 from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.objectives.stochastic_steps import StochasticSteps
@@ -96,6 +98,9 @@ class Trainer:
         self._objective = build_objective(policy, sampler, config)
         self._steps = StochasticSteps(policy, sampler, config)
         self.average = MovingAverage(policy.local_state(), settings.ema_decay, settings.ema_interval)
+        self._updates: list[list[TrainingSample]] = []
+        self._groups, self._last_prompt = 0, -1
+        self._first = self._accumulation()
 
     def average_state(self) -> WeightState:
         """The moving average of all trained weights."""
@@ -119,24 +124,69 @@ class Trainer:
             samples: samples with non-zero variance in their group, in any order.
 
         Raises:
-            TrainingError: if an advantage is not finite or the first update's ratio is off by more
-                than the tolerance (no weight has changed then), or if a loss or a gradient is not finite (the
-                updates before it stay; a run goes back to its checkpoint).
+            TrainingError: see `add` and `finish`.
+        """
+        self.begin()
+        self.add(samples)
+        return self.finish()
+
+    def begin(self) -> None:
+        """Begin an iteration, and forget one that did not come to its end."""
+        self.optimizer.zero_grad()
+        self._objective.end()
+        self._updates = [[] for _ in range(self._config.algorithm.updates_per_iteration)]
+        self._groups, self._last_prompt = 0, -1
+        self._first = self._accumulation()
+
+    def add(self, samples: Sequence[TrainingSample]) -> None:
+        """Take in whole prompt groups; gradients of the first update are computed at once.
+
+        Groups take turns with the updates.
+
+        Args:
+            samples: of prompts after all those before, in any order.
+
+        Raises:
+            TrainingError: if an advantage is not finite; nothing of these samples is kept then.
         """
         ordered = sorted(samples, key=lambda sample: sample.request)
         if not all(math.isfinite(sample.advantage) for sample in ordered):
             raise TrainingError("an advantage is not finite; the rewards of its group are broken")
-        updates = _split_by_prompt(ordered, self._config.algorithm.updates_per_iteration)
+        first = []
+        for sample in ordered:
+            prompt = sample.request.prompt_id
+            assert prompt >= self._last_prompt, "prompt groups come in the order of their prompts"
+            self._groups += prompt > self._last_prompt
+            self._last_prompt = prompt
+            update = (self._groups - 1) % len(self._updates)
+            self._updates[update].append(sample)
+            if not update:
+                first.append(sample)
+        self._first.add(first)
+
+    def finish(self) -> TrainingReport:
+        """Take the training steps on the samples that were added.
+
+        Raises:
+            TrainingError: if the first update's ratio is off by more than the tolerance (no weight has
+                changed then), or if a loss or a gradient is not finite (the updates before it stay; a run
+                goes back to its checkpoint).
+        """
+        updates = [samples for samples in self._updates if samples]
         sums = np.zeros(4)
-        deviation = 0.0
-        stale = [sample for sample in ordered if sample.stale]
+        stale = sorted((s for samples in updates for s in samples if s.stale), key=lambda s: s.request)
         spread, ratio_kl = self._steps.off_policy(stale) if stale else (0.0, 0.0)
+        self._first.end()
+        deviation = self._objective.before_steps(updates)
         clipped_stale = 0.0
-        self._objective.begin(updates)
         for index, chosen in enumerate(updates):
-            terms = self._accumulate(chosen)
+            if index:
+                self._first = self._accumulation()
+                self._first.add(chosen)
+                self._first.end()
+            terms = self._means(self._first)
             if index == 0:
-                deviation = terms.deviation
+                deviation = _worse(deviation, terms.deviation)
                 self._check_ratio(deviation)
                 # No weight has changed: what is out of the clip range is out of it for its age.
                 of_it = sum(sample.stale for sample in chosen) / len(chosen)
@@ -145,7 +195,7 @@ class Trainer:
             self._check_loss(terms, place)
             norm = self._apply(place)
             sums += (terms.loss, terms.kl, terms.clipped, norm)
-        self._objective.end()
+        self.begin()
         loss, kl, clipped, norm = sums / max(len(updates), 1)
         off_policy = OffPolicyFigures(len(stale), spread, ratio_kl, clipped_stale) if stale else None
         return TrainingReport(
@@ -171,17 +221,21 @@ class Trainer:
                 "checkpoint"
             )
 
-    def _accumulate(self, samples: Sequence[TrainingSample]) -> BatchTerms:
-        """Gradients of one update's mean loss."""
-        rows = self._objective.rows(samples)
-        size = self._config.sampling.batch_size
-        loss, kl, clipped, off = 0.0, 0.0, 0.0, 0.0
-        for first in range(0, len(rows), size):
-            terms = self._objective.backward(rows[first : first + size], len(rows))
-            loss, kl, clipped = loss + terms.loss, kl + terms.kl, clipped + terms.clipped
-            # max() would swallow a NaN, which must reach the check.
-            off = terms.deviation if math.isnan(terms.deviation) else max(off, terms.deviation)
-        return BatchTerms(loss, kl, clipped, off)
+    def _accumulation(self) -> Accumulation:
+        """For the gradient of an update."""
+        return Accumulation(self._objective, self._config.sampling.batch_size)
+
+    def _means(self, update: Accumulation) -> BatchTerms:
+        """An update's means over rows, of its gradients too."""
+        terms = self._of_all(update.terms)
+        for weight in self._weights:
+            if weight.grad is not None:
+                weight.grad.div_(update.rows)
+        return BatchTerms(*(term / update.rows for term in terms[:3]), terms.deviation)
+
+    def _of_all(self, terms: BatchTerms) -> BatchTerms:
+        """Sums of all processes, from this one's."""
+        return terms
 
     def _apply(self, place: str) -> float:
         """Clip, step, average; returns the gradient's norm before clipping.
@@ -222,12 +276,6 @@ class Trainer:
         return "it overflows, or a part of it that another device holds is not finite"
 
 
-def _split_by_prompt(samples: Sequence[TrainingSample], updates: int) -> list[list[TrainingSample]]:
-    """Divide whole groups evenly over at most `updates` training steps; none is empty."""
-    prompts = sorted({sample.request.prompt_id for sample in samples})
-    count = min(updates, len(prompts))
-    of_prompt = {prompt: place % count for place, prompt in enumerate(prompts)}
-    parts: list[list[TrainingSample]] = [[] for _ in range(count)]
-    for sample in samples:
-        parts[of_prompt[sample.request.prompt_id]].append(sample)
-    return parts
+def _worse(one: float, other: float) -> float:
+    """The larger one; NaN where either is, which max() might swallow."""
+    return float(np.maximum(one, other))

@@ -277,3 +277,28 @@ def test_all_processes_refuse_what_one_of_them_sees():
     for message, unchanged in run_in_group(2, refused, samples):
         assert "probability ratio" in message
         assert unchanged
+
+
+def in_parts(
+    group: dist.ProcessGroup, cases: dict[str, dict[str, dict[str, Any]]], samples: list[TrainingSample]
+) -> dict[str, list[dict[str, bytes]]]:
+    """Case -> checkpoints after an iteration whose samples came at once, and a prompt group at a time."""
+    found: dict[str, list[dict[str, bytes]]] = {}
+    for name, sections in cases.items():
+        at_once, one_by_one = (ShardedRun(tiny_config(**sections), group).trainer for _ in range(2))
+        at_once.train(samples)
+        one_by_one.begin()
+        one_by_one.add(samples[:2])
+        one_by_one.begin()  # an iteration that does not come to its end leaves nothing behind
+        for first in range(0, len(samples), 2):
+            one_by_one.add(samples[first : first + 2])
+        one_by_one.finish()
+        found[name] = [trainer_blobs(trainer) for trainer in (at_once, one_by_one)]
+    return found
+
+
+def test_a_group_at_a_time_gives_the_bits_of_all_at_once():
+    samples = TinyRun(tiny_config()).rollout()
+    for answer in run_in_group(2, in_parts, {name: CASES[name] for name in ("full-kl", "nft")}, samples):
+        for at_once, one_by_one in answer.values():
+            assert at_once == one_by_one

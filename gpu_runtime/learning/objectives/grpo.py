@@ -63,8 +63,9 @@ class GrpoObjective:
         self._kl_weight, self._clip_range = config.algorithm.kl_weight, options.clip_range
         self._steps = StochasticSteps(policy, sampler, config)
 
-    def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
+    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
         """Nothing to do: log-probabilities of the old policy come with the trajectories."""
+        return 0.0
 
     def end(self) -> None:
         """Nothing is kept."""
@@ -73,13 +74,13 @@ class GrpoObjective:
         """Every stochastic step of every sample."""
         return self._steps.rows(samples)
 
-    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
+    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
         """Add the gradient of one batch."""
         device, real = self._policy.model.device, len(rows)
         # The shape is fixed; rows that only fill it up weigh nothing.
         padded = self._steps.padded(rows)
         weight_R = torch.zeros(len(padded), device=device)
-        weight_R[:real] = 1.0 / total
+        weight_R[:real] = weight
         inputs = self._steps.inputs(padded)
         advantage_R = torch.tensor([row.sample.advantage for row in padded], device=device)
         reference = None

@@ -69,18 +69,12 @@ class NftObjective:
         self._options = options
         self._steps = StochasticSteps(policy, sampler, config)
         self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
-        self._deviation = 0.0
 
-    def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
-        """Keep the old policy's velocities; with one update the policy itself still is the old one."""
-        self._old = {}  # an iteration that was refused did not come to its end
-        self._deviation = self._steps.deviation(
-            [sample for samples in updates for sample in samples if not sample.stale]
-        )
-        if len(updates) < 2:
-            return
+    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
+        """Keep the old policy's velocities for later updates; up to the first step the policy is the old one."""
+        fresh = [sample for samples in updates for sample in samples if not sample.stale]
         size = self._config.sampling.batch_size
-        for samples in updates:
+        for samples in updates[1:]:
             rows = self.rows(samples)
             for first in range(0, len(rows), size):
                 batch = rows[first : first + size]
@@ -89,6 +83,7 @@ class NftObjective:
                     velocity = self._policy.model.velocity(noised, sigma, conditioning)
                 for row, old in zip(batch, velocity, strict=False):
                     self._old[row.sample.request, row.place] = old
+        return self._steps.deviation(fresh)
 
     def end(self) -> None:
         """Forget the old policy's velocities: of large latents they are many."""
@@ -98,14 +93,14 @@ class NftObjective:
         """Every noise level of every sample."""
         return [Row(sample, place) for sample in samples for place in range(self._options.times)]
 
-    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
-        """Add the gradient of one batch; `deviation` is that found by `begin`. Nothing is cut off."""
+    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
+        """Add the gradient of one batch; nothing is cut off, and there is no ratio."""
         algorithm, model = self._config.algorithm, self._policy.model
         padded = self._steps.padded(rows)
         noised, sigma, target, conditioning = self._inputs(padded)
         # The shape is fixed; rows that only fill it up weigh nothing.
         weight_R = torch.zeros(len(padded), device=model.device)
-        weight_R[: len(rows)] = 1.0 / total
+        weight_R[: len(rows)] = weight
         reference = None
         if algorithm.kl_weight > 0:
             # Before the policy's own pass, as in the other objective.
@@ -113,7 +108,7 @@ class NftObjective:
                 reference = model.velocity(noised, sigma, conditioning)
         velocity = model.velocity(noised, sigma, conditioning)
         old = velocity.detach()
-        if self._old:
+        if self._old:  # of a later update
             old = torch.stack([self._old[row.sample.request, row.place] for row in padded])
         advantage_R = torch.tensor([row.sample.advantage for row in padded], device=model.device)
         share_R = (advantage_R / ADVANTAGE_CLIP).clamp(-1, 1)
@@ -123,7 +118,7 @@ class NftObjective:
         if reference is not None:
             kl = (((velocity - reference) ** 2).mean(dim=(1, 2)) * weight_R).sum()
         (loss + algorithm.kl_weight * kl).backward()
-        return BatchTerms(float(loss.detach()), float(kl.detach()), 0.0, self._deviation)
+        return BatchTerms(float(loss.detach()), float(kl.detach()), 0.0, 0.0)
 
     def _inputs(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Conditioning]:
         """Noised latents, noise level, target velocity and prompt of each row.

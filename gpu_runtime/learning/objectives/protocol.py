@@ -44,12 +44,12 @@ class Row(NamedTuple):
 
 
 class BatchTerms(NamedTuple):
-    """What a batch adds to its update, as parts of the update's means.
+    """What rows come to: sums of a batch, or means of an update.
 
     Attributes:
         loss: without the KL.
         kl: distance from the reference policy, unweighted; 0 where algorithm.kl_weight is 0.
-        clipped: share of the update's rows whose gradient is cut off.
+        clipped: rows whose gradient is cut off, or their share.
         deviation: largest |ratio - 1| of stochastic steps of samples that are not stale; 0 at an
             iteration's first update, when the weights are those that drew them.
     """
@@ -66,21 +66,29 @@ class Objective(Protocol):
     It keeps nothing from one iteration to the next: where a setting changes in a run, another one is built.
     """
 
-    def begin(self, updates: Sequence[Sequence[TrainingSample]]) -> None:
-        """Look at an iteration's samples, by update, before any weight changes."""
+    def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
+        """Look at an iteration's samples, by update, before any weight changes.
+
+        The first update's gradients have been added by then.
+
+        Returns:
+            The largest |ratio - 1| of the samples that are not stale, as far as `backward` does not tell it.
+        """
         ...
 
     def end(self) -> None:
-        """Forget what was kept since `begin`."""
+        """Forget what was kept of an iteration, whether it came to its end or not."""
         ...
 
     def rows(self, samples: Sequence[TrainingSample]) -> list[Row]:
-        """The rows of one update."""
+        """The rows of samples, in their order."""
         ...
 
-    def backward(self, rows: Sequence[Row], total: float) -> BatchTerms:
-        """Add the gradient of one batch's share of the mean over `total` rows.
+    def backward(self, rows: Sequence[Row], weight: float) -> BatchTerms:
+        """Add the gradient of the sum over one batch's rows.
 
-        Infinitely many rows make a batch that is computed and weighs nothing.
+        Args:
+            rows: at most a batch.
+            weight: of each of them: 1, or 0 for a batch that is computed and counts for nothing.
         """
         ...

@@ -84,7 +84,7 @@ class InProcessActor(RemoteActor[Any]):
                 first = args[2][0]
                 self._kinds[lease] = getattr(first, "request", first).kind.value
             self._times.add(self._kinds[lease], seconds, len(result.samples))
-        elif method == "train":
+        elif method in ("train", "add_to_training"):
             self._times.add(TRAIN, seconds, len(args[0]))
         elif method == "score":
             self._times.add(SCORE_HELD_OUT if args[2] else SCORE, seconds, len(args[0]))

@@ -72,9 +72,7 @@ def phase_of(trace: Trace, seed: int, slowest: float) -> Phase:
 
 def makespans_s(phase: Phase) -> tuple[float, float]:
     """Seconds of the phase when devices pull, and when they are pushed to."""
-    items = [
-        WorkItem(number, RequestKind.ROLLOUT, STEPS, number // 16, 1) for number in range(BATCHES * BATCH)
-    ]
+    items = [WorkItem(number, RequestKind.ROLLOUT, STEPS, 1) for number in range(BATCHES * BATCH)]
     first = [device.name for device in phase.devices if device.since_s == 0]
     pull: PullScheduler[int] = PullScheduler(BATCH, _LEASE_S, BATCH)
     push: PushDispatch[int] = PushDispatch(BATCH, _LEASE_S, BATCH, first, 1)

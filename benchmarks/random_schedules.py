@@ -90,7 +90,6 @@ class _Schedule:
                 len(self.items) + number,
                 self.chance.choice(_KINDS),
                 self.chance.choice((2, 3)),
-                self.chance.randint(0, 2),
                 self.chance.randint(1, 2),
             )
             for number in range(self.chance.randint(1, 6))

@@ -53,7 +53,7 @@ def measure(devices: int, rounds: int, batch_size: int) -> Cost:
     """Let devices work through requests, one after the other."""
     queue: PullScheduler[SampleRequest] = PullScheduler(batch_size, _LEASE_S, 2 * batch_size)
     queue.add(
-        WorkItem(request, request.kind, _STEPS, request.prompt_id, 1)
+        WorkItem(request, request.kind, _STEPS, 1)
         for prompt_id in range((rounds + _MANY) * batch_size // 16 + 1)
         for request in (
             SampleRequest(RequestKind.ROLLOUT, 0, 1, prompt_id, seed_index, 1, "") for seed_index in range(16)

@@ -170,10 +170,7 @@ class StreamedRun:
         self._left, self._waited, self._pooled, self._last_spot = len(lengths), 0, 0, now
         self._missing = [workload.group] * workload.prompts
         self._tokens = [workload.group * workload.prompt_tokens] * workload.prompts
-        items = [
-            WorkItem(self._first + n, _ROLLOUT, steps, n // workload.group, self._version)
-            for n, steps in enumerate(lengths)
-        ]
+        items = [WorkItem(self._first + n, _ROLLOUT, steps, self._version) for n, steps in enumerate(lengths)]
         self._steps = {item.request: item.steps for item in items}
         self._scheduler.add(items)
         for instance in self._instances.values():

@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
+from gpu_runtime.diffusion.sampler import GeneratedSample
 from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
@@ -22,18 +24,19 @@ from gpu_runtime.exploration.registry import build_explorer
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.fleet.slots import FailedStart
+from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.advantages import Advantages
 from gpu_runtime.learning.groups import check_versions, training_samples
 from gpu_runtime.learning.policy import check_sync
 from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score
-from gpu_runtime.scheduling.requests import RequestKind, WeightsVersion
+from gpu_runtime.scheduling.requests import RequestKind, SampleRequest, WeightsVersion
 from gpu_runtime.worker.history_log import HistoryLog, names_of, new_life
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
 from storage.database.records import (
     DeviceEvent,
-    DeviceState,
     GroupRecord,
     PaidTime,
     StandbyTime,
@@ -55,6 +58,12 @@ class Rollout:
     def prompt_count(self) -> int:
         """Prompts P."""
         return len(self.plan.seeds)
+
+    @property
+    def groups(self) -> list[list[Delivered]]:
+        """The P prompt groups, in the order of their prompts."""
+        ordered = sorted(self.delivered, key=lambda one: one.sample.request)
+        return [list(group) for _, group in groupby(ordered, lambda one: one.sample.request.prompt_id)]
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,7 @@ class Runtime:
             self._fleet.await_ready()
             self._scoring.await_ready()
             self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
+            self._feed = TrainingFeed(self._fleet.trainers, self._fleet.enter)
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()
 
@@ -200,9 +210,11 @@ class Runtime:
         self.enter("rollout", plan.iteration)
         drafts = self._search.kept.of(plan.iteration)
         wanted = rollout_requests(plan, self._train_by_id, self.config.seed, self.policy_version)
-        requests = [one for one in wanted if (one.prompt_id, one.seed_index) not in drafts]
+        # By prompts, as they are trained on: what trains begins with the first groups.
+        requests = sorted(one for one in wanted if (one.prompt_id, one.seed_index) not in drafts)
         drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
         self._history.note("drafted", requests=names_of(drafted))
+        self._feed.abandon()
         self._fleet.decide_capacity(len(requests), self.config.iterations - plan.iteration + 1)
         self._use_training_weights()
         self._search.new_window(plan, self._current.version)
@@ -213,20 +225,33 @@ class Runtime:
             lambda: None if explores_for is None else self._search.begin(explores_for),
         )
         self._search.open_window()
-        rolled = iter(delivered)
-        samples = [drafts.get((one.prompt_id, one.seed_index)) or next(rolled) for one in wanted]
+        rolled = zip(requests, delivered, strict=True)
+        made = drafts | {(one.prompt_id, one.seed_index): done for one, done in rolled}
+        samples = [made[one.prompt_id, one.seed_index] for one in wanted]
         return Rollout(plan, self.policy_version, samples)
 
     def reward(self, rollout: Rollout) -> list[Score]:
         """The scores of a rollout in the order of its samples, once scorers have judged the last of them.
 
+        Prompt groups are given to the trainers as they are judged (`TrainingFeed`), unless their advantages
+        depend on all rewards of the iteration (`algorithm.advantage_std = "batch"`).
+
         Raises:
             RewardError: if the scorer failed on every image.
             RuntimeFailure: if scorers die again and again.
+            TrainingError: if a sample is of weights that it must not be of.
         """
         self.enter("reward", rollout.plan.iteration)
         try:
-            return self._scoring.wait_for([one.score for one in rollout.delivered if one.score is not None])
+            self._check_versions(rollout)
+            scores: dict[SampleRequest, Score] = {}
+            for group in rollout.groups:
+                judged = self._scoring.wait_for([one.score for one in group if one.score is not None])
+                scores |= {one.sample.request: score for one, score in zip(group, judged, strict=True)}
+                self._feed_group([one.sample for one in group], judged)
+            found = [scores[one.sample.request] for one in rollout.delivered]
+            refuse_total_failure(self.config.reward.scorer, found)
+            return found
         except BaseException:
             self._search.abandon()
             raise
@@ -244,13 +269,10 @@ class Runtime:
         self.enter("train", rollout.plan.iteration)
         try:
             generated = [delivered.sample for delivered in rollout.delivered]
-            oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
-            check_versions(generated, self.policy_version, oldest)
+            self._check_versions(rollout)
             advantages, samples = training_samples(generated, scores, self.config, self.policy_version)
             self._use_training_weights()
-            self._book_trainers("train")
-            report = self._fleet.trainers.ask(Worker.train, samples)
-            self._book_trainers("idle")
+            report = self._feed.finish(samples)
         except BaseException:
             self._search.abandon()
             raise
@@ -312,6 +334,7 @@ class Runtime:
             explorer_state: of the exploration, where it had one.
         """
         self._search.forget()
+        self._feed.abandon()
         if explorer_state is not None:
             self._search.restore(explorer_state)
             self._search.kept.restore(blobs)
@@ -389,12 +412,20 @@ class Runtime:
         self._use_training_weights()
         return self._search.on_all_devices(iteration, self._current)
 
+    def _check_versions(self, rollout: Rollout) -> None:
+        """Refuse samples that training must not learn from."""
+        oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
+        check_versions([one.sample for one in rollout.delivered], self.policy_version, oldest)
+
+    def _feed_group(self, samples: Sequence[GeneratedSample], scores: Sequence[Score]) -> None:
+        """Give the trainers a prompt group that is trained on."""
+        if self.config.algorithm.advantage_std == "batch" or any(score.error is not None for score in scores):
+            return
+        _, kept = training_samples(samples, scores, self.config, self.policy_version)
+        if kept:
+            self._feed.add(kept)
+
     def _use_training_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""
         if not self._fleet.trainers.holds(self._current.version):
             self._fleet.trainers.use_training_weights(self._current.version)
-
-    def _book_trainers(self, state: DeviceState) -> None:
-        """Book what the devices that train do from now on."""
-        for device in self._fleet.trainers.devices:
-            self._fleet.enter(device.name, state)

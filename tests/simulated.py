@@ -18,12 +18,15 @@ from storage.config.run_config import RunConfig
 
 
 def small_config(iterations: int = 3, prompts: int = 4, every: int = 0, **more: Any) -> RunConfig:
-    """Prompts of four samples, batches of four, five steps; an evaluation of four images."""
+    """Prompts of four samples, batches of four, five steps; an evaluation of four images.
+
+    Training waits for all scores, since advantages are divided by the batch's deviation.
+    """
     return RunConfig.model_validate(
         {
             "iterations": iterations,
             "sampling": {"batch_size": 4, "rollout_steps": 5, "evaluate_steps": 7, "window_stop": 5},
-            "algorithm": {"prompts_per_iteration": prompts, "group_size": 4},
+            "algorithm": {"prompts_per_iteration": prompts, "group_size": 4, "advantage_std": "batch"},
             "evaluation": {"every": every, "prompts": 4},
             "runtime": {"commit_steps": 2, "spot_workers": 8},
             **more,

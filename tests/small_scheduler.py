@@ -11,10 +11,8 @@ from gpu_runtime.scheduling.work_items import Lease, WorkItem
 LEASE_S = 10.0
 
 
-def item(
-    name: str, kind: RequestKind = RequestKind.ROLLOUT, prompt: int = 0, steps: int = 4, version: int = 1
-):
-    return WorkItem(name, kind, steps, prompt, version)
+def item(name: str, kind: RequestKind = RequestKind.ROLLOUT, steps: int = 4, version: int = 1):
+    return WorkItem(name, kind, steps, version)
 
 
 def scheduler(*items: WorkItem[str], batch_size: int = 2, max_held: int = 8) -> PullScheduler[str]:

@@ -242,7 +242,7 @@ class DraftPhase:
         self._tasks |= {task.request: task for task in tasks}
         # All have one turn: the planner's order counts.
         return [
-            WorkItem(task.request, self.kind, self._limits.steps[task.fidelity], turn=0, version=self.version)
+            WorkItem(task.request, self.kind, self._limits.steps[task.fidelity], self.version)
             for task in tasks
         ]
 

@@ -12,6 +12,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.phase import Judge
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.quality.meter import QualityMeter
+from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import Score, judged, part_figures
 from gpu_runtime.scheduling.requests import SampleRequest, evaluation_request
 from storage.config.run_config import RunConfig
@@ -113,6 +114,7 @@ def evaluate(
         samples = [one.sample for one in delivered]
         latents = [(one.request.prompt_id, one.request.seed_index, one.latents_SC) for one in samples]
         scores = scoring.wait_for([one.score for one in delivered if one.score is not None])
+        refuse_total_failure(config.reward.scorer, scores)
         looks = meter.figures(latents)
     figures = [
         look | part_figures(score) | ({JUDGE_USD: score.usd} if score.usd else {})

@@ -81,11 +81,8 @@ class SamplePhase:
         return [self._delivered[request] for request in self._requests]
 
     def begin(self, wake: Callable[[], None]) -> Collection[WorkItem[SampleRequest]]:
-        """All requests; prompts take turns."""
-        return [
-            WorkItem(request, request.kind, self._steps, request.prompt_id, request.weights)
-            for request in self._requests
-        ]
+        """All requests, in their order."""
+        return [WorkItem(request, request.kind, self._steps, request.weights) for request in self._requests]
 
     def more(self) -> Collection[WorkItem[SampleRequest]]:
         """See `Phase`; there are no further ones."""

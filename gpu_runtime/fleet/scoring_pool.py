@@ -12,7 +12,6 @@ from queue import SimpleQueue
 from gpu_runtime.cluster.protocol import Cluster, RemoteActor
 from gpu_runtime.diffusion.sampler import GeneratedImage
 from gpu_runtime.fleet.trainers import LOOK_EVERY_S
-from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.rewards.protocol import CALL_LIMIT_S, MOST_IMAGES_A_CALL, Score
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind
@@ -142,17 +141,14 @@ class ScoringPool:
         return [image.score for image in added]
 
     def wait_for(self, scores: Sequence[Future[Score]]) -> list[Score]:
-        """The scores of a rollout or of an evaluation, once all are there.
+        """Scores, once all are there.
 
         Raises:
-            RewardError: if the scorer failed on every image.
             RuntimeFailure: if scorers die again and again.
         """
         while self._look is not None and wait(scores, timeout=LOOK_EVERY_S).not_done:
             self._look()
-        found = [score.result() for score in scores]
-        refuse_total_failure(self._config.reward.scorer, found)
-        return found
+        return [score.result() for score in scores]
 
     def take_judge_usd(self) -> float:
         """Dollars that judging rollouts and drafts has cost since the last call."""
@@ -216,7 +212,7 @@ class ScoringPool:
 
     def _add(self, images: list[_Image]) -> None:
         self._open |= set(images)
-        self._queue.add(WorkItem(image, image.kind, steps=1, turn=0, version=0) for image in images)
+        self._queue.add(WorkItem(image, image.kind, steps=1, version=0) for image in images)
 
     def _finish(self, lease: Lease[_Image], images: Collection[_Image]) -> None:
         """Images of a lease are judged, given up, or not wanted any more."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from dataclasses import dataclass
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.learning.policy import weights_digest
@@ -21,6 +22,21 @@ _GRACE_S = 10.0
 
 LOOK_EVERY_S = 0.5
 """Seconds between two looks at what goes on beside a call."""
+
+
+@dataclass(frozen=True)
+class Asked(Generic[R]):
+    """Something that devices do together.
+
+    Attributes:
+        method: its name.
+        devices: that do it.
+        calls: one a device.
+    """
+
+    method: str
+    devices: Sequence[Device]
+    calls: Sequence[Future[R]]
 
 
 class Trainers:
@@ -69,7 +85,7 @@ class Trainers:
         Raises:
             RuntimeFailure: if one is gone or hangs, or they hold different weights.
         """
-        digests = self._answers(self.devices, Worker.use_training_weights, version)
+        digests = self._answers(self._begin(self.devices, Worker.use_training_weights, version))
         if len(set(digests)) > 1:
             held = ", ".join(f"{d.name} {digest}" for d, digest in zip(self.devices, digests, strict=True))
             raise RuntimeFailure(f"the training devices hold different weights: {held}")
@@ -104,9 +120,23 @@ class Trainers:
         Raises:
             RuntimeFailure: if one is gone or hangs.
         """
+        return self.wait_for(self.begin(method, *args, **kwargs))
+
+    def begin(
+        self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Asked[R]:
+        """Let all do something together, once they have done what they were asked before."""
         share: Callable[[Any], Any] = self._share if len(self.devices) > 1 else lambda value: value
         shared = {name: share(value) for name, value in kwargs.items()}
-        return self._answers(self.devices, method, *map(share, args), **shared)[0]
+        return self._begin(self.devices, method, *map(share, args), **shared)
+
+    def wait_for(self, asked: Asked[R]) -> R:
+        """What the first one answers, once all have done it.
+
+        Raises:
+            RuntimeFailure: if one is gone or hangs.
+        """
+        return self._answers(asked)[0]
 
     def ask_leader(self, method: Callable[Concatenate[Worker, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Ask the first one alone for what needs no other, and wait.
@@ -114,17 +144,21 @@ class Trainers:
         Raises:
             RuntimeFailure: if it is gone or hangs.
         """
-        return self._answers(self.devices[:1], method, *args, **kwargs)[0]
+        return self.wait_for(self._begin(self.devices[:1], method, *args, **kwargs))
 
     def end(self) -> None:
         """End the processes of all, whatever they are doing."""
         for device in self.devices:
             device.actor.kill()
 
-    def _answers(
+    def _begin(
         self, devices: Sequence[Device], method: Callable[..., R], *args: Any, **kwargs: Any
-    ) -> list[R]:
+    ) -> Asked[R]:
         calls = [device.actor.call(method, *args, **kwargs) for device in devices]
+        return Asked(method.__name__, devices, calls)
+
+    def _answers(self, asked: Asked[R]) -> list[R]:
+        devices, calls = asked.devices, asked.calls
         waiting = self._wait(calls)
         if _errors(calls):
             _, waiting = wait(calls, timeout=_GRACE_S)
@@ -140,7 +174,7 @@ class Trainers:
             raise cause
         silent = [device.name for device, call in zip(devices, calls, strict=True) if call in waiting]
         named = "it" if len(self.devices) == 1 else ", ".join(silent)
-        reason = f"{named} did not answer {method.__name__!r} in {self._limit_s:g} s and was ended"
+        reason = f"{named} did not answer {asked.method!r} in {self._limit_s:g} s and was ended"
         raise trainer_gone(WorkerLostError(f"{reason}; for more, raise runtime.lease_s"))
 
     def _wait(self, calls: Sequence[Future[Any]]) -> set[Future[Any]]:

@@ -1,7 +1,7 @@
 """The gradient of one update, added up batch by batch while its samples still come.
 
-Rows are cut into batches in the order in which they come, whatever comes with what. So an update whose samples
-come a prompt group at a time has the bits of one whose samples come at once.
+Rows are cut into batches in the order in which they come, whatever comes with what. So an update whose
+samples come a prompt group at a time has the bits of one whose samples come at once.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from gpu_runtime.learning.objectives.protocol import BatchTerms, Objective, Row,
 class Accumulation:
     """Sums over the rows of an update; gradients lie in the weights.
 
-    Several processes take turns with the batches: process r of n computes every n-th one from the r-th on. Each
-    computes as many, as a batch needs all of them; one that has none left computes one that weighs nothing.
+    Several processes take turns with the batches: process r of n computes every n-th one from the r-th on.
+    Each computes as many, as a batch needs all of them; one that has none left computes one that weighs
+    nothing.
 
     Args:
         objective: that the rows are of.
@@ -61,6 +62,4 @@ class Accumulation:
         terms, sums = self._objective.backward(own, 1.0), self.terms
         # max() would swallow a NaN, which must reach the check.
         off = terms.deviation if math.isnan(terms.deviation) else max(sums.deviation, terms.deviation)
-        self.terms = BatchTerms(
-            sums.loss + terms.loss, sums.kl + terms.kl, sums.clipped + terms.clipped, off
-        )
+        self.terms = BatchTerms(sums.loss + terms.loss, sums.kl + terms.kl, sums.clipped + terms.clipped, off)

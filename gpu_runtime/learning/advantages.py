@@ -31,11 +31,23 @@ def normalised_sum(term_KPG: torch.Tensor, weight_K: Sequence[float]) -> torch.T
         float64 of shape (P, G); each group's mean is 0.
     """
     term = term_KPG.to(torch.float64)
-    centred = term - term.mean(dim=2, keepdim=True)
-    deviation_KP1 = term.std(dim=2, correction=0, keepdim=True)
+    mean_KP1, deviation_KP1 = _of_each(term)
+    centred = term - mean_KP1
     varies_KP1 = centred.abs().amax(dim=2, keepdim=True) > _NO_SPREAD
     normalised = torch.where(varies_KP1, centred / (deviation_KP1 + _EPSILON), torch.zeros_like(centred))
-    return torch.einsum("k,kpg->pg", torch.tensor(weight_K, dtype=torch.float64), normalised)
+    return torch.stack([weight * one for weight, one in zip(weight_K, normalised, strict=True)]).sum(dim=0)
+
+
+def _of_each(value_XG: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation of each group, shape (..., 1): to the bit, however many groups come with it."""
+    rows = value_XG.flatten(0, -2)
+    shape = (*value_XG.shape[:-1], 1)
+    means, deviations = (torch.stack(found) for found in zip(*map(_of_one, rows), strict=True))
+    return means.reshape(shape), deviations.reshape(shape)
+
+
+def _of_one(value_G: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return value_G.mean(), value_G.std(correction=0)
 
 
 @dataclass(frozen=True)
@@ -82,7 +94,7 @@ def group_advantages(
     reward = reward_PG.to(torch.float64)
     if not torch.isfinite(reward).all():
         raise ValueError("a reward is not finite; its group should have been left out")
-    mean_P1, deviation_P1 = reward.mean(dim=1, keepdim=True), reward.std(dim=1, correction=0, keepdim=True)
+    mean_P1, deviation_P1 = _of_each(reward)
     centred = reward - mean_P1
     kept_P = centred.abs().amax(dim=1) > _NO_SPREAD
     if std == "group":

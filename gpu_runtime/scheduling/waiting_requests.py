@@ -1,8 +1,8 @@
 """Requests that no worker holds, and which of them are next. Pure: no clock, no Ray, no torch.
 
 A lane holds requests that can be advanced in one batch: of one kind, version, number of denoising
-steps and committed step. In a lane, prompts take turns. Every change costs the same however many
-requests wait; choosing a lane costs a heap's logarithm of the committed steps that occur.
+steps and committed step, in the order of their coming. Every change costs the same however many requests
+wait; choosing a lane costs a heap's logarithm of the committed steps that occur.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Hashable
-from typing import Generic
+from typing import Generic, TypeAlias
 
 from gpu_runtime.scheduling.progress import Progress
 from gpu_runtime.scheduling.requests import RequestKind
@@ -21,47 +21,8 @@ _Key = tuple[int, int]  # all denoising steps, committed ones
 # Kinds of one line are equals; a line is served when those above it have nothing to give.
 PRIORITIES = ((RequestKind.ROLLOUT, RequestKind.EVALUATE), (RequestKind.EXPLORE,))
 
-
-class _Lane(Generic[RequestT]):
-    """Requests alike in all that a batch must share; prompts take turns."""
-
-    def __init__(self) -> None:
-        # Ordered dictionaries: both ends, and removal from the middle, in constant time.
-        self.turns: OrderedDict[int, OrderedDict[Progress[RequestT], None]] = OrderedDict()
-
-    def add(self, progress: Progress[RequestT], first: bool) -> None:
-        prompt = progress.item.turn
-        queue = self.turns.get(prompt)
-        if queue is None:
-            queue = self.turns[prompt] = OrderedDict()
-        queue[progress] = None
-        if first:
-            queue.move_to_end(progress, last=False)
-            self.turns.move_to_end(prompt, last=False)
-
-    def remove(self, progress: Progress[RequestT]) -> None:
-        queue = self.turns[progress.item.turn]
-        del queue[progress]
-        if not queue:
-            del self.turns[progress.item.turn]
-
-    @property
-    def first(self) -> Progress[RequestT]:
-        """What `take` takes first."""
-        return next(iter(self.turns[next(iter(self.turns))]))
-
-    def take(self, count: int) -> list[Progress[RequestT]]:
-        taken: list[Progress[RequestT]] = []
-        turns = self.turns
-        while turns and len(taken) < count:
-            prompt = next(iter(turns))
-            queue = turns[prompt]
-            taken.append(queue.popitem(last=False)[0])
-            if queue:
-                turns.move_to_end(prompt)
-            else:
-                del turns[prompt]
-        return taken
+# Ordered: both ends, and removal from the middle, in constant time.
+_Lane: TypeAlias = OrderedDict[Progress[RequestT], None]
 
 
 class _VersionQueue(Generic[RequestT]):
@@ -80,34 +41,37 @@ class _VersionQueue(Generic[RequestT]):
         key = (progress.item.steps, progress.step)
         lane = self.lanes.get(key)
         if lane is None:
-            lane = self.lanes[key] = _Lane()
+            lane = self.lanes[key] = OrderedDict()
             if progress.step:
                 self._serial += 1
                 heapq.heappush(self._begun, (-progress.step, self._serial, progress.item.steps, lane))
             else:
                 self._fresh[key] = None
-        lane.add(progress, first)
+        lane[progress] = None
+        if first:
+            lane.move_to_end(progress, last=False)
 
     def remove(self, progress: Progress[RequestT]) -> None:
         key = (progress.item.steps, progress.step)
-        self.lanes[key].remove(progress)
+        del self.lanes[key][progress]
         self._forget_if_empty(key)
 
     @property
     def furthest(self) -> int:
         """Committed steps of what is next."""
-        while self._begun and not self._begun[0][3].turns:
+        while self._begun and not self._begun[0][3]:
             heapq.heappop(self._begun)
         return -self._begun[0][0] if self._begun else 0
 
     @property
     def first(self) -> Progress[RequestT]:
         """What `take` takes first."""
-        return self.lanes[self._next].first
+        return next(iter(self.lanes[self._next]))
 
     def take(self, count: int) -> list[Progress[RequestT]]:
         key = self._next
-        taken = self.lanes[key].take(count)
+        lane = self.lanes[key]
+        taken = [lane.popitem(last=False)[0] for _ in range(min(count, len(lane)))]
         self._forget_if_empty(key)
         return taken
 
@@ -118,7 +82,7 @@ class _VersionQueue(Generic[RequestT]):
         return (self._begun[0][2], step) if step else next(iter(self._fresh))
 
     def _forget_if_empty(self, key: _Key) -> None:
-        if not self.lanes[key].turns:
+        if not self.lanes[key]:
             del self.lanes[key]
             self._fresh.pop(key, None)
 
@@ -127,7 +91,7 @@ class WaitingRequests(Generic[RequestT]):
     """Which waiting requests a worker gets next.
 
     Rollout and evaluation come before exploration. Among equals, what goes on from a commit comes
-    first, the furthest ahead of all; then kinds, and within a kind prompts, take turns.
+    first, the furthest ahead of all; then kinds take turns.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,6 @@ class WorkItem(Generic[RequestT]):
         request: its identity.
         kind: why it is generated; decides its priority.
         steps: all denoising steps it takes, at least 1.
-        turn: requests of different turns are served in turn, those of one in the order of their coming.
         version: of the weights it must be generated with, from its first step to its last.
 
     Raises:
@@ -30,7 +29,6 @@ class WorkItem(Generic[RequestT]):
     request: RequestT
     kind: RequestKind
     steps: int
-    turn: int
     version: Hashable
 
     def __post_init__(self) -> None:

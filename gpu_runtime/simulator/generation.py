@@ -279,7 +279,7 @@ class GenerationPhase:
         is_last = lease.requests[0] == self._last - 1
         images = work.images - (work.batches - 1) * work.size if is_last else work.size
         self._scorers_free = max(now, self._scorers_free) + images * self._times.score
-        if work.trainers_leave is not None:
+        if work.kind is RequestKind.ROLLOUT:
             self.outcome.judged_at[lease.requests[0] - self._first] = self._scorers_free - self._began
         if self._drafts and (work.deadline is None or self._scorers_free <= work.deadline):
             self.outcome.judged += images
@@ -305,7 +305,7 @@ class GenerationPhase:
     def _ask_for(self, batches: int) -> None:
         """Let the next batches wait."""
         work, numbers = self._work, range(self._next, self._next + batches)
-        self._scheduler.add([WorkItem(number, work.kind, work.steps, 0, work.version) for number in numbers])
+        self._scheduler.add([WorkItem(number, work.kind, work.steps, work.version) for number in numbers])
         self._next += batches
 
     def _is_away(self, holder: Holder) -> bool:

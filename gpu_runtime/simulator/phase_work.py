@@ -57,7 +57,7 @@ class PhaseOutcome:
         trainers_left: ticks from the beginning until all trainers had stopped rolling out; None if they did
             not.
         trainers_back: ticks from the beginning until they had to roll out again; None if they had not.
-        judged_at: ticks from the beginning until each batch was judged, where trainers wait for it.
+        judged_at: ticks from the beginning until each batch of a rollout was judged.
     """
 
     delivered: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -29,7 +29,7 @@ from gpu_runtime.simulator.sharing.grouping import Grouping
 from gpu_runtime.simulator.sharing.measured_generation import MeasuredPhase
 from gpu_runtime.simulator.sharing.static_generation import StaticPhase
 from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedPhase, SimulatedPlan, SimulatedRun
-from gpu_runtime.simulator.streamed_training import training_spans
+from gpu_runtime.simulator.streamed_training import fed_groups, judged_groups, training_spans
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop, ticks
 from gpu_runtime.spot.traces.replay import Replay
 from storage.config.run_config import RunConfig
@@ -137,14 +137,15 @@ class Simulation:
         if self._plan.seeds:
             self._roll_out_then_train(work)
         else:
+            began = self._loop.now
             with self._timed("rollout"):
-                judging = self._generate(work).judging
+                outcome = self._generate(work)
             batch = work.steps * self._times.step + self._times.decode
             self._renting.on_rolled_out(batch, self._times.start)
-            training = work.images * self._times.train_sample
-            run.phases["reward"] += judging
-            run.phases["train"] += training
-            self._train(version, judging, training, more)
+            spans = self._train_spans(outcome, fed_groups(self._judged(outcome, work), config.algorithm), began)
+            run.phases["reward"] += outcome.judging
+            run.phases["train"] += spans[-1][1] - self._loop.now - outcome.judging
+            self._train(version, spans, more)
         run.batches += work.batches
         with self._timed("driver"):
             self._pass(self._times.driver)
@@ -172,14 +173,26 @@ class Simulation:
         window_s = solved_window_s(rollout_s, train_s, len(trainers), others)
         with self._timed("rollout"):
             outcome = self._generate(replace(work, trainers_leave=began + times.weights + ticks(window_s)))
-        rolled = self._loop.now - began
-        spans = training_spans(outcome, work, self._config.algorithm.group_size, times.train_sample, rolled)
-        for device in trainers:
-            for since, until in spans:
-                fleet.enter(device, "train", began + since)
-                fleet.enter(device, "idle", began + until)
+        # As they come in, whatever their order.
+        spans = self._train_spans(outcome, sorted(self._judged(outcome, work)), began)
         with self._timed("train"):
-            self._pass(began + spans[-1][1] - self._loop.now)
+            self._pass(spans[-1][1] - self._loop.now)
+
+    def _judged(self, outcome: PhaseOutcome, work: PhaseWork) -> list[int]:
+        return judged_groups(outcome, work, self._config.algorithm.group_size)
+
+    def _train_spans(
+        self, outcome: PhaseOutcome, groups: Sequence[int], began: int
+    ) -> list[tuple[int, int]]:
+        """From when to when the trainers train on a rollout, which began then; they are booked so."""
+        length = self._config.algorithm.group_size * self._times.train_sample
+        found = training_spans(outcome, groups, length, self._loop.now - began)
+        spans = [(began + since, began + until) for since, until in found]
+        for device in self._fleet.trainers:
+            for since, until in spans:
+                self._fleet.enter(device, "train", since)
+                self._fleet.enter(device, "idle", until)
+        return spans
 
     def _roll_out_beside_training(self, work: PhaseWork) -> None:
         """A run rolls out on the devices that do not train for the other run, then on all devices."""
@@ -241,18 +254,13 @@ class Simulation:
         """Nothing is generated for a while."""
         self._loop.run_until(lambda: False, self._loop.now + length)
 
-    def _train(self, version: WeightsVersion, judging: int, length: int, more: bool) -> None:
-        """Training steps once the last images are judged; drafts beside both, where there is more to do."""
+    def _train(self, version: WeightsVersion, spans: Sequence[tuple[int, int]], more: bool) -> None:
+        """The rest of training and judging; drafts beside both, where there is more to do."""
         self._fleet.on_training()
-        began = self._loop.now
-        closes = began + judging + length
-        for device in self._fleet.trainers:
-            self._fleet.enter(device, "train", began + judging)
+        closes = spans[-1][1]
         if more and self._plan.timing is DraftTiming.TRAINING_WINDOW:
             self._draft_in_window(version, closes)
         self._pass(closes - self._loop.now)
-        for device in self._fleet.trainers:
-            self._fleet.enter(device, "idle")
 
     def _draft_in_window(self, version: WeightsVersion, closes: int) -> None:
         began = self._loop.now

@@ -221,16 +221,38 @@ class DeviceWorker:
         """
         return self._membership.together(epoch, lambda: getattr(self, method)(*args))
 
-    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """Trainers only: take an iteration's training steps on their own weights.
+    def add_to_training(self, samples: Sequence[TrainingSample], begins: bool) -> None:
+        """Trainers only: take in prompt groups of an iteration; gradients of the first update are added up.
+
+        Args:
+            samples: see `Trainer.add`.
+            begins: with these an iteration begins; what is left of another one is forgotten.
 
         Raises:
-            TrainingError: see `Trainer.train`; all trainers refuse the same.
+            TrainingError: see `Trainer.add`; all trainers refuse the same.
             GroupBrokenError: if another one is gone.
         """
         self.leave_group()
+        trainer = self._the_trainer()
         with exchanging(self._training_group):
-            report = self._the_trainer().train(samples)
+            if begins:
+                trainer.begin()
+            trainer.add(samples)
+
+    def train(self, samples: Sequence[TrainingSample], begins: bool = True) -> TrainingReport:
+        """Trainers only: take in an iteration's last prompt groups, and take its training steps.
+
+        Args:
+            samples: see `Trainer.add`; of all groups where the iteration begins with them.
+            begins: see `add_to_training`.
+
+        Raises:
+            TrainingError: see `Trainer.finish`; all trainers refuse the same.
+            GroupBrokenError: if another one is gone.
+        """
+        self.add_to_training(samples, begins)
+        with exchanging(self._training_group):
+            report = self._the_trainer().finish()
             self._policy.gather()
         return report
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.runtime import Runtime
 from gpu_runtime.scheduling.requests import WeightsVersion
-from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.loading import load_config
 from storage.errors import ConfigurationError, RewardError, RuntimeFailure, TrainingError
@@ -224,12 +224,63 @@ def test_restoring_goes_on_to_the_same_weights(fresh, untrained):
 
 def test_a_sync_that_changes_nothing_is_an_error(fresh, monkeypatch):
     rolled = fresh.rollout(fresh.explore(1))
-    trainers = fresh._fleet.trainers
-    ask = trainers.ask
     idle = TrainingReport(1, 0.0, 0.0, 0.0, 0.0, 0.0)
-    monkeypatch.setattr(trainers, "ask", lambda m, *a: idle if m == Worker.train else ask(m, *a))
+    monkeypatch.setattr(fresh._feed, "finish", lambda samples: idle)
     with pytest.raises(TrainingError, match="changes nothing"):
         fresh.train(rolled, fresh.reward(rolled))
+
+
+def noted_order(runtime, monkeypatch) -> list[str]:
+    """What is waited for and given to the trainer, in the order in which it happens."""
+    order: list[str] = []
+    wait_for, call = runtime._scoring.wait_for, LocalActor.call
+
+    def wait(scores):
+        order.append(f"{len(scores)} scores")
+        return wait_for(scores)
+
+    def note(actor, method, *args):
+        if method.__name__ in ("add_to_training", "train"):
+            order.append(f"{method.__name__} {len(args[0])}")
+        return call(actor, method, *args)
+
+    monkeypatch.setattr(runtime._scoring, "wait_for", wait)
+    monkeypatch.setattr(LocalActor, "call", note)
+    return order
+
+
+def test_the_trainer_has_judged_groups_before_the_last_are_judged(fresh, untrained, monkeypatch):
+    rolled = fresh.rollout(fresh.explore(1))
+    with monkeypatch.context() as patched:
+        order = noted_order(fresh, patched)
+        scores = fresh.reward(rolled)
+        trained = fresh.train(rolled, scores)
+    size, kept = fresh.config.algorithm.group_size, trained.advantages.kept_P.tolist()
+    ordered = [keep for _, keep in sorted(zip(rolled.plan.seeds, kept, strict=True))]
+    assert any(kept)
+    expected = [[f"{size} scores", *([f"add_to_training {size}"] * keep)] for keep in ordered]
+    assert order == [*(what for group in expected for what in group), "train 0"]
+    once = fresh.blobs()
+    fresh.restore(untrained, 0)
+    at_once = fresh.rollout(fresh.explore(1))
+    with monkeypatch.context() as patched:
+        order = noted_order(fresh, patched)
+        assert fresh.train(at_once, scores).report == trained.report
+    assert order == [f"train {sum(kept) * size}"]
+    assert fresh.blobs() == once
+
+
+def test_groups_that_were_given_and_are_not_trained_on_leave_nothing(fresh, untrained):
+    rolled = fresh.rollout(fresh.explore(1))
+    scores = fresh.reward(rolled)
+    flat = [replace(score, value=0.5, exact=False) for score in scores]
+    assert fresh.train(rolled, flat).report.training_steps == 0
+    assert fresh.blobs() == untrained
+    fresh.reward(rolled)
+    fresh.reward(fresh.rollout(fresh.explore(1)))
+    expected = run(fresh.config, 1)
+    fresh.train(rolled, scores)
+    assert weights_digest(load(fresh.blobs()["weights.safetensors"])) == expected.digest
 
 
 def test_an_iteration_without_variance_keeps_the_weights_and_their_version(fresh, untrained):

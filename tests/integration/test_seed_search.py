@@ -15,7 +15,6 @@ from gpu_runtime.cluster.build import open_cluster
 from gpu_runtime.exploration import monitor
 from gpu_runtime.exploration.monitor import MONITOR_ROUND
 from gpu_runtime.exploration.plan import SeedPlan, plan_from_json, plan_to_json
-from gpu_runtime.rewards.guard import refuse_total_failure
 from gpu_runtime.runtime import Rollout, Runtime
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.protocol import Worker
@@ -214,8 +213,9 @@ def test_a_reward_that_fails_ends_the_drafts_beside_it(fresh, monkeypatch):
     exploring = threading.Thread(target=lambda: found.append(fresh.explore(2)))
     exploring.start()
     scores = [one.score for one in rolled.delivered if one.score is not None]
-    broken = [replace(score, error="no") for score in fresh._scoring.wait_for(scores)]
-    monkeypatch.setattr(fresh._scoring, "wait_for", lambda _: refuse_total_failure("ocr", broken))
+    judged = fresh._scoring.wait_for(scores)
+    broken = lambda wanted: [replace(score, error="no") for score in judged[: len(wanted)]]  # noqa: E731
+    monkeypatch.setattr(fresh._scoring, "wait_for", broken)
     with pytest.raises(RewardError, match="failed on all 16 images"):
         fresh.reward(rolled)
     exploring.join(30)

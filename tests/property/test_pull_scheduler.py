@@ -60,7 +60,7 @@ class Scheduling(RuleBasedStateMachine):
     )
     def add(self, kinds, steps, version):
         new = [
-            WorkItem(number, kind, steps, number % 3, version)
+            WorkItem(number, kind, steps, version)
             for number, kind in kinds.items()
             if number not in self.open
         ]

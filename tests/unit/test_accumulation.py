@@ -1,4 +1,4 @@
-"""Samples that come a prompt group at a time: the bits of all at once, and gradients before the last has come."""
+"""Samples that come a prompt group at a time: the bits of all at once, gradients before the last has come."""
 
 from __future__ import annotations
 

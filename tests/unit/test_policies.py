@@ -30,7 +30,7 @@ from gpu_runtime.simulator.comparison.what_if import (
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.phase_work import PhaseOutcome, PhaseWork
 from gpu_runtime.simulator.simulated_run import SimulatedPlan, SimulatedRun
-from gpu_runtime.simulator.streamed_training import training_spans
+from gpu_runtime.simulator.streamed_training import judged_groups, training_spans
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError
@@ -139,7 +139,7 @@ def test_no_more_spot_devices_are_rented_than_the_training_has_work_for():
 
 def spans(outcome: PhaseOutcome, rolled: int) -> list[tuple[int, int]]:
     work = PhaseWork(RequestKind.ROLLOUT, WeightsVersion(0), 3, 5, 4, 12)
-    return training_spans(outcome, work, 6, 1, rolled)
+    return training_spans(outcome, sorted(judged_groups(outcome, work, 6)), 6, rolled)
 
 
 def test_a_group_is_trained_on_when_its_last_batch_is_judged():

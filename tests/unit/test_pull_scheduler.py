@@ -6,9 +6,9 @@ from tests.small_scheduler import item, nothing, pulled, scheduler
 ROLLOUT, EVALUATE, EXPLORE = RequestKind.ROLLOUT, RequestKind.EVALUATE, RequestKind.EXPLORE
 
 
-def test_prompts_take_turns_however_many_requests_each_has():
-    queue = scheduler(*(item(name, prompt=int(name[0])) for name in ("1a", "1b", "1c", "2a", "3a")))
-    assert [pulled(queue).requests for _ in range(3)] == [("1a", "2a"), ("3a", "1b"), ("1c",)]
+def test_requests_are_served_in_the_order_of_their_coming():
+    queue = scheduler(*map(item, ("1a", "1b", "1c", "2a", "3a")))
+    assert [pulled(queue).requests for _ in range(3)] == [("1a", "1b"), ("1c", "2a"), ("3a",)]
     assert nothing(queue)
 
 
@@ -67,7 +67,7 @@ def test_a_lease_holds_requests_of_one_length_and_one_committed_step():
 
 
 def test_what_goes_on_from_a_commit_comes_before_all_that_is_fresh():
-    queue = scheduler(item("r0"), item("r1"), item("r2", prompt=7), batch_size=1)
+    queue = scheduler(item("r0"), item("r1"), item("r2"), batch_size=1)
     lease = pulled(queue)
     queue.commit(lease, {"r0": (3, "s")}, 0.0)
     queue.hand_back(lease)
@@ -92,7 +92,7 @@ def test_of_two_that_go_on_the_furthest_comes_first():
 
 
 def test_a_fresh_request_that_came_back_has_its_turn_first():
-    queue = scheduler(*(item(f"{prompt}", prompt=prompt) for prompt in range(4)))
+    queue = scheduler(*(item(str(number)) for number in range(4)))
     pulled(queue, "lost")
     pulled(queue, "alive")
     assert queue.on_worker_lost("lost") == ("0", "1")

@@ -179,7 +179,7 @@ def test_settings_and_items_that_cannot_be_are_refused():
 def test_a_lease_survives_the_way_to_a_worker_and_back():
     request = SampleRequest(ROLLOUT, 0, 1, 2, 3, 1, "a cube")
     queue: PullScheduler[SampleRequest] = PullScheduler(2, LEASE_S, 2)
-    queue.add([WorkItem(request, ROLLOUT, 4, request.prompt_id, 1)])
+    queue.add([WorkItem(request, ROLLOUT, 4, 1)])
     lease = queue.pull("a", 0.0, 1, 2)
     back = pickle.loads(pickle.dumps(lease))
     assert queue.commit(back, {back.requests[0]: (2, "s")}, 1.0) == (request,)
@@ -188,7 +188,7 @@ def test_a_lease_survives_the_way_to_a_worker_and_back():
 
 def test_ended_leases_do_not_pile_up():
     queue: PullScheduler[int] = PullScheduler(1, 1e9, 1)
-    queue.add(WorkItem(number, ROLLOUT, 1, 0, 1) for number in range(1000))
+    queue.add(WorkItem(number, ROLLOUT, 1, 1) for number in range(1000))
     stays = queue.pull("stays", 0.0, 1, 1)
     for number in range(1, 1000):
         lease = queue.pull(f"worker {number}", 0.0, 1, 1)

@@ -15,7 +15,7 @@ from gpu_runtime.fleet.scoring_pool import ScoringPool
 from gpu_runtime.rewards.protocol import Score
 from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.protocol import ImageScorer
-from storage.errors import RewardError, RuntimeFailure, WorkerLostError
+from storage.errors import RuntimeFailure, WorkerLostError
 from tests.fake_drafters import FakePool, Script, fake_prompts
 from tests.tiny_run import request, tiny_config
 
@@ -119,15 +119,6 @@ def test_an_image_that_kills_its_scorer_is_given_up_although_others_are_judged()
         script.end(place)
     with pytest.raises(RuntimeFailure, match="4 scorer processes"):
         deadly.result()
-
-
-def test_a_scorer_that_fails_on_every_image_stops_the_run():
-    script = Script()
-    pool = FakePool(1, script, lambda prompt, seed: Score(0.0, False, "", error="ValueError: no"))
-    scores = pool.judge(images(2), PROMPTS)
-    finish(script)
-    with pytest.raises(RewardError, match="failed on all 2 images"):
-        pool.wait_for(scores)
 
 
 class Answering(RemoteActor[ImageScorer]):

@@ -15,7 +15,7 @@ BATCH, STEPS, COMMIT_STEPS = 2, 4, 2
 
 
 def items(batches: int) -> list[WorkItem[int]]:
-    return [WorkItem(number, RequestKind.ROLLOUT, STEPS, 0, 1) for number in range(batches * BATCH)]
+    return [WorkItem(number, RequestKind.ROLLOUT, STEPS, 1) for number in range(batches * BATCH)]
 
 
 def run(scheduler: PullScheduler[int], *devices: SimulatedDevice) -> float:

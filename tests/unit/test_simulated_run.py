@@ -11,6 +11,7 @@ import pytest
 
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.fleet import FleetPlan
+from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S, EventLoop
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
 from storage.errors import ConfigurationError
@@ -37,6 +38,30 @@ def test_one_device_does_all_in_turn():
     assert {phase: time / TICKS_PER_S for phase, time in run.phases.items()} == {
         "rollout": 24, "reward": 1, "train": 16, "driver": 0, "evaluate": 11 + 11,
     }  # fmt: skip
+
+
+def fed(updates: int = 1, **seconds: float) -> SimulatedRun:
+    """The same run, trained on group by group."""
+    algorithm = {"prompts_per_iteration": 4, "group_size": 4, "updates_per_iteration": updates}
+    return simulated(small_config(iterations=1, algorithm=algorithm), 1, times=times_of(**seconds))
+
+
+def test_trainers_begin_with_the_groups_that_are_judged():
+    # The rollout ends at 45, with three groups judged; the fourth is at 46, long before their training is.
+    run = fed()
+    assert run.wall_s == 45 + 16 + 11
+    assert run.phases["reward"] == TICKS_PER_S and run.phases["train"] == 15 * TICKS_PER_S
+    assert run.spent["reserved", "train"] == 16 * TICKS_PER_S
+    # A batch takes 9 s to judge. After an evaluation that ends at 29, batches are delivered at 35, 41, 47 and 53,
+    # and judged at 44, 53, 62 and 71: trained on from 53, 57, 62 and 71.
+    assert fed(score=2.25).wall_s == 75 + 19
+
+
+def test_groups_of_later_updates_wait_for_all_scores():
+    # The first and the third group belong to the first update: trained on from 53 and 62. The others follow once
+    # the last is judged.
+    assert fed(2, score=2.25).wall_s == 71 + 8 + 19
+    assert fed(2).wall_s == fed().wall_s
 
 
 def test_two_devices_halve_the_rollout_and_the_spot_one_is_cheaper():

@@ -71,7 +71,7 @@ class NftObjective:
         self._old: dict[tuple[SampleRequest, int], torch.Tensor] = {}
 
     def before_steps(self, updates: Sequence[Sequence[TrainingSample]]) -> float:
-        """Keep the old policy's velocities for later updates; up to the first step the policy is the old one."""
+        """Keep the old policy's velocities for later updates: now the policy still is the old one."""
         fresh = [sample for samples in updates for sample in samples if not sample.stale]
         size = self._config.sampling.batch_size
         for samples in updates[1:]:

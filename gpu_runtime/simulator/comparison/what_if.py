@@ -287,29 +287,44 @@ def undisturbed(
     sampling, algorithm, evaluation = config.sampling, config.algorithm, config.evaluation
     degrees = config.sequence_parallel.by_kind if degrees is None else degrees
 
-    def generate(images: int, steps: int, kind: RequestKind) -> int:
+    def generate(images: int, steps: int, kind: RequestKind) -> tuple[int, dict[int, int]]:
+        """When all is rolled out, and when each batch is judged."""
         size, groups = sampling.batch_size, devices // degrees[kind]
-        step = times.step_of(kind, degrees[kind])
-        batches = -(-images // size)
-        turns, turn = -(-batches // groups), steps * step + times.decode
-        # Scorers take a turn's images as it ends: the first turn whose images wait is the first or one of the
-        # last two, since all turns but the last bring as much.
-        judged = max(
-            (ended * turn + (images - (ended - 1) * groups * size) * times.score)
-            for ended in {1, max(1, turns - 1), turns}
-        )
-        return times.weights + (times.regroup if degrees[kind] > 1 else 0) + judged
+        turn = steps * times.step_of(kind, degrees[kind]) + times.decode
+        begins = times.weights + (times.regroup if degrees[kind] > 1 else 0)
+        judged = {}
+        for batch in range(-(-images // size)):
+            turns, last = batch // groups + 1, min(images, (batch + 1) * size)
+            # Scorers take a turn's images as it ends. All turns before bring as much, so the first one whose
+            # images wait is the first or this one.
+            judged[batch] = begins + max(
+                ended * turn + (last - (ended - 1) * groups * size) * times.score for ended in (1, turns)
+            )
+        return begins + turns * turn, judged
 
     samples = algorithm.prompts_per_iteration * algorithm.group_size
-    rollout = generate(samples, sampling.rollout_steps, RequestKind.ROLLOUT)
-    iteration = rollout + samples * times.train_sample + times.driver
+    rolled, judged = generate(samples, sampling.rollout_steps, RequestKind.ROLLOUT)
+    group, training = algorithm.group_size, samples * times.train_sample
+    all_judged = max(judged.values())
+    if algorithm.advantage_std == "batch":
+        trained = all_judged + training
+    else:
+        # What the first update's groups begin with once they are judged, and all of them after them.
+        firsts = range(0, algorithm.prompts_per_iteration, algorithm.updates_per_iteration)
+        left = [len(firsts) - place for place in range(len(firsts))]
+        complete = [judged[((number + 1) * group - 1) // sampling.batch_size] for number in firsts]
+        trained = max(
+            max(rolled, at) + groups * group * times.train_sample
+            for at, groups in zip(complete, left, strict=True)
+        )
+        later = training - len(firsts) * group * times.train_sample
+        trained = max(trained, all_judged) + later if later else trained
+    iteration = trained + times.driver
     every = evaluation.every
     evaluations = 1 + (config.iterations // every + bool(config.iterations % every) if every else 1)
     # An evaluation of the weights that the next rollout has: they are taken once.
     shared = 1 if config.optimizer.ema_decay > 0 else evaluations - 1
     whole = times.start + times.opening + config.iterations * iteration - shared * times.weights
-    return whole + evaluations * generate(
-        evaluation.prompts * evaluation.images_per_prompt,
-        sampling.evaluate_steps,
-        RequestKind.EVALUATE,
-    )
+    held_out = evaluation.prompts * evaluation.images_per_prompt
+    _, evaluated = generate(held_out, sampling.evaluate_steps, RequestKind.EVALUATE)
+    return whole + evaluations * max(evaluated.values())

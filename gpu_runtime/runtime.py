@@ -68,11 +68,19 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Trained:
-    """An iteration's training: its report, the advantages it used and the new policy version."""
+    """An iteration's training.
+
+    Attributes:
+        report: of its training steps.
+        advantages: that it used.
+        policy_version: of the new weights.
+        beside_s: seconds of it that passed while scores were awaited.
+    """
 
     report: TrainingReport
     advantages: Advantages
     policy_version: int
+    beside_s: float = 0.0
 
 
 class Runtime:
@@ -281,7 +289,7 @@ class Runtime:
             before = self._current.digest
             self._current = self._fleet.trainers.publish(WeightsVersion(self.policy_version + 1))
             check_sync(self._current.digest, before)
-        return Trained(report, advantages, self.policy_version)
+        return Trained(report, advantages, self.policy_version, self._feed.beside_s)
 
     def review(
         self,

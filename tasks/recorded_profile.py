@@ -274,7 +274,8 @@ def _driver_s(config: RunConfig, row: Mapping[str, float]) -> list[float]:
     before_rollout = strategy_of(config).timing is DraftTiming.BEFORE_ROLLOUT
     phases = ("rollout_s", "reward_s", "redraft_s", *(("explore_s",) if before_rollout else ()))
     known = [row[name] for name in phases if not math.isnan(row[name])]
-    training_s = row["train_device_s"] / config.runtime.trainer_workers
+    beside_s = 0.0 if math.isnan(row["train_beside_s"]) else row["train_beside_s"]  # of older runs
+    training_s = row["train_device_s"] / config.runtime.trainer_workers - beside_s
     left_s = row["iteration_s"] - sum(known) - training_s
     return [] if math.isnan(left_s) or math.isnan(row["rollout_s"]) else [max(0.0, left_s)]
 

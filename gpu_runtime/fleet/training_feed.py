@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -23,6 +24,9 @@ class TrainingFeed:
     Args:
         trainers: the devices that train.
         enter: books what a device does from now on; may be called from any thread.
+
+    Attributes:
+        beside_s: seconds for which they trained before the last `finish`, while scores were awaited.
     """
 
     def __init__(self, trainers: Trainers, enter: Callable[[str, DeviceState], None]) -> None:
@@ -32,6 +36,9 @@ class TrainingFeed:
         self._asked: list[Asked[None]] = []
         self._lock = threading.Lock()
         self._under_way = 0
+        self._since_s = 0.0
+        self._busy_s = 0.0
+        self.beside_s = 0.0
 
     def add(self, samples: Sequence[TrainingSample]) -> None:
         """Give the trainers a prompt group; does not wait for them.
@@ -39,8 +46,11 @@ class TrainingFeed:
         Args:
             samples: of a prompt after all those before.
         """
-        asked = self._ask(lambda: self._trainers.begin(Worker.add_to_training, samples, not self._asked))
-        self._asked.append(asked)
+        begins = not self._asked
+        if begins:
+            with self._lock:
+                self._busy_s = 0.0
+        self._asked.append(self._ask(lambda: self._trainers.begin(Worker.add_to_training, samples, begins)))
         self._given += samples
 
     def finish(self, samples: Sequence[TrainingSample]) -> TrainingReport:
@@ -53,6 +63,9 @@ class TrainingFeed:
             RuntimeFailure: if a trainer is gone or hangs.
             TrainingError: see `Trainer.finish`.
         """
+        with self._lock:
+            running_s = time.monotonic() - self._since_s if self._under_way else 0.0
+            self.beside_s = self._busy_s + running_s if self._asked else 0.0
         ordered = sorted(samples, key=lambda sample: sample.request)
         given = len(self._given)
         begins = not self._asked or _names(ordered[:given]) != _names(self._given)
@@ -73,8 +86,10 @@ class TrainingFeed:
     def _ask(self, begin: Callable[[], Asked[Any]]) -> Any:
         """Ask the trainers for something, and book them as training until they have done all of it."""
         with self._lock:
+            if not self._under_way:
+                self._since_s = time.monotonic()
+                self._book("train")
             self._under_way += len(self._trainers.devices)
-            self._book("train")
         asked = begin()
         for call in asked.calls:
             call.add_done_callback(self._on_done)
@@ -84,6 +99,7 @@ class TrainingFeed:
         with self._lock:
             self._under_way -= 1
             if not self._under_way:
+                self._busy_s += time.monotonic() - self._since_s
                 self._book("idle")
 
     def _book(self, state: DeviceState) -> None:

@@ -142,7 +142,9 @@ class Simulation:
                 outcome = self._generate(work)
             batch = work.steps * self._times.step + self._times.decode
             self._renting.on_rolled_out(batch, self._times.start)
-            spans = self._train_spans(outcome, fed_groups(self._judged(outcome, work), config.algorithm), began)
+            spans = self._train_spans(
+                outcome, fed_groups(self._judged(outcome, work), config.algorithm), began
+            )
             run.phases["reward"] += outcome.judging
             run.phases["train"] += spans[-1][1] - self._loop.now - outcome.judging
             self._train(version, spans, more)
@@ -181,9 +183,7 @@ class Simulation:
     def _judged(self, outcome: PhaseOutcome, work: PhaseWork) -> list[int]:
         return judged_groups(outcome, work, self._config.algorithm.group_size)
 
-    def _train_spans(
-        self, outcome: PhaseOutcome, groups: Sequence[int], began: int
-    ) -> list[tuple[int, int]]:
+    def _train_spans(self, outcome: PhaseOutcome, groups: Sequence[int], began: int) -> list[tuple[int, int]]:
         """From when to when the trainers train on a rollout, which began then; they are booked so."""
         length = self._config.algorithm.group_size * self._times.train_sample
         found = training_spans(outcome, groups, length, self._loop.now - began)

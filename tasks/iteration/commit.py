@@ -151,6 +151,7 @@ def iteration_record(
         "commits": float(session.runtime.commits),
         "steps_redone": float(session.runtime.steps_redone),
         "iteration_s": ended_at - started_at,
+        "train_beside_s": trained.beside_s,
         "cost_usd": sum(interval.usd for interval in intervals),
         **({JUDGE_USD: judge_usd} if judge_usd else {}),
         **review.figures,

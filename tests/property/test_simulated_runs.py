@@ -64,6 +64,8 @@ def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_byte
     every=st.integers(0, 3),
     iterations=st.integers(1, 4),
     ema=st.sampled_from([0.0, 0.9]),
+    training=st.sampled_from([("batch", 1), ("group", 1), ("group", 2), ("none", 3)]),
+    group=st.integers(2, 9),
     seconds=st.tuples(*[SECONDS] * 7),
 )
 def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
@@ -72,6 +74,8 @@ def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
     every: int,
     iterations: int,
     ema: float,
+    training: tuple[str, int],
+    group: int,
     seconds: tuple[float, ...],
 ):
     step, decode, score, train, weights, driver, evaluation = seconds
@@ -84,7 +88,13 @@ def test_without_losses_the_simulator_and_the_formula_agree_to_the_tick(
         driver=driver,
         evaluation_step=evaluation,
     )
-    config = small_config(iterations, prompts, every, optimizer={"ema_decay": ema})
+    algorithm = {
+        "prompts_per_iteration": prompts,
+        "group_size": group,
+        "advantage_std": training[0],
+        "updates_per_iteration": min(training[1], prompts),
+    }
+    config = small_config(iterations, every=every, optimizer={"ema_decay": ema}, algorithm=algorithm)
     run = simulated(config, devices, times=times)
     assert run.wall == undisturbed(config, times, devices)
 

@@ -52,14 +52,14 @@ def test_trainers_begin_with_the_groups_that_are_judged():
     assert run.wall_s == 45 + 16 + 11
     assert run.phases["reward"] == TICKS_PER_S and run.phases["train"] == 15 * TICKS_PER_S
     assert run.spent["reserved", "train"] == 16 * TICKS_PER_S
-    # A batch takes 9 s to judge. After an evaluation that ends at 29, batches are delivered at 35, 41, 47 and 53,
-    # and judged at 44, 53, 62 and 71: trained on from 53, 57, 62 and 71.
+    # A batch takes 9 s to judge. After an evaluation that ends at 29, batches are delivered at 35, 41, 47 and
+    # 53, and judged at 44, 53, 62 and 71: trained on from 53, 57, 62 and 71.
     assert fed(score=2.25).wall_s == 75 + 19
 
 
 def test_groups_of_later_updates_wait_for_all_scores():
-    # The first and the third group belong to the first update: trained on from 53 and 62. The others follow once
-    # the last is judged.
+    # The first and the third group belong to the first update: trained on from 53 and 62. The others follow
+    # once the last is judged.
     assert fed(2, score=2.25).wall_s == 71 + 8 + 19
     assert fed(2).wall_s == fed().wall_s
 

@@ -6,15 +6,15 @@ Each method is one phase of an iteration and knows nothing of Prefect or of the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
-from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.diffusion.sampler import GeneratedImage, GeneratedSample
 from gpu_runtime.dispatch.evaluation import Evaluation, evaluate
 from gpu_runtime.dispatch.sample_phase import Delivered
 from gpu_runtime.dispatch.seed_search import SeedReview, SeedSearch
@@ -112,7 +112,7 @@ class Runtime:
             self._fleet.await_ready()
             self._scoring.await_ready()
             self._search = SeedSearch(config, explorer, self.train_prompts, self._fleet, self._scoring)
-            self._feed = TrainingFeed(self._fleet.trainers, self._fleet.enter)
+            self._feed = TrainingFeed(config, self._fleet.trainers, self._fleet.enter)
             self._current = self._fleet.trainers.publish(WeightsVersion(0))
             self._started = started.pop_all()
 
@@ -222,15 +222,19 @@ class Runtime:
         requests = sorted(one for one in wanted if (one.prompt_id, one.seed_index) not in drafts)
         drafted = [replace(one.sample.request, kind=RequestKind.EXPLORE) for one in drafts.values()]
         self._history.note("drafted", requests=names_of(drafted))
-        self._feed.abandon()
+        self._feed.expect(wanted, self.policy_version)
+        for one in drafts.values():
+            if one.score is not None:
+                self._feed.note(one.sample, one.score)
         self._fleet.decide_capacity(len(requests), self.config.iterations - plan.iteration + 1)
         self._use_training_weights()
         self._search.new_window(plan, self._current.version)
         delivered = self._fleet.generate(
             requests,
             self._current,
-            partial(self._scoring.judge, prompts=self._train_by_id),
+            self._judge,
             lambda: None if explores_for is None else self._search.begin(explores_for),
+            self._feed,
         )
         self._search.open_window()
         rolled = zip(requests, delivered, strict=True)
@@ -241,8 +245,7 @@ class Runtime:
     def reward(self, rollout: Rollout) -> list[Score]:
         """The scores of a rollout in the order of its samples, once scorers have judged the last of them.
 
-        Prompt groups are given to the trainers as they are judged (`TrainingFeed`), unless their advantages
-        depend on all rewards of the iteration (`algorithm.advantage_std = "batch"`).
+        Prompt groups are given to the trainers as they are judged (`TrainingFeed`).
 
         Raises:
             RewardError: if the scorer failed on every image.
@@ -256,7 +259,7 @@ class Runtime:
             for group in rollout.groups:
                 judged = self._scoring.wait_for([one.score for one in group if one.score is not None])
                 scores |= {one.sample.request: score for one, score in zip(group, judged, strict=True)}
-                self._feed_group([one.sample for one in group], judged)
+                self._feed.give()
             found = [scores[one.sample.request] for one in rollout.delivered]
             refuse_total_failure(self.config.reward.scorer, found)
             return found
@@ -425,13 +428,13 @@ class Runtime:
         oldest = self.policy_version - bool(self._search.kept.of(rollout.plan.iteration))
         check_versions([one.sample for one in rollout.delivered], self.policy_version, oldest)
 
-    def _feed_group(self, samples: Sequence[GeneratedSample], scores: Sequence[Score]) -> None:
-        """Give the trainers a prompt group that is trained on."""
-        if self.config.algorithm.advantage_std == "batch" or any(score.error is not None for score in scores):
-            return
-        _, kept = training_samples(samples, scores, self.config, self.policy_version)
-        if kept:
-            self._feed.add(kept)
+    def _judge(self, images: Sequence[GeneratedImage]) -> list[Future[Score]]:
+        """Let scorers judge rollouts, which are trained on once they are judged."""
+        scores = self._scoring.judge(images, self._train_by_id)
+        for image, score in zip(images, scores, strict=True):
+            if isinstance(image, GeneratedSample):
+                self._feed.note(image, score)
+        return scores
 
     def _use_training_weights(self) -> None:
         """Give the trainers their own weights back after they generated with the average."""

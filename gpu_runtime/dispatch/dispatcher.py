@@ -9,14 +9,15 @@ thing at a time: the next call that ends, or the moment when a lease expires.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from gpu_runtime.diffusion.sampler import SampleState
 from gpu_runtime.dispatch.devices import Device
-from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, Phase
+from gpu_runtime.dispatch.phase import Delivery, Flight, GeneratingFleet, OtherWork, Phase
 from gpu_runtime.scheduling.commit_interval import steps_to_commit
 from gpu_runtime.scheduling.pull_scheduler import PullScheduler
 from gpu_runtime.scheduling.requests import RequestKind, SampleRequest
@@ -31,6 +32,21 @@ from storage.errors import RuntimeFailure, WorkerLostError
 
 _CALLS_AHEAD = 2
 """Calls that a device has at once: while one's commit travels and is booked, it works on the next."""
+
+
+@dataclass(frozen=True)
+class _Elsewhere:
+    """What a device does beside generating.
+
+    Attributes:
+        device: that does it.
+        call: which ends with it.
+        until_s: when the device counts as hung.
+    """
+
+    device: Device
+    call: Future[Any]
+    until_s: float
 
 
 class Dispatcher:
@@ -57,6 +73,7 @@ class Dispatcher:
         size = config.sampling.batch_size
         self._commit_steps = config.runtime.commit_steps
         self._lease_s = config.runtime.lease_s
+        self._other_limit_s = config.runtime.trainer_limit_s
         self._batch_size = size
         self._clock = clock
         self._history = history or HistoryLog(None, "")
@@ -67,6 +84,8 @@ class Dispatcher:
         self._coming: set[Future[Any]] = set()  # calls of devices on their way into the phase
         self._items: dict[SampleRequest, WorkItem[SampleRequest]] = {}
         self._freed = False
+        self._other: OtherWork | None = None
+        self._elsewhere: dict[str, _Elsewhere] = {}
         # Of the `run` under way, in the order of their importance; and those that have begun and not ended.
         self._phases: tuple[Phase, ...] = ()
         self._begun: list[Phase] = []
@@ -76,7 +95,13 @@ class Dispatcher:
         """What went otherwise than planned, in all phases."""
         return self._scheduler.counters
 
-    def run(self, fleet: GeneratingFleet, phase: Phase, beside: Phase | None = None) -> None:
+    def run(
+        self,
+        fleet: GeneratingFleet,
+        phase: Phase,
+        beside: Phase | None = None,
+        other: OtherWork | None = None,
+    ) -> None:
         """Do a phase: each of its requests at most once, all with the same weights.
 
         Args:
@@ -84,6 +109,7 @@ class Dispatcher:
             phase: what is asked for, and what becomes of it.
             beside: of another kind and the same weights, for devices that find nothing of `phase` to do. What
                 they have of it when `phase` ends stays theirs: the next `run` goes on with it, or drops it.
+            other: for devices that find nothing of either to do. It is not waited for when `phase` ends.
 
         Raises:
             RuntimeFailure: if a trainer died or hangs, a worker holds other weights than it should, or
@@ -91,6 +117,9 @@ class Dispatcher:
         """
         self._fleet, self._coming, self._freed = fleet, set(), False
         self._phases = (phase,) if beside is None else (phase, beside)
+        self._other, self._elsewhere = other, {}
+        if other is not None:
+            other.begin(lambda: self._ended.put(None))
         try:
             self._drop(one for one in self._begun if one not in self._phases)
             for one in self._phases:
@@ -110,8 +139,8 @@ class Dispatcher:
             raise
 
     def busy(self, worker: str) -> bool:
-        """Whether a device has a lease."""
-        return worker in self._flights
+        """Whether a device has a lease, or something else to do."""
+        return worker in self._flights or worker in self._elsewhere
 
     def work_left(self) -> WorkLeft:
         """What is left of the phase, in batches; without the one beside it."""
@@ -137,7 +166,7 @@ class Dispatcher:
         Raises:
             RuntimeFailure: if there is not, although requests are left that must be done.
         """
-        if self._flights or any(phase.calls for phase in self._phases):
+        if self._flights or self._elsewhere or any(phase.calls for phase in self._phases):
             return True
         phase = self._phases[0]
         awaited = self._fleet.forming or phase.awaits_devices
@@ -177,7 +206,7 @@ class Dispatcher:
         if self._fleet.regroups(self.work_left, freed):
             self._add_ready_workers()
         devices = self._fleet.workers(self._phases[0].version)
-        free = [device for device in devices if device.name not in self._flights]
+        free = [device for device in devices if not self.busy(device.name)]
         usable = [device for device in free if device.notice is None]
         awaited = not usable and bool(self._coming)  # one batch waits for the first device to come
         for phase in self._phases:
@@ -187,9 +216,18 @@ class Dispatcher:
                 self._pull(phase, device)
             usable = [device for device in usable if device.name not in self._flights]
             awaited = False
-        for device in free:
-            if device.name not in self._flights:
-                self._fleet.enter(device.name, "idle")
+        idle = [device for device in free if device.name not in self._flights]
+        for device in idle:
+            self._fleet.enter(device.name, "idle")
+        if self._other is not None:
+            self._employ([device for device in idle if device.notice is None], self._other)
+
+    def _employ(self, idle: Sequence[Device], other: OtherWork) -> None:
+        """Let devices that find nothing to generate do something else."""
+        by_name = {device.name: device for device in idle}
+        for name, call in other.take(idle).items():
+            self._elsewhere[name] = _Elsewhere(by_name[name], call, self._clock() + self._other_limit_s)
+            call.add_done_callback(self._ended.put)
 
     def _refill(self, phase: Phase, room: int) -> None:
         """Ask for requests as long as devices could take them; a batch that is not full wastes a device."""
@@ -246,7 +284,8 @@ class Dispatcher:
 
     def _await(self) -> list[Future[Any]]:
         """Wait for a call to end, a lease to expire or a phase's word; all calls that have ended."""
-        expiry_s = self._scheduler.next_expiry_s
+        expiries = [self._scheduler.next_expiry_s, *(one.until_s for one in self._elsewhere.values())]
+        expiry_s = min((at_s for at_s in expiries if at_s is not None), default=None)
         left_s = None if expiry_s is None else max(0.0, expiry_s - self._clock())
         ended: list[Future[Any] | None] = []
         try:
@@ -270,10 +309,21 @@ class Dispatcher:
             self._coming.remove(call)
             if not self._phases[0].over:
                 self._add_ready_workers()
+        elif (back := self._back_from(call)) is not None:
+            error = call.exception()
+            if isinstance(error, WorkerLostError):
+                self._fleet.on_worker_lost(back, error)
         else:  # or a late one of an earlier phase
             for phase in self._phases:
                 if not phase.over and call in phase.calls:
                     phase.settle(call)
+
+    def _back_from(self, call: Future[Any]) -> Device | None:
+        """The device that has done something else, if that was its call; it is free again."""
+        for name, one in self._elsewhere.items():
+            if one.call is call:
+                return self._elsewhere.pop(name).device
+        return None
 
     def _settle_chunk(self, flight: Flight, call: Future[SampleChunk]) -> None:
         try:
@@ -362,6 +412,9 @@ class Dispatcher:
                 f"no word of its {len(lease.requests)} samples in runtime.lease_s={self._lease_s:g} s",
             )
             self._add_ready_workers()
+        for one in list(self._elsewhere.values()):
+            if one.until_s <= self._clock() and not one.call.done():
+                self._fleet.kill_hung_worker(one.device, f"no word in {self._other_limit_s:g} s")
 
     def _end(self, flight: Flight) -> None:
         """A device has nothing more to do with a lease; calls of it that still end are late."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -140,6 +140,30 @@ class GeneratingFleet(Protocol):
 
     def kill_hung_worker(self, device: Device, reason: str) -> None:
         """A device hangs: it is killed, and lost."""
+        ...
+
+
+class OtherWork(Protocol):
+    """What devices do that find nothing of a phase to do, beside generating."""
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """A run of phases begins.
+
+        Args:
+            wake: lets the dispatcher ask again; may be called from any thread.
+        """
+        ...
+
+    def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
+        """Give some devices something to do.
+
+        Args:
+            devices: that have nothing to do.
+
+        Returns:
+            The calls of those that have something to do now, by name; each is short. A device is free again
+            when its call has ended.
+        """
         ...
 
 

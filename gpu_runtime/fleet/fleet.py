@@ -12,7 +12,7 @@ from typing import Any
 from gpu_runtime.cluster.protocol import Cluster
 from gpu_runtime.dispatch.devices import Device, Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
-from gpu_runtime.dispatch.phase import Judge, Phase
+from gpu_runtime.dispatch.phase import Judge, OtherWork, Phase
 from gpu_runtime.dispatch.sample_phase import Delivered, SamplePhase
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
@@ -131,6 +131,7 @@ class Fleet:
         weights: Weights,
         judge: Judge | None = None,
         begin_beside: Callable[[], Phase | None] = lambda: None,
+        other: OtherWork | None = None,
     ) -> list[Delivered]:
         """All requests with these weights, each exactly once, in the order of `requests`.
 
@@ -140,6 +141,7 @@ class Fleet:
             judge: lets scorers judge images as they are delivered.
             begin_beside: gives a phase for devices that find nothing more to do, once all hold the weights;
                 `do` goes on with it. It is not asked for one where devices share samples or drafts.
+            other: for devices that find nothing to generate; nothing where devices share samples.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
@@ -150,26 +152,26 @@ class Fleet:
         phase, began_s = SamplePhase(requests, self._config.sampling, judge), time.monotonic()
         degrees = self._config.sequence_parallel.by_kind
         alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1
-        self.do(phase, begin_beside() if alone else None)
+        self.do(phase, begin_beside() if alone else None, other if degrees[phase.kind] == 1 else None)
         if self._rented is not None and phase.kind is RequestKind.ROLLOUT:
             self._rented.on_rolled_out(phase.lease_s)
         elif self._rented is not None:
             self._rented.on_evaluated(time.monotonic() - began_s)
         return phase.delivered
 
-    def do(self, phase: Phase, beside: Phase | None = None) -> None:
+    def do(self, phase: Phase, beside: Phase | None = None, other: OtherWork | None = None) -> None:
         """Let the devices that hold the weights of a phase do it, alone or in groups.
 
         Args:
             phase: what is done to its end, or gone on with.
-            beside: see `Dispatcher.run`.
+            beside, other: see `Dispatcher.run`.
 
         Raises:
             RuntimeFailure: if the trainer died or hangs, or a worker holds other weights after loading them.
         """
         try:
             with self.sharing.phase(self, phase) as fleet:
-                self._dispatcher.run(fleet, phase, beside)
+                self._dispatcher.run(fleet, phase, beside, other)
         finally:
             for device in self._available:
                 if device.coming is None and not self._dispatcher.busy(device.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -63,6 +64,7 @@ class Trainers:
         self._limit_s = limit_s
         self._share = share
         self._look = look
+        self._asking = threading.Lock()
 
     @property
     def leader(self) -> Device:
@@ -154,7 +156,9 @@ class Trainers:
     def _begin(
         self, devices: Sequence[Device], method: Callable[..., R], *args: Any, **kwargs: Any
     ) -> Asked[R]:
-        calls = [device.actor.call(method, *args, **kwargs) for device in devices]
+        # All are asked for what they do together in the same order, whichever threads ask.
+        with self._asking:
+            calls = [device.actor.call(method, *args, **kwargs) for device in devices]
         return Asked(method.__name__, devices, calls)
 
     def _answers(self, asked: Asked[R]) -> list[R]:

@@ -4,54 +4,98 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import groupby
 from typing import Any
 
+from gpu_runtime.diffusion.sampler import GeneratedSample
+from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.fleet.trainers import Asked, Trainers
+from gpu_runtime.learning.groups import training_samples
 from gpu_runtime.learning.objectives.protocol import TrainingSample
 from gpu_runtime.learning.trainer import TrainingReport
+from gpu_runtime.rewards.protocol import Score
+from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.worker.protocol import Worker
+from storage.config.run_config import RunConfig
 from storage.database.records import DeviceState
+
+_Identity = tuple[int, int]
+_Judged = tuple[GeneratedSample, Future[Score]]
 
 
 class TrainingFeed:
     """Gives prompt groups to the trainers, which add up the first update's gradients meanwhile.
 
-    No weight changes before `finish`, and what `finish` is called with decides: where the groups that were
-    given are not its first ones, the trainers begin anew.
+    Groups are given in the order of their prompts: in the midst of a rollout to trainers that find nothing
+    more to roll out, then while the last scores are awaited. None is given before the end where advantages
+    depend on all rewards (`algorithm.advantage_std = "batch"`). No weight changes before `finish`, and what
+    `finish` is called with decides: where the groups that were given are not its first ones, the trainers
+    begin anew.
+
+    Implements `gpu_runtime.dispatch.phase.OtherWork`.
 
     Args:
+        config: of the run.
         trainers: the devices that train.
         enter: books what a device does from now on; may be called from any thread.
 
     Attributes:
-        beside_s: seconds for which they trained before the last `finish`, while scores were awaited.
+        beside_s: seconds for which they trained before the last `finish`.
     """
 
-    def __init__(self, trainers: Trainers, enter: Callable[[str, DeviceState], None]) -> None:
+    def __init__(
+        self, config: RunConfig, trainers: Trainers, enter: Callable[[str, DeviceState], None]
+    ) -> None:
+        self._config = config
         self._trainers = trainers
         self._enter = enter
+        self._wake: Callable[[], None] = lambda: None
+        self._policy_version = 0
+        self._groups: deque[list[_Identity]] = deque()
+        self._there: dict[_Identity, _Judged] = {}
         self._given: list[TrainingSample] = []
         self._asked: list[Asked[None]] = []
         self._lock = threading.Lock()
         self._under_way = 0
-        self._since_s = 0.0
-        self._busy_s = 0.0
-        self.beside_s = 0.0
+        self._since_s = self._busy_s = self.beside_s = 0.0
 
-    def add(self, samples: Sequence[TrainingSample]) -> None:
-        """Give the trainers a prompt group; does not wait for them.
+    def expect(self, requests: Sequence[SampleRequest], policy_version: int) -> None:
+        """An iteration's samples will come; what was given of another one is not trained on.
 
         Args:
-            samples: of a prompt after all those before.
+            requests: of the iteration.
+            policy_version: of the weights that training begins with.
         """
-        begins = not self._asked
-        if begins:
-            with self._lock:
-                self._busy_s = 0.0
-        self._asked.append(self._ask(lambda: self._trainers.begin(Worker.add_to_training, samples, begins)))
-        self._given += samples
+        self.abandon()
+        self._policy_version = policy_version
+        if self._config.algorithm.advantage_std != "batch":
+            ordered = sorted((one.prompt_id, one.seed_index) for one in requests)
+            self._groups.extend(list(group) for _, group in groupby(ordered, lambda one: one[0]))
+
+    def note(self, sample: GeneratedSample, score: Future[Score]) -> None:
+        """A sample of the iteration is there, and is being judged."""
+        self._there[sample.request.prompt_id, sample.request.seed_index] = sample, score
+        score.add_done_callback(lambda _: self._wake())
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        """See `OtherWork`."""
+        self._wake = wake
+
+    def take(self, devices: Sequence[Device]) -> Mapping[str, Future[Any]]:
+        """See `OtherWork`: the next prompt group, once all trainers find nothing else to do."""
+        if all(device in devices for device in self._trainers.devices):
+            while self._is_next_judged():
+                if (asked := self._give_next(generates=True)) is not None:
+                    return dict(zip((one.name for one in asked.devices), asked.calls, strict=True))
+        return {}
+
+    def give(self) -> None:
+        """Give the trainers all groups that are judged; does not wait for them."""
+        while self._is_next_judged():
+            self._give_next(generates=False)
 
     def finish(self, samples: Sequence[TrainingSample]) -> TrainingReport:
         """Give the trainers the groups that are left, and let them take the training steps.
@@ -72,7 +116,7 @@ class TrainingFeed:
         for asked in self._asked:
             self._trainers.wait_for(asked)
         left = ordered if begins else ordered[given:]
-        self._given, self._asked = [], []
+        self._forget()
         return self._trainers.wait_for(self._ask(lambda: self._trainers.begin(Worker.train, left, begins)))
 
     def abandon(self) -> None:
@@ -81,9 +125,46 @@ class TrainingFeed:
             # Their weights may be divided: they are to be asked for them before anything else.
             for device in self._trainers.devices:
                 device.holds = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._groups.clear()
+        self._there.clear()
         self._given, self._asked = [], []
 
-    def _ask(self, begin: Callable[[], Asked[Any]]) -> Any:
+    def _is_next_judged(self) -> bool:
+        """Whether all samples of the next group are there and judged."""
+        if not self._groups:
+            return False
+        there = [self._there.get(identity) for identity in self._groups[0]]
+        return all(one is not None and one[1].done() for one in there)
+
+    def _give_next(self, generates: bool) -> Asked[None] | None:
+        """Give the next group to the trainers; None where it is not trained on.
+
+        Args:
+            generates: the trainers may have to roll out again before the next group.
+        """
+        judged = [self._there[identity] for identity in self._groups.popleft()]
+        if any(score.exception() is not None or score.result().error is not None for _, score in judged):
+            return None
+        samples = [sample for sample, _ in judged]
+        scores = [score.result() for _, score in judged]
+        _, kept = training_samples(samples, scores, self._config, self._policy_version)
+        if not kept:
+            return None
+        begins = not self._asked
+        if begins:
+            with self._lock:
+                self._busy_s = 0.0
+        asked: Asked[None] = self._ask(
+            lambda: self._trainers.begin(Worker.add_to_training, kept, begins, generates)
+        )
+        self._asked.append(asked)
+        self._given += kept
+        return asked
+
+    def _ask(self, begin: Callable[[], Asked[Any]]) -> Asked[Any]:
         """Ask the trainers for something, and book them as training until they have done all of it."""
         with self._lock:
             if not self._under_way:
@@ -107,5 +188,5 @@ class TrainingFeed:
             self._enter(device.name, state)
 
 
-def _names(samples: Sequence[TrainingSample]) -> list[tuple[Any, float]]:
+def _names(samples: Sequence[TrainingSample]) -> list[tuple[SampleRequest, float]]:
     return [(sample.request, sample.advantage) for sample in samples]

@@ -6,14 +6,16 @@ of the ratio, the gradient's norm and so all decisions are the same in all of th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
 from gpu_runtime.diffusion.sampler import Sampler
 from gpu_runtime.learning.accumulation import Accumulation
-from gpu_runtime.learning.objectives.protocol import BatchTerms
+from gpu_runtime.learning.objectives.protocol import BatchTerms, TrainingSample
 from gpu_runtime.learning.sharded_policy import ShardedPolicy
-from gpu_runtime.learning.trainer import Trainer
+from gpu_runtime.learning.trainer import Trainer, TrainingReport
 from storage.config.run_config import RunConfig
 
 
@@ -34,10 +36,23 @@ class ShardedTrainer(Trainer):
         super().__init__(policy, sampler, config)
         self._device = policy.model.device
 
-    def begin(self) -> None:
-        """Begin an iteration; the weights are divided from then on."""
-        super().begin()
+    def add(self, samples: Sequence[TrainingSample]) -> None:
+        """Take in whole prompt groups; the weights are divided then.
+
+        Raises:
+            TrainingError: as of one process; all refuse the same.
+        """
         self._divided.divide()
+        super().add(samples)
+
+    def finish(self) -> TrainingReport:
+        """Take the training steps; the weights are divided afterwards.
+
+        Raises:
+            TrainingError: as of one process; all refuse the same.
+        """
+        self._divided.divide()
+        return super().finish()
 
     def _accumulation(self) -> Accumulation:
         size = self._config.sampling.batch_size

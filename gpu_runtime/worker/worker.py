@@ -221,12 +221,15 @@ class DeviceWorker:
         """
         return self._membership.together(epoch, lambda: getattr(self, method)(*args))
 
-    def add_to_training(self, samples: Sequence[TrainingSample], begins: bool) -> None:
+    def add_to_training(
+        self, samples: Sequence[TrainingSample], begins: bool, generates: bool = False
+    ) -> None:
         """Trainers only: take in prompt groups of an iteration; gradients of the first update are added up.
 
         Args:
             samples: see `Trainer.add`.
             begins: with these an iteration begins; what is left of another one is forgotten.
+            generates: with the weights held, samples may be generated next.
 
         Raises:
             TrainingError: see `Trainer.add`; all trainers refuse the same.
@@ -238,6 +241,8 @@ class DeviceWorker:
             if begins:
                 trainer.begin()
             trainer.add(samples)
+            if generates:
+                self._policy.gather()
 
     def train(self, samples: Sequence[TrainingSample], begins: bool = True) -> TrainingReport:
         """Trainers only: take in an iteration's last prompt groups, and take its training steps.

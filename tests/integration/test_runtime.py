@@ -250,24 +250,28 @@ def noted_order(runtime, monkeypatch) -> list[str]:
 
 
 def test_the_trainer_has_judged_groups_before_the_last_are_judged(fresh, untrained, monkeypatch):
-    rolled = fresh.rollout(fresh.explore(1))
+    size = fresh.config.algorithm.group_size
     with monkeypatch.context() as patched:
         order = noted_order(fresh, patched)
+        rolled = fresh.rollout(fresh.explore(1))
         scores = fresh.reward(rolled)
         trained = fresh.train(rolled, scores)
-    size, kept = fresh.config.algorithm.group_size, trained.advantages.kept_P.tolist()
-    ordered = [keep for _, keep in sorted(zip(rolled.plan.seeds, kept, strict=True))]
+    kept = trained.advantages.kept_P.tolist()
     assert any(kept)
-    expected = [[f"{size} scores", *([f"add_to_training {size}"] * keep)] for keep in ordered]
-    assert order == [*(what for group in expected for what in group), "train 0"]
-    once = fresh.blobs()
+    groups, added = f"{size} scores", f"add_to_training {size}"
+    assert [what for what in order if what != groups] == [added] * sum(kept) + ["train 0"]
+    assert order.index(added) < len(order) - order[::-1].index(groups) - 1, "before the last scores"
+    assert trained.beside_s > 0
+    blobs = fresh.blobs()
     fresh.restore(untrained, 0)
     at_once = fresh.rollout(fresh.explore(1))
+    fresh._feed.abandon()
     with monkeypatch.context() as patched:
         order = noted_order(fresh, patched)
-        assert fresh.train(at_once, scores).report == trained.report
+        again = fresh.train(at_once, scores)
     assert order == [f"train {sum(kept) * size}"]
-    assert fresh.blobs() == once
+    assert (again.report, again.beside_s) == (trained.report, 0)
+    assert fresh.blobs() == blobs
 
 
 def test_groups_that_were_given_and_are_not_trained_on_leave_nothing(fresh, untrained):

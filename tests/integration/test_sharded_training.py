@@ -285,13 +285,17 @@ def in_parts(
     """Case -> checkpoints after an iteration whose samples came at once, and a prompt group at a time."""
     found: dict[str, list[dict[str, bytes]]] = {}
     for name, sections in cases.items():
-        at_once, one_by_one = (ShardedRun(tiny_config(**sections), group).trainer for _ in range(2))
+        runs = [ShardedRun(tiny_config(**sections), group) for _ in range(2)]
+        at_once, one_by_one = (run.trainer for run in runs)
         at_once.train(samples)
         one_by_one.begin()
         one_by_one.add(samples[:2])
         one_by_one.begin()  # an iteration that does not come to its end leaves nothing behind
         for first in range(0, len(samples), 2):
             one_by_one.add(samples[first : first + 2])
+            runs[1].policy.gather()  # each may generate meanwhile
+            with torch.no_grad():
+                _ = [velocity_of(runs[1].model) for _ in range(group.rank())]
         one_by_one.finish()
         found[name] = [trainer_blobs(trainer) for trainer in (at_once, one_by_one)]
     return found

@@ -308,6 +308,10 @@ class GenerationPhase:
         self._scheduler.add([WorkItem(number, work.kind, work.steps, work.version) for number in numbers])
         self._next += batches
 
+    def _is_idle(self, device: SimulatedDevice) -> bool:
+        """Whether it finds nothing to do."""
+        return self._idle.get(device.name) is device
+
     def _is_away(self, holder: Holder) -> bool:
         """Whether it trains, or waits for samples to train on."""
         return self._away and holder.trains
@@ -364,6 +368,10 @@ class GenerationPhase:
             turn.cancel()
         now = self._loop.now
         self.outcome.judging = max(0, self._scorers_free - now)
+        if self._work.kind is RequestKind.ROLLOUT and all(map(self._is_idle, self._fleet.trainers)):
+            idle_since = {holder.name: at for holder, _, at in self.entered}
+            left = max(idle_since[device.name] for device in self._fleet.trainers)
+            self.outcome.trainers_left = left - self._began
         for device in self._fleet:
             if device.coming is not None:
                 device.coming.cancel()
@@ -376,7 +384,7 @@ class GenerationPhase:
                 device.free_at = min(flight.end.at, flight.since + begun * chunk)
                 device.flight = None
                 self._scheduler.drop(flight.lease.requests)
-            if device.joined and not self._is_away(device):
+            if device.joined and not (self._is_away(device) or self._is_idle(device)):
                 self._enter(device, "idle")
         self._scheduler.drop_waiting(self._work.kind)
 

@@ -39,17 +39,20 @@ def rough_trace(spot: int, seed: int) -> Trace:
     notice_s=st.sampled_from([0.0, 0.4, 3.0, 30.0]),
     step=SECONDS,
     loss=st.sampled_from([0.0, 0.7, 20.0]),
+    score=SECONDS,
+    advantage_std=st.sampled_from(["batch", "group"]),
     ways=WAYS,
 )
 def test_every_paid_moment_is_in_one_state_and_the_same_seed_gives_the_same_bytes(
     reserved: int, spot: int, seed: int, timing: DraftTiming, notice_s: float, step: float,
-    loss: float, ways: dict[str, Any],
+    loss: float, score: float, advantage_std: str, ways: dict[str, Any],
 ):  # fmt: skip
     timing = timing if not ways else DraftTiming.NEVER
-    config, trace = small_config(), rough_trace(spot, seed)
+    algorithm = {"prompts_per_iteration": 5, "group_size": 3, "advantage_std": advantage_std}
+    config, trace = small_config(algorithm=algorithm), rough_trace(spot, seed)
     runs = [
         simulated(
-            config, reserved, spot, trace, timing, notice_s, times_of(step=step, loss=loss),
+            config, reserved, spot, trace, timing, notice_s, times_of(step=step, loss=loss, score=score),
             ways, repeats=repeats, keeps_intervals=True,
         )
         for repeats in (True, False)

@@ -64,6 +64,15 @@ def test_groups_of_later_updates_wait_for_all_scores():
     assert fed(2).wall_s == fed().wall_s
 
 
+def test_a_trainer_that_finds_nothing_to_roll_out_trains_while_others_go_on():
+    # The spot device joins at 22 and pulls from 24 on: it ends batches at 30 and 36, the trainer at 27 and 33.
+    late = Trace((TraceEvent(12.0, "add", "s"),), 1000.0)
+    algorithm = {"prompts_per_iteration": 4, "group_size": 4}
+    run = simulated(small_config(iterations=1, algorithm=algorithm), 1, 1, late)
+    assert run.wall_s == 33 + 16 + 11
+    assert run.phases["rollout"] == 15 * TICKS_PER_S and run.spent["reserved", "train"] == 16 * TICKS_PER_S
+
+
 def test_two_devices_halve_the_rollout_and_the_spot_one_is_cheaper():
     run = simulated(ONE, 1, 1, STAYS)
     # Both deliver at the same time: their two batches are judged in 2.

@@ -1,4 +1,4 @@
-"""Prompt groups on their way to the trainers: which, when, in what order; and devices that train meanwhile."""
+"""Prompt groups on their way to the trainers, in which order and when; devices that train meanwhile."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class PhaseOutcome:
         redone: denoising steps of batches that losses took with them.
         redone_time: ticks that devices need to do them again.
         returned: batches that went back to wait.
-        trainers_left: ticks from the beginning of a rollout until all trainers had stopped rolling out; None if
-            they did not before its end.
+        trainers_left: ticks from the beginning of a rollout until all trainers had stopped rolling out; None
+            if they did not before its end.
         trainers_back: ticks from the beginning until they had to roll out again; None if they had not.
         judged_at: ticks from the beginning until each batch of a rollout was judged.
     """

@@ -65,7 +65,7 @@ def test_groups_of_later_updates_wait_for_all_scores():
 
 
 def test_a_trainer_that_finds_nothing_to_roll_out_trains_while_others_go_on():
-    # The spot device joins at 22 and pulls from 24 on: it ends batches at 30 and 36, the trainer at 27 and 33.
+    # The spot device joins at 22 and pulls from 24 on: it ends batches at 30 and 36, the trainer at 27, 33.
     late = Trace((TraceEvent(12.0, "add", "s"),), 1000.0)
     algorithm = {"prompts_per_iteration": 4, "group_size": 4}
     run = simulated(small_config(iterations=1, algorithm=algorithm), 1, 1, late)

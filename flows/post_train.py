@@ -4,8 +4,9 @@
     rollout(i) ─ reward(i) ─ train(i) ─ rollout(i+1) ─ ...
                                 └─ commit(i), beside rollout(i+1)
 
-Scorers judge the images of `rollout(i)` as they are delivered; `reward(i)` waits for the last scores. What trains
-and finds nothing more to roll out begins with the prompt groups that are judged, and goes on beside `reward(i)`.
+Scorers judge the images of `rollout(i)` as they are delivered; `reward(i)` waits for the last scores.
+Trainers with nothing more to roll out begin with the prompt groups that are judged, and
+go on beside `reward(i)`.
 `explore(i+1)` runs beside `reward(i)` and `train(i)`, with the weights that the spot devices already hold;
 its drafts begin at the end of `rollout(i)`, on devices that find nothing more to roll out. `rollout(i+1)`
 waits for both. With exploration.strategy=fresh, and where stale drafts are not trusted, it comes between

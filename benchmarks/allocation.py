@@ -1,6 +1,6 @@
 """The planner of drafts against four simple allocations, on synthetic tables of scores.
 
-    python -m benchmarks.planner_tables [--quick] [--keep]
+    python -m benchmarks.allocation [--quick] [--keep]
 
 A table holds every candidate's score; the planner that a run uses drafts from it, and so does each baseline,
 with the same budget in rounds of the same size. A baseline sees all scores of a round before the next one;
@@ -34,7 +34,7 @@ GROUP, CANDIDATES, PROMPTS, ROUNDS = 8, 24, 32, 8
 BUDGETS = (0.125, 0.25, 0.5, 0.75)
 """Drafts as shares of all candidates."""
 
-SEEDS = 5
+SEEDS = 20
 _RESAMPLES = 2000
 
 Random = np.random.Generator
@@ -189,7 +189,7 @@ def compared(
     return found, [float(value) for value in shares.mean(axis=0)]
 
 
-def round_ms(prompts: int) -> float:
+def ms_per_round(prompts: int) -> float:
     """Median processor time of planning a round, in milliseconds, at half of all candidates."""
     table = TABLES["graded, many difficulties"](np.random.default_rng(5), (prompts, CANDIDATES))
     # The first two rounds are planned without any score, in no time.
@@ -208,7 +208,7 @@ def main() -> None:
     names = list(TABLES)[1::6] if arguments.quick else list(TABLES)
     budgets = (0.25, 0.75) if arguments.quick else BUDGETS
     seeds = 3 if arguments.quick else SEEDS
-    times = {f"round_ms_{prompts}": round(round_ms(prompts), 1) for prompts in (64, 1024)}
+    times = {f"ms_per_round_{prompts}": round(ms_per_round(prompts), 1) for prompts in (64, 1024)}
     comparisons: list[Comparison] = []
     shares: dict[str, dict[str, Any]] = {}
     for name in names:
@@ -227,7 +227,7 @@ def main() -> None:
         **times,
         "captured": shares,
     }
-    finish("planner_tables", figures, arguments.keep, began_at=began_at)
+    finish("allocation", figures, arguments.keep, began_at=began_at)
 
 
 def summary(comparisons: list[Comparison]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ class Arm:
         costs: of its samples.
         timing: when it drafts.
         measure: `exact` or `score`: what it learned from.
+        updates: training steps of an iteration.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Arm:
     costs: Costs
     timing: DraftTiming
     measure: str
+    updates: int
 
     def values(self, curve: Curve) -> list[float]:
         """The evaluations that targets are of."""
@@ -84,7 +86,9 @@ class Arm:
 
     def iteration_s(self, fleet: Fleet) -> float:
         """Modelled seconds of an iteration, the median over run seeds."""
-        return statistics.median(iteration_s(c, self.costs, fleet, self.timing) for c in self.curves)
+        return statistics.median(
+            iteration_s(c, self.costs, fleet, self.timing, self.updates) for c in self.curves
+        )
 
     def gains_at(self, iterations: float) -> list[float]:
         """Each run seed's gain over the untouched model after so many iterations, interpolated."""
@@ -113,6 +117,7 @@ def arms_of(curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunCo
             costs_of(members, *usual),
             strategy_of(configs[name]).timing,
             "score" if configs[name].reward.signal == "graded" else "exact",
+            configs[name].algorithm.updates_per_iteration,
         )
         for name, members in by_name.items()
     }

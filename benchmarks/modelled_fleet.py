@@ -115,31 +115,32 @@ def usual_costs(curves: Sequence[Curve]) -> tuple[float, float]:
     return statistics.median(rolled), statistics.median(judged)
 
 
-def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming) -> float:
+def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, updates: int) -> float:
     """Seconds of a median iteration of a curve on a fleet.
 
-    Rollouts are divided over all devices, their scoring over the scorers, training over the devices that
-    train, and each follows the other; so does what the driver does, planning included. Drafts are scored
-    while others are drawn. Those of a training window are divided over the devices that do not train and cost
-    only what exceeds the training beside them; where all train, or before the rollout, they are divided over
-    all devices and nothing is beside them.
+    Rollouts are divided over all devices, and judged meanwhile by the scorers. Training is divided over the
+    devices that train, and follows: the first update's groups as they are judged, the others once all are.
+    What the driver does, planning included, comes on top. Drafts are judged after rollouts, while others are
+    drawn. Those of a training window are divided over the devices that do not train, and cost only what
+    exceeds the training beside them; where all train, or before the rollout, they are divided over all
+    devices and nothing is beside them.
 
     Args:
         curve: its counts.
         costs: of its samples.
         fleet: the devices.
         timing: when drafts are made.
+        updates: training steps of an iteration.
     """
     rollouts, drafts = (_usual(counts) for counts in (curve.rollouts, curve.drafts))
-    trained = curve.samples[TRAIN] / len(curve.rollouts)
-    generated = rollouts * costs.rollout / fleet.devices + rollouts * costs.score / fleet.scorers
-    train = trained * costs.train / fleet.trainers
-    judged = drafts * costs.score / fleet.scorers
+    generated, judged = rollouts * costs.rollout / fleet.devices, rollouts * costs.score / fleet.scorers
+    train = curve.samples[TRAIN] / len(curve.rollouts) * costs.train / fleet.trainers
+    ends = max(generated + train / updates, judged) + train - train / updates
+    judging = drafts * costs.score / fleet.scorers
     free = fleet.devices - fleet.trainers
     if timing is DraftTiming.TRAINING_WINDOW and free:
-        return generated + costs.driver + max(train, drafts * costs.draft / free, judged)
-    drawn = max(drafts * costs.draft / fleet.devices, judged)
-    return generated + costs.driver + drawn + train
+        return costs.driver + max(ends, generated + drafts * costs.draft / free, judged + judging)
+    return costs.driver + max(drafts * costs.draft / fleet.devices, judging) + ends
 
 
 def _usual(counts: Sequence[int]) -> float:

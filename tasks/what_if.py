@@ -274,6 +274,10 @@ def chosen_policies(names: str | None, config: RunConfig, serving: str) -> Seque
     for policy in chosen:
         if why := unfit(policy, degrees):
             raise ConfigurationError(f"policy {policy.name} {why}")
+    if serving and LENDING not in [policy.name for policy in chosen]:
+        raise ConfigurationError(
+            f"a serving fleet is given, and none of the policies {names} borrows from one; add {LENDING}"
+        )
     return chosen
 
 

@@ -45,25 +45,33 @@ def test_a_rising_curve_reaches_its_own_end():
         assert reached_at(iterations, values, end_of(values)) == pytest.approx(20)
 
 
+SLOWLY_JUDGED = replace(MIXED, scorers=1)
+
+
 @pytest.mark.parametrize(
-    ("timing", "fleet", "drafts", "seconds"),
+    ("timing", "fleet", "drafts", "updates", "seconds"),
     [
-        # 96 rollouts of .75 s over 12 devices, 24 s of scoring over 6 scorers, the driver, 64 trained samples
-        # over 4 devices.
-        (DraftTiming.NEVER, MIXED, 0, 6 + 4 + 0.5 + 8),
+        # 96 rollouts of .75 s over 12 devices, 64 trained samples over 4 devices, the driver. 24 s of scoring over
+        # 6 scorers end before.
+        (DraftTiming.NEVER, MIXED, 0, 1, 6 + 8 + 0.5),
+        # With one scorer training ends with it, but for the updates after the first one.
+        (DraftTiming.NEVER, SLOWLY_JUDGED, 0, 1, 24 + 0.5),
+        (DraftTiming.NEVER, SLOWLY_JUDGED, 0, 4, 24 + 6 + 0.5),
         # 48 drafts: 24 s over 8 devices are hidden behind training.
-        (DraftTiming.TRAINING_WINDOW, MIXED, 48, 6 + 4 + 0.5 + 8),
+        (DraftTiming.TRAINING_WINDOW, MIXED, 48, 1, 6 + 8 + 0.5),
         # 192 drafts: 96 s over 8 devices outlast it by 4 s.
-        (DraftTiming.TRAINING_WINDOW, MIXED, 192, 6 + 4 + 0.5 + 12),
+        (DraftTiming.TRAINING_WINDOW, MIXED, 192, 1, 6 + 12 + 0.5),
+        # They are judged after the rollouts.
+        (DraftTiming.TRAINING_WINDOW, SLOWLY_JUDGED, 48, 1, 24 + 12 + 0.5),
         # Over all 12 devices 2 s, and as long for scoring.
-        (DraftTiming.BEFORE_ROLLOUT, MIXED, 48, 6 + 4 + 0.5 + 2 + 8),
+        (DraftTiming.BEFORE_ROLLOUT, MIXED, 48, 1, 6 + 0.5 + 2 + 8),
         # Where all train there is no window beside training.
-        (DraftTiming.TRAINING_WINDOW, EVERYWHERE, 48, 6 + 4 + 0.5 + 2 + 8 / 3),
+        (DraftTiming.TRAINING_WINDOW, EVERYWHERE, 48, 1, 6 + 0.5 + 2 + 8 / 3),
     ],
 )
-def test_the_seconds_of_an_iteration(timing, fleet, drafts, seconds):
+def test_the_seconds_of_an_iteration(timing, fleet, drafts, updates, seconds):
     curve = Curve(rollouts=[128, 96, 96], drafts=[0, drafts, 0], samples={"train": 3 * 64})
-    assert iteration_s(curve, COSTS, fleet, timing) == pytest.approx(seconds)
+    assert iteration_s(curve, COSTS, fleet, timing, updates) == pytest.approx(seconds)
 
 
 def made(
@@ -93,7 +101,7 @@ def test_a_slow_core_changes_no_cost():
 
 
 def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> Arm:
-    return Arm(name, curves, COSTS, timing, "exact")
+    return Arm(name, curves, COSTS, timing, "exact", 1)
 
 
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]

@@ -299,6 +299,10 @@ def test_what_is_not_known_widens_the_answer():
             "--serving is '2,0,1'; give the share of busy devices and half of its swing",
         ),
         (("--serving", "busy"), "--serving is 'busy'; give the share"),
+        (
+            ("--serving", "0.9,0,2", "--policies", "spot"),
+            "a serving fleet is given, and none of the policies spot borrows from one; add lending",
+        ),
         (("--zone", "a"), "--zone 'a' is one of a price file; name it by --prices"),
         (("--prices", "missing.csv"), "price file missing.csv cannot be read: No such file"),
         (("--policies", "spot,bid"), "policy 'bid' is not known; name some of reserved, on-demand, "),

@@ -51,8 +51,8 @@ SLOWLY_JUDGED = replace(MIXED, scorers=1)
 @pytest.mark.parametrize(
     ("timing", "fleet", "drafts", "updates", "seconds"),
     [
-        # 96 rollouts of .75 s over 12 devices, 64 trained samples over 4 devices, the driver. 24 s of scoring over
-        # 6 scorers end before.
+        # 96 rollouts of .75 s over 12 devices, 64 trained samples over 4 devices, the driver. 24 s of scoring
+        # over 6 scorers end before.
         (DraftTiming.NEVER, MIXED, 0, 1, 6 + 8 + 0.5),
         # With one scorer training ends with it, but for the updates after the first one.
         (DraftTiming.NEVER, SLOWLY_JUDGED, 0, 1, 24 + 0.5),

@@ -19,14 +19,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m compileall -q flows tasks gpu_runtime storage ui benchmarks tests spotlight.py
 	$(BIN)/python -m flows.server.empty_database
 	@touch $@
 
 demo: install ## a whole run on this machine, without a GPU
 	$(BIN)/spotlight train --preset glyphs-stale --set iterations=16
 
-# Live tests often wait for processes to start: three groups at a time keep two cores busy.
-PYTEST := $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder
+# Live tests often wait for processes to start: three groups at a time keep two cores busy. What pytest has
+# rewritten is kept, also where Python is told to write no bytecode: it is the same in every process.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadscope --no-loadscope-reorder
 
 test: install ## what must hold for a commit, on CPU
 	$(PYTEST) -m "not slow"

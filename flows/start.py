@@ -20,7 +20,7 @@ from flows.server.dashboards import way_to_dashboard
 from flows.server.loss import result_without_server
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore, check_resumable
+from storage.database.run_store import RunStore, check_resumable, refuse_simulated
 from storage.environment import PRESET
 from storage.errors import (
     CheckpointError,
@@ -267,7 +267,10 @@ def evaluated_configuration(
         raise ConfigurationError(
             "--preset is given with a run, which has a configuration of its own; drop one"
         )
-    base = RunStore(home).run(run_id).config if run_id else None
+    row = RunStore(home).run(run_id) if run_id else None
+    if row is not None:
+        refuse_simulated(row)
+    base = None if row is None else row.config
     config = given_configuration(preset, settings, ray_address, base, cluster)
     if run_id and not CheckpointStore(home.checkpoints(run_id)).iterations():
         raise CheckpointError(f"run {run_id!r} has no checkpoint yet; go on with `spotlight resume {run_id}`")

@@ -22,6 +22,9 @@ PRESET = "preset"
 DEVICES = "devices"
 """Fact stored with a run once its workers have loaded: what they compute on, `cpu` or the GPUs' names."""
 
+SIMULATED = "simulated"
+"""Fact stored with a run that nothing has done: what was simulated, in words."""
+
 CPU = "cpu"
 """What `DEVICES` says of workers without a GPU."""
 

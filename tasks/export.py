@@ -16,7 +16,7 @@ from gpu_runtime.models.registry import family_of
 from storage.checkpoints import CheckpointStore
 from storage.config.run_config import RunConfig
 from storage.database.results import evaluated_iterations, run_result
-from storage.database.run_store import RunStore
+from storage.database.run_store import RunStore, refuse_simulated
 from storage.errors import CheckpointError, StorageError
 from storage.home import Home
 from storage.model_card import model_card
@@ -52,6 +52,7 @@ def export_run(home: Home, run_id: str, out: Path) -> dict[str, Any]:
     """
     store = RunStore(home)
     row = store.run(run_id)
+    refuse_simulated(row)
     config = row.config
     checkpoint = CheckpointStore(home.checkpoints(run_id)).load_latest()
     if checkpoint is None:

@@ -10,7 +10,7 @@ from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, Lear
 from gpu_runtime.simulator.comparison.policies import Arm
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
-from storage.database.run_store import RunStore
+from storage.database.run_store import RunStore, refuse_simulated
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 
@@ -71,7 +71,10 @@ def recorded_curves(home: Home, *run_ids: str) -> LearningCurves:
     store = RunStore(home)
     if len(set(run_ids)) < len(run_ids):
         raise ConfigurationError(f"runs {', '.join(run_ids)}: one is named twice; it would count as two")
-    configs = [store.run(run_id).config for run_id in run_ids]
+    rows = [store.run(run_id) for run_id in run_ids]
+    for row in rows:
+        refuse_simulated(row)
+    configs = [row.config for row in rows]
     tasks = {(config.model.path, config.reward.scorer, config.evaluation.prompts) for config in configs}
     if len(tasks) > 1:
         raise ConfigurationError(

@@ -16,7 +16,7 @@ from gpu_runtime.simulator.profile import Profile as Profile
 from gpu_runtime.simulator.profile import Quantity, StepTime
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
-from storage.database.run_store import RunStore
+from storage.database.run_store import RunStore, refuse_simulated
 from storage.errors import ConfigurationError
 from storage.home import Home
 
@@ -76,7 +76,10 @@ def recorded_profile(home: Home, *run_ids: str) -> Profile:
         ConfigurationError: one has too few iterations, or no time of rollouts.
     """
     found = _Recorded()
-    configs = [RunStore(home).run(run_id).config for run_id in run_ids]
+    rows = [RunStore(home).run(run_id) for run_id in run_ids]
+    for row in rows:
+        refuse_simulated(row)
+    configs = [row.config for row in rows]
     for run_id, config in zip(run_ids, configs, strict=True):
         _measure(home, run_id, config, found)
     source = f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs: {', '.join(run_ids)}"

@@ -34,9 +34,11 @@ from gpu_runtime.simulator.comparison.what_if import (
 from gpu_runtime.simulator.comparison.what_if import Spread as Spread
 from gpu_runtime.simulator.fleet import FleetPlan
 from gpu_runtime.simulator.profile import Profile, read_profile
+from gpu_runtime.simulator.simulated_run import SimulatedRun
 from storage.config.loading import PRESETS
 from storage.config.run_config import RunConfig
 from storage.config.sequence_parallel import AUTO
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, RunNotFoundError, quoted
 from storage.home import Home
 from tasks.gpu_profile import gpu_profile, is_gpu_profile
@@ -44,6 +46,7 @@ from tasks.market_question import MarketQuestion as MarketQuestion
 from tasks.market_question import market_in_words, market_of, offer_of, prices_in_words, serving_in_words
 from tasks.recorded_curves import find_curves as find_curves
 from tasks.recorded_profile import model_key, recorded_profile
+from tasks.simulated_records import record_run
 from tasks.what_if_in_words import conclusions as conclusions
 
 PROFILES = PRESETS / "profiles"
@@ -208,11 +211,46 @@ def time_line(
         TraceError: the trace cannot be read, or is too short.
     """
     refuse_time_line(config, policy, policies)
-    offer = offer_of(config, question)
-    alone = policies_of([policy])
-    runs = policy_runs(config, offer, profile, market_of(question), 1, seed, policies=alone, keeps=policy)
     about = {"policy": policy, "profile": profile.name, "seed": seed, "iterations": config.iterations}
-    return chrome_trace(runs[policy][0], about)
+    return chrome_trace(_first_run(config, profile, question, policy, seed), about)
+
+
+def _first_run(
+    config: RunConfig, profile: Profile, question: MarketQuestion, policy: str, seed: int
+) -> SimulatedRun:
+    """A policy's run in the first future of an answer, with what every device did; arguments of `answer`."""
+    offer, market, alone = offer_of(config, question), market_of(question), policies_of([policy])
+    return policy_runs(config, offer, profile, market, 1, seed, policies=alone, keeps=policy)[policy][0]
+
+
+def record(
+    store: RunStore,
+    run_id: str,
+    config: RunConfig,
+    profile: Profile,
+    question: MarketQuestion,
+    policy: Policy,
+    seed: int = 0,
+    curves: LearningCurves | None = None,
+) -> None:
+    """Enter a policy's run in the first of an answer's futures into a home's database, as a simulated one.
+
+    Args:
+        store: of the home.
+        run_id: a new one.
+        config, profile, question, seed, curves: of `answer`.
+        policy: that the run follows.
+
+    Raises:
+        ConfigurationError: the run is too long.
+        TraceError: the trace cannot be read, or is too short.
+        StorageError: there is a run of that identifier.
+    """
+    refuse_long(config)
+    market = market_in_words(market_of(question), question)
+    about = f"profile {profile.name}; {market}; {prices_in_words(offer_of(config, question))}; seed {seed}"
+    run = _first_run(config, profile, question, policy.name, seed)
+    record_run(store, run_id, config, policy, run, about, curves)
 
 
 def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[Policy] = POLICIES) -> None:
@@ -235,6 +273,15 @@ def refuse_time_line(config: RunConfig, policy: str | None, policies: Sequence[P
         raise ConfigurationError(
             f"no live run can follow {', '.join(names)}, so none is the best; name one of them by --policy"
         )
+    refuse_long(config)
+
+
+def refuse_long(config: RunConfig) -> None:
+    """Refuse to keep what each device does in each iteration, where that is too much.
+
+    Raises:
+        ConfigurationError: the run is too long.
+    """
     drawn = config.iterations * (config.runtime.least_reserved + config.runtime.least_spot)
     if drawn > MOST_DRAWN:
         raise ConfigurationError(

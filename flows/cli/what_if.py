@@ -17,6 +17,8 @@ from rich.table import Table
 
 from flows.cli.settings import preset_names, setting_names
 from flows.configuration import given_configuration
+from flows.run_identity import new_run_id
+from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError, quoted
 from storage.home import Home
 from storage.new_folder import writable_file
@@ -110,8 +112,18 @@ def what_if(
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Whose run --timeline writes; the best one's by default."),
+        typer.Option(
+            metavar="NAME",
+            help="Whose run --timeline writes, by default the best one's; or --record enters, else all.",
+        ),
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Enter simulated runs into the home's database, marked, for dashboard and report.",
+        ),
+    ] = False,
     progress: Annotated[
         bool, typer.Option("--progress", hidden=True, help="A line on standard error for each run.")
     ] = False,
@@ -126,19 +138,23 @@ def what_if(
         chosen_policies,
         find_curves,
         find_profile,
+        refuse_long,
         refuse_profile,
         refuse_time_line,
         refuse_unfit,
         runs_of,
         time_line,
     )
+    from tasks.what_if import record as record_policy
 
     config = config if price else with_prices(config)
     refuse_unfit(config)
     compared = chosen_policies(policies, config, serving or "")
-    drawn = _drawn_file(timeline, policy)
-    if drawn is not None:
+    drawn = _drawn_file(timeline, policy, record)
+    if drawn is not None or (record and policy is not None):
         refuse_time_line(config, policy, compared)
+    if record:
+        refuse_long(config)
     home = Home.from_environment()
     chosen, curves = find_profile(home, config, profile), find_curves(home, config, curve)
     refuse_profile(config, chosen)
@@ -151,21 +167,30 @@ def what_if(
         name = policy or next(one.policy.name for one in result.answers if one.best)  # there is one
         line = time_line(config, chosen, question, name, seed, policies=compared)
         drawn.write_text(json.dumps(line))
+    entered: dict[str, str] = {}
+    for one in [one for one in compared if record and policy in (None, one.name)]:
+        entered[one.name] = run_id = new_run_id(f"simulated-{one.name}")
+        record_policy(RunStore(home.ensure()), run_id, config, chosen, question, one, seed, curves)
     if as_json:
-        typer.echo(json.dumps(result.to_json()))
+        typer.echo(json.dumps({**result.to_json(), **({"recorded": entered} if record else {})}))
     else:
         show(result)
+    for run_id in entered.values():
+        typer.echo(f"entered as run {run_id}", err=True)
 
 
-def _drawn_file(timeline: str | None, policy: str | None) -> Path | None:
+def _drawn_file(timeline: str | None, policy: str | None, record: bool) -> Path | None:
     """The file of the time line; None where none is asked for.
+
+    Args:
+        timeline, policy, record: as they were given.
 
     Raises:
         ConfigurationError: it cannot be written, or a policy is named and no file.
     """
     if timeline is not None:
         return writable_file(timeline, "--timeline")
-    if policy is not None:
+    if policy is not None and not record:
         raise ConfigurationError(
             f"--policy {quoted(policy)} says whose time line is written; give its file by --timeline"
         )

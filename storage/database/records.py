@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
+RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted", "simulated"]
 Market = Literal["reserved", "spot"]
 DeviceState = Literal["rollout", "explore", "train", "load", "regroup", "idle", "lost"]
 StandbyEnd = Literal["", "taken", "lost"]

@@ -25,6 +25,7 @@ from storage.database.journal import EntryKind, Journal, journal_line
 from storage.database.record_writing import discard_iterations, write_evaluation, write_iteration
 from storage.database.records import EvaluationRecord, IterationRecord, RunStatus
 from storage.database.run_status import run_is_alive
+from storage.environment import SIMULATED
 from storage.errors import ConfigurationError, RunNotFoundError, StorageError, quoted
 from storage.home import Home
 
@@ -88,7 +89,14 @@ class RunStore:
         self.home = home
         self.database = Database(home.database, wait_s)
 
-    def create_run(self, run_id: str, config: RunConfig, environment: Mapping[str, str], pid: int) -> None:
+    def create_run(
+        self,
+        run_id: str,
+        config: RunConfig,
+        environment: Mapping[str, str],
+        pid: int,
+        at: float | None = None,
+    ) -> None:
         """Enter a new run, status `running`, done by process `pid` of this machine.
 
         Args:
@@ -96,17 +104,19 @@ class RunStore:
             config: its configuration.
             environment: versions and digests, by name.
             pid: of the process that does it.
+            at: when it began (Unix seconds); now by default.
 
         Raises:
             StorageError: there is a run of that identifier already.
         """
+        began_at = now() if at is None else at
         with self.database.writing() as connection:
             if connection.execute("SELECT 1 FROM runs WHERE run_id = ?", [run_id]).fetchone():
                 raise StorageError(f"run {run_id} exists already; resume it, or take another identifier")
             connection.execute(
                 "INSERT INTO runs VALUES (?, ?, 'running', ?, NULL, ?, ?, ?, ?, ?, '{}', NULL)",
                 [
-                    run_id, config.name, now(), socket.gethostname(), pid, _process_start(pid),
+                    run_id, config.name, began_at, socket.gethostname(), pid, _process_start(pid),
                     config.model_dump_json(), json.dumps(dict(environment)),
                 ],
             )  # fmt: skip
@@ -327,6 +337,7 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
     Raises:
         ConfigurationError: saying which, and what to do.
     """
+    refuse_simulated(row)
     if row.status == "finished":
         raise ConfigurationError(
             f"run {row.run_id!r} is finished after {row.last_iteration} iterations; start a new one with "
@@ -345,6 +356,19 @@ def check_resumable(row: RunRow, pid: int | None = None) -> None:
             f"`spotlight resume {row.run_id} --take-over`"
         )
     raise ConfigurationError(message)
+
+
+def refuse_simulated(row: RunRow) -> None:
+    """Refuse to take a run for one that was done.
+
+    Raises:
+        ConfigurationError: it was simulated.
+    """
+    if SIMULATED in row.environment:
+        raise ConfigurationError(
+            f"run {row.run_id!r} was simulated by `spotlight what-if`, and nothing of it was done; name a "
+            "recorded one"
+        )
 
 
 def run_rows(connection: duckdb.DuckDBPyConnection, clause: str, values: list[str]) -> list[RunRow]:

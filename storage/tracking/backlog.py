@@ -35,7 +35,7 @@ _PLACE = "mlflow_complete"
 """In `run_links`: noted after the run's end, MLflow has the whole run."""
 
 _UNSENT = """
-    WHERE r.status <> 'running' AND NOT EXISTS (
+    WHERE r.status NOT IN ('running', 'simulated') AND NOT EXISTS (
         SELECT 1 FROM run_links l WHERE l.run_id = r.run_id AND l.place = ? AND l.noted_at >= r.ended_at
     ) ORDER BY created_at DESC, run_id DESC
 """

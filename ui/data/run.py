@@ -16,6 +16,7 @@ from storage.database.queries import runs as queries
 from storage.database.run_notes import RunNotes, read_notes
 from storage.database.run_status import LIVE, activity_of, shown_status, shown_statuses
 from storage.database.run_store import RunRow, RunStore
+from storage.environment import SIMULATED
 from storage.home import Home
 from storage.ledger.modelled import is_modelled
 from storage.run_log import Activity, read_activity
@@ -104,6 +105,11 @@ class RunView:
     def is_modelled(self) -> bool:
         """Whether its dollars are those of a model: no device was rented."""
         return is_modelled(json.loads(self.row.config_json), self.row.environment)
+
+    @property
+    def simulated(self) -> str | None:
+        """Of a run that nothing has done, what was simulated, in words; None of any other."""
+        return self.row.environment.get(SIMULATED)
 
     @property
     def paid_usd(self) -> float:

@@ -55,6 +55,18 @@ SIMULATED_BADGE = ":orange-badge[simulated]"
 """The same in Streamlit's markdown."""
 
 
+def simulated_in_words(what: str) -> str:
+    """What stands above the figures of a run that nothing has done.
+
+    Args:
+        what: was simulated.
+    """
+    return (
+        "Simulated: nothing of this run was done, and every figure and chart of it is computed. "
+        f"{what}. Scores are those of a learning curve, as far as there is one."
+    )
+
+
 def money(amount: float, modelled: bool) -> str:
     """Dollars as `usd` has them, and whether they are modelled: `$0.34 (modelled)`."""
     return f"{usd(amount)} {MODELLED}" if modelled else usd(amount)

@@ -13,7 +13,7 @@ from storage.errors import RunNotFoundError, StorageError
 from storage.home import Home
 from ui.data.links import load_links
 from ui.data.run import RunView, load_activity, load_overview, load_run
-from ui.elements.formatting import ending_in_words, moment, plain_markdown
+from ui.elements.formatting import ending_in_words, moment, plain_markdown, simulated_in_words
 from ui.elements.links import show_links
 from ui.elements.live_run import show_live
 from ui.server.login import fragment
@@ -23,7 +23,7 @@ _WATCH = "5s"  # of what a page does not draw anew by itself: new runs, and how 
 _CHOSEN = "chosen_run"  # in the session: going to another page empties the address
 _COLOURS = {
     "starting": "violet", "running": "blue", "finished": "green", "failed": "red", "cancelled": "gray",
-    "interrupted": "orange",
+    "interrupted": "orange", "simulated": "orange",
 }  # fmt: skip
 
 RunPage = Callable[[Path, RunView], None]
@@ -196,10 +196,12 @@ def _show_home(home: Path, draw: Callable[[Path], None]) -> None:
 
 
 def _show_trouble(view: RunView) -> None:
-    """Say how to resume a run that did not end well."""
+    """Say how to resume a run that did not end well, and of which none was done."""
     run_id = view.row.run_id.replace("`", "'")  # it stands in a code span
     if view.is_live:
         return
+    if view.simulated is not None:
+        st.warning(plain_markdown(simulated_in_words(view.simulated)), icon=":material/science:")
     if view.row.status == "running":
         st.warning(
             f"The run's process {view.row.pid} is gone. Resume from its last checkpoint with "

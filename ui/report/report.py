@@ -25,7 +25,14 @@ from ui.data.methods import least_spearman
 from ui.data.quality import QualityView, read_quality
 from ui.data.run import RunView, read_run
 from ui.data.sources import sources_of
-from ui.elements.formatting import duration, ending_in_words, moment, money, percent
+from ui.elements.formatting import (
+    duration,
+    ending_in_words,
+    moment,
+    money,
+    percent,
+    simulated_in_words,
+)
 from ui.elements.image_grid import gallery_html
 from ui.pages.convergence.charts import interval_chart, learning_charts, score_chart
 from ui.pages.convergence.data import read_seed_courses
@@ -103,6 +110,8 @@ def _summary(report: Report, view: RunView, spot: SpotView) -> None:
     report.sentence(
         f"{view.status}{', archived' * view.notes.archived}; started {moment(row.created_at)}{ended}.", "note"
     )
+    if view.simulated is not None:
+        report.sentence(simulated_in_words(view.simulated))
     if view.notes.tags:
         report.table(pd.DataFrame({"tags": [", ".join(view.notes.tags)]}))
     if view.notes.note:

@@ -51,6 +51,11 @@ class Policy:
         """What it does that no live run does, in words; None where a live run can follow it."""
         return self.plan(_ANY, 1.0).only_simulated
 
+    @property
+    def timing(self) -> DraftTiming:
+        """When it makes drafts."""
+        return self.plan(_ANY, 1.0).timing
+
 
 def _reserved_only(offer: FleetPlan, drafts: float) -> SimulatedPlan:
     return SimulatedPlan(replace(offer, spot=0), DraftTiming.NEVER)

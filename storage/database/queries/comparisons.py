@@ -101,7 +101,8 @@ def runs_of_other_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> d
     for the run's own seed, which is its own.
     """
     rows = connection.execute(
-        "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM evaluations) OR run_id = ? "
+        "SELECT run_id, config FROM runs WHERE status <> 'simulated' "
+        "AND run_id IN (SELECT run_id FROM evaluations) OR run_id = ? "
         "ORDER BY created_at, run_id",
         [run_id],
     ).fetchall()

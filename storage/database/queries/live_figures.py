@@ -43,7 +43,9 @@ def live_runs(connection: duckdb.DuckDBPyConnection) -> list[LiveRun]:
     """The runs that are marked as running; where there is none, the newest one, so that its end is seen."""
     rows = connection.execute(
         """
-        WITH latest AS (SELECT run_id FROM runs ORDER BY created_at DESC, run_id DESC LIMIT 1)
+        WITH latest AS (
+            SELECT run_id FROM runs WHERE status <> 'simulated' ORDER BY created_at DESC, run_id DESC LIMIT 1
+        )
         SELECT run_id, name, status, created_at, config FROM runs
         WHERE status = 'running'
             OR (run_id IN (FROM latest) AND NOT EXISTS (FROM runs WHERE status = 'running'))

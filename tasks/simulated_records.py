@@ -1,0 +1,118 @@
+"""Simulated runs in the tables of recorded ones, so that the dashboard and the report show them, marked."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.comparison.learning_curves import LearningCurves
+from gpu_runtime.simulator.comparison.policies import Policy
+from gpu_runtime.simulator.simulated_run import LedgerPhase, SimulatedRun
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from storage.clock import now
+from storage.config.run_config import RunConfig
+from storage.database.records import DeviceEvent, EvaluationRecord, IterationRecord, StateInterval
+from storage.database.results import run_result
+from storage.database.run_store import RunStore
+from storage.environment import CPU, DEVICES, SIMULATED, environment
+
+_STRATEGIES = {
+    DraftTiming.NEVER: "plain",
+    DraftTiming.TRAINING_WINDOW: "stale",
+    DraftTiming.BEFORE_ROLLOUT: "fresh",
+}
+
+
+def record_run(
+    store: RunStore,
+    run_id: str,
+    config: RunConfig,
+    policy: Policy,
+    run: SimulatedRun,
+    about: str,
+    curves: LearningCurves | None = None,
+) -> None:
+    """Enter a simulated run, with status `simulated`; its times end now.
+
+    It has no samples, drafts and images. The scores of its evaluations are those of the policy's learning
+    curve, the median of its run seeds; without a curve it has no evaluations, and what they took is part of
+    iterations.
+
+    Args:
+        store: of the home.
+        run_id: a new one.
+        config: that was asked about.
+        policy: that the run follows.
+        run: one that kept its intervals.
+        about: what it rests on, in words.
+        curves: how many iterations a score takes.
+    """
+    timing = policy.timing
+    exploration = config.exploration.model_copy(update={"strategy": _STRATEGIES[timing], "options": {}})
+    config = config.model_copy(update={"name": f"simulated-{policy.name}", "exploration": exploration})
+    facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}", DEVICES: CPU}
+    began = now() - run.wall_s
+    store.create_run(run_id, config, facts, os.getpid(), began)
+    curve = () if curves is None else curves.arms.get(policy.arm, ())
+    for part in _parts(run, began, evaluates=bool(curve)):
+        span = run_id, part.iteration, part.iteration, part.started_at, part.ended_at
+        if part.phase == "evaluation":
+            score = statistics.median(float(np.interp(part.iteration, c.iterations, c.values)) for c in curve)
+            evaluation = EvaluationRecord(*span, score, score)
+            store.commit_evaluation(replace(evaluation, intervals=part.intervals, device_events=part.events))
+        else:
+            metrics = {"iteration_s": part.ended_at - part.started_at, "cost_usd": part.usd}
+            record = IterationRecord(*span, metrics, intervals=part.intervals, device_events=part.events)
+            store.commit_iteration(record)
+    store.set_summary(run_id, run_result(store.database, run_id))
+    store.set_status(run_id, "simulated")
+
+
+@dataclass
+class _Part:
+    """An iteration or an evaluation of a run, in Unix seconds."""
+
+    iteration: int
+    phase: LedgerPhase
+    started_at: float
+    ended_at: float
+    intervals: list[StateInterval] = field(default_factory=list)
+    events: list[DeviceEvent] = field(default_factory=list)
+
+    @property
+    def usd(self) -> float:
+        return sum(interval.usd for interval in self.intervals)
+
+
+def _parts(run: SimulatedRun, began: float, evaluates: bool) -> list[_Part]:
+    """The parts of a run, with what devices did in each and what happened to them.
+
+    Args:
+        run: one that kept its intervals.
+        began: its beginning, in Unix seconds.
+        evaluates: whether evaluations are parts; otherwise each belongs to its iteration, and that of the
+            untouched model to the first.
+    """
+    parts: list[_Part] = []
+    for iteration, phase, end in run.ends:
+        since = parts[-1].ended_at if parts else began
+        until = began + end / TICKS_PER_S
+        if evaluates or phase == "iteration" or not parts:
+            parts.append(_Part(iteration, phase, since, until))
+        else:
+            parts[-1].ended_at = until
+    if not evaluates and parts[0].phase == "evaluation":
+        parts[1].started_at = parts.pop(0).started_at
+    ends = [part.ended_at for part in parts]
+    for one in run.intervals:
+        times = {name: began + getattr(one, name) / TICKS_PER_S for name in ("started_at", "ended_at")}
+        parts[bisect_left(ends, times["ended_at"])].intervals.append(replace(one, **times))
+    for happened in run.device_events:
+        at = began + happened.at / TICKS_PER_S
+        parts[min(bisect_left(ends, at), len(parts) - 1)].events.append(replace(happened, at=at))
+    return parts

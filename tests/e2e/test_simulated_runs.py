@@ -1,0 +1,112 @@
+"""Simulated runs in the database: what was simulated is there to the last second, and every page says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gpu_runtime.exploration.explorer import DraftTiming
+from gpu_runtime.simulator.comparison.learning_curves import LearningCurve, LearningCurves
+from gpu_runtime.simulator.comparison.policies import policies_of
+from gpu_runtime.simulator.simulated_run import SimulatedRun
+from gpu_runtime.simulator.virtual_time import TICKS_PER_S
+from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.database.queries.live_figures import live_runs
+from storage.database.run_store import RunStore, check_resumable
+from storage.errors import ConfigurationError
+from storage.home import Home
+from tasks.export import export_run
+from tasks.recorded_curves import recorded_curves
+from tasks.recorded_profile import recorded_profile
+from tasks.simulated_records import record_run
+from tests.dashboard_page import figures, opened_page, page_file, sentences
+from tests.simulated import simulated, small_config
+from ui.report.report import report_page
+
+CONFIG = small_config(iterations=3, every=1)
+LOST = Trace((TraceEvent(0.0, "add", "s"), TraceEvent(60.0, "remove", "s")), 1000.0)
+CURVE = LearningCurve(iterations=(0, 2), values=(0.2, 0.4))
+CURVES = LearningCurves(name="c", arms={"plain": (CURVE,), "stale": (CURVE, CURVE)})
+(SPOTLIGHT,) = policies_of(["spotlight"])
+
+
+def simulated_run() -> SimulatedRun:
+    return simulated(CONFIG, 1, 1, LOST, DraftTiming.TRAINING_WINDOW, keeps_intervals=True)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Two runs: one with the scores of a curve, one without."""
+    home = Home(tmp_path_factory.mktemp("home")).ensure()
+    store = RunStore(home)
+    record_run(store, "bare", CONFIG, SPOTLIGHT, simulated_run(), "profile small")
+    record_run(store, "simulated", CONFIG, SPOTLIGHT, simulated_run(), "profile small", CURVES)
+    return home
+
+
+def states(home: Home, run_id: str) -> Mapping[tuple[str, str], float]:
+    with RunStore(home).database.reading() as connection:
+        rows = connection.execute(
+            "SELECT market, state, sum(ended_at - started_at) FROM worker_states "
+            "WHERE run_id = ? GROUP BY market, state",
+            [run_id],
+        ).fetchall()
+    return {(market, state): seconds for market, state, seconds in rows}
+
+
+@pytest.mark.parametrize("run_id", ["simulated", "bare"])
+def test_the_ledger_is_that_of_the_simulated_run(home: Home, run_id: str):
+    run = simulated_run()
+    expected = {key: time / TICKS_PER_S for key, time in run.spent.items() if time}
+    # Unix seconds hold times of a fraction of a microsecond.
+    assert states(home, run_id) == pytest.approx(expected, abs=1e-4)
+    row = RunStore(home).run(run_id)
+    assert (row.status, row.last_iteration) == ("simulated", 3)
+    assert row.summary["cost_usd"] == pytest.approx(run.usd, rel=1e-6)
+    assert row.ended_at - row.created_at == pytest.approx(run.wall_s, abs=5)
+
+
+def test_scores_are_those_of_the_policy_s_curve(home: Home):
+    with RunStore(home).database.reading() as connection:
+        scores = connection.execute(
+            "SELECT run_id, iteration, score FROM evaluations ORDER BY iteration"
+        ).fetchall()
+        lost = connection.execute("SELECT run_id FROM device_events WHERE kind = 'lost'").fetchall()
+    assert [row[:2] for row in scores] == [("simulated", iteration) for iteration in range(4)]
+    assert [score for *_, score in scores] == pytest.approx([0.2, 0.3, 0.4, 0.4])
+    assert sorted(lost) == [("bare",), ("simulated",)]
+
+
+def test_nothing_takes_it_for_a_run_that_was_done(home: Home, tmp_path: Path):
+    row = RunStore(home).run("simulated")
+    for take in (
+        lambda: check_resumable(row),
+        lambda: recorded_profile(home, "simulated"),
+        lambda: recorded_curves(home, "simulated"),
+        lambda: export_run(home, "simulated", tmp_path / "exported"),
+    ):
+        with pytest.raises(ConfigurationError, match="was simulated by `spotlight what-if`"):
+            take()
+    with RunStore(home).database.reading() as connection:
+        assert live_runs(connection) == [], "what is measured of a run at work"
+
+
+@pytest.mark.parametrize("name", ["convergence", "spot", "cost", "health", "seeds", "images"])
+@pytest.mark.parametrize("run_id", ["simulated", "bare"])
+def test_each_page_of_it_says_so(home: Home, name: str, run_id: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    page = opened_page(page_file(name), {"run": run_id})
+    assert f"{run_id} :orange-badge[simulated]" in [header.value for header in page.header]
+    assert "Simulated: nothing of this run was done" in sentences(page)
+    assert "policy spotlight" in sentences(page)
+    if name == "spot":
+        assert "Spot idle" in "".join(figures(page))
+
+
+def test_the_list_of_runs_and_the_report_say_so(home: Home, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(home.path))
+    page = opened_page(page_file("runs"), {})
+    assert page.dataframe[0].value["status"].tolist() == ["simulated", "simulated"]
+    assert "Simulated: nothing of this run was done" in report_page(RunStore(home), "simulated")

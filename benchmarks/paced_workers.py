@@ -40,10 +40,10 @@ class PacedWorker(DeviceWorker):
         advance = super().advance_samples
         return _paced(lambda: advance(lease, steps), steps * STEP_S)
 
-    def train(self, samples: Sequence[TrainingSample]) -> TrainingReport:
-        """As of a worker."""
+    def train(self, samples: Sequence[TrainingSample], begins: bool = True) -> TrainingReport:
+        """As of a worker; what was added before takes its own time."""
         train = super().train
-        return _paced(lambda: train(samples), TRAIN_S)
+        return _paced(lambda: train(samples, begins), TRAIN_S)
 
 
 def _paced(work: Callable[[], Result], least_s: float) -> Result:

@@ -238,8 +238,9 @@ class Runtime:
         )
         self._search.open_window()
         rolled = zip(requests, delivered, strict=True)
-        made = drafts | {(one.prompt_id, one.seed_index): done for one, done in rolled}
-        samples = [made[one.prompt_id, one.seed_index] for one in wanted]
+        made = {(one.prompt_id, one.seed_index): done for one, done in rolled}
+        identities = [(one.prompt_id, one.seed_index) for one in wanted]
+        samples = [drafts.get(identity) or made[identity] for identity in identities]
         return Rollout(plan, self.policy_version, samples)
 
     def reward(self, rollout: Rollout) -> list[Score]:

@@ -231,7 +231,8 @@ class Trainer:
         for weight in self._weights:
             if weight.grad is not None:
                 weight.grad.div_(update.rows)
-        return BatchTerms(*(term / update.rows for term in terms[:3]), terms.deviation)
+        rows = update.rows
+        return BatchTerms(terms.loss / rows, terms.kl / rows, terms.clipped / rows, terms.deviation)
 
     def _of_all(self, terms: BatchTerms) -> BatchTerms:
         """Sums of all processes, from this one's."""

@@ -56,7 +56,7 @@ def test_batches_do_not_depend_on_what_comes_with_what(processes: int) -> None:
 
 def test_whole_batches_are_computed_at_once() -> None:
     objective: Any = CountingObjective()
-    update = Accumulation(objective, 3, 0, 2)
+    update: Any = Accumulation(objective, 3, 0, 2)
     update.add("ab")
     assert not objective.computed, "four rows are less than a batch for each of two processes"
     update.add("c")
@@ -65,7 +65,7 @@ def test_whole_batches_are_computed_at_once() -> None:
 
 def test_a_deviation_that_is_no_number_stays_one() -> None:
     objective: Any = CountingObjective()
-    update = Accumulation(objective, 3)
+    update: Any = Accumulation(objective, 3)
     update.add(["bad", "b", "c", "d"])
     assert update.terms.deviation != update.terms.deviation
 

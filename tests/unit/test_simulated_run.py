@@ -40,10 +40,10 @@ def test_one_device_does_all_in_turn():
     }  # fmt: skip
 
 
-def fed(updates: int = 1, **seconds: float) -> SimulatedRun:
+def fed(updates: int = 1, score: float = 0.25) -> SimulatedRun:
     """The same run, trained on group by group."""
     algorithm = {"prompts_per_iteration": 4, "group_size": 4, "updates_per_iteration": updates}
-    return simulated(small_config(iterations=1, algorithm=algorithm), 1, times=times_of(**seconds))
+    return simulated(small_config(iterations=1, algorithm=algorithm), 1, times=times_of(score=score))
 
 
 def test_trainers_begin_with_the_groups_that_are_judged():

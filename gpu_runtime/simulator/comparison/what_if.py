@@ -292,15 +292,16 @@ def undisturbed(
         size, groups = sampling.batch_size, devices // degrees[kind]
         turn = steps * times.step_of(kind, degrees[kind]) + times.decode
         begins = times.weights + (times.regroup if degrees[kind] > 1 else 0)
+        batches = -(-images // size)
         judged = {}
-        for batch in range(-(-images // size)):
+        for batch in range(batches):
             turns, last = batch // groups + 1, min(images, (batch + 1) * size)
             # Scorers take a turn's images as it ends. All turns before bring as much, so the first one whose
             # images wait is the first or this one.
             judged[batch] = begins + max(
                 ended * turn + (last - (ended - 1) * groups * size) * times.score for ended in (1, turns)
             )
-        return begins + turns * turn, judged
+        return begins + -(-batches // groups) * turn, judged
 
     samples = algorithm.prompts_per_iteration * algorithm.group_size
     rolled, judged = generate(samples, sampling.rollout_steps, RequestKind.ROLLOUT)

@@ -240,7 +240,7 @@ class DraftPhase:
 
     def _items(self, tasks: Sequence[DraftTask]) -> list[WorkItem[SampleRequest]]:
         self._tasks |= {task.request: task for task in tasks}
-        # All have one turn: the planner's order counts.
+        # In the planner's order.
         return [
             WorkItem(task.request, self.kind, self._limits.steps[task.fidelity], self.version)
             for task in tasks

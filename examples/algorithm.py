@@ -160,8 +160,11 @@ class Algorithm:
             ratio_R = torch.exp(log_prob(s.sde, after_RSC, policy) - old_log_prob_R)
             clipped_R = ratio_R.clamp(1 - clip, 1 + clip)
             loss_R = torch.maximum(-advantage_R * ratio_R, -advantage_R * clipped_R)
-            (loss_R * (1.0 / len(pairs))).sum().backward()
+            loss_R.sum().backward()
         if pairs:
+            for weight in self.weights:
+                if weight.grad is not None:
+                    weight.grad.div_(len(pairs))
             torch.nn.utils.clip_grad_norm_(self.weights, self.config.optimizer.max_grad_norm)
             self.optimizer.step()
             self.optimizer.zero_grad()

@@ -48,6 +48,13 @@ class _UndeliveredEventsAreOneLine(logging.Filter):
         return first
 
 
+class _NoLineForAFailedPing(logging.Filter):
+    """Where a server goes away just as Prefect's connection asks whether it is there, a traceback is logged."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return str(record.msg) != "keepalive ping failed"
+
+
 class _NoLineForEachTask(logging.Filter):
     """Prefect logs the good end of every task: 8 lines an iteration, among which the run's own are lost."""
 
@@ -56,6 +63,7 @@ class _NoLineForEachTask(logging.Filter):
 
 
 logging.getLogger("prefect.task_runs").addFilter(_NoLineForEachTask())
+logging.getLogger("websockets.client").addFilter(_NoLineForAFailedPing())
 
 for _name in ("prefect.events.clients", "prefect._internal.concurrency"):
     logging.getLogger(_name).addFilter(_UndeliveredEventsAreOneLine())

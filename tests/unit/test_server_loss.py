@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -70,3 +71,10 @@ def test_an_event_that_nobody_takes_does_not_hold_the_process(tmp_path: Path):
     )
     print(f"{time.monotonic() - started_at:.1f} s")
     assert (answer.returncode, answer.stdout) == (7, "said"), answer.stderr
+
+
+def test_a_ping_that_fails_as_the_server_goes_away_leaves_no_traceback(caplog: pytest.LogCaptureFixture):
+    logger = logging.getLogger("websockets.client")
+    logger.error("keepalive ping failed", exc_info=(OSError, OSError("gone"), None))
+    logger.error("something else")
+    assert [record.message for record in caplog.records] == ["something else"]

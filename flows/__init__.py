@@ -49,7 +49,7 @@ class _UndeliveredEventsAreOneLine(logging.Filter):
 
 
 class _NoLineForAFailedPing(logging.Filter):
-    """Where a server goes away just as Prefect's connection asks whether it is there, a traceback is logged."""
+    """A traceback is logged where a server goes away just as Prefect asks whether it is there."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return str(record.msg) != "keepalive ping failed"

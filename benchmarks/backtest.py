@@ -156,7 +156,7 @@ def live_figures(home: Home, run_id: str, config: RunConfig) -> Figures:
         return statistics.fmean(float(value) for value in work[column])
 
     phases = {name: mean(f"{name}_s") for name in ("rollout", "reward")}
-    # What runs beside the wait for scores is in that.
+    # What runs beside the rollout and the wait for scores is in those.
     phases["train"] = mean("train_device_s") / config.runtime.trainer_workers - mean("train_beside_s")
     iteration_s = mean("iteration_s")
     phases["driver"] = iteration_s - sum(phases.values())

@@ -74,7 +74,7 @@ class Trained:
         report: of its training steps.
         advantages: that it used.
         policy_version: of the new weights.
-        beside_s: seconds of it that passed while scores were awaited.
+        beside_s: seconds of it that passed before the last score was there.
     """
 
     report: TrainingReport

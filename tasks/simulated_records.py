@@ -19,7 +19,7 @@ from storage.config.run_config import RunConfig
 from storage.database.records import DeviceEvent, EvaluationRecord, IterationRecord, StateInterval
 from storage.database.results import run_result
 from storage.database.run_store import RunStore
-from storage.environment import CPU, DEVICES, SIMULATED, environment
+from storage.environment import SIMULATED, environment
 
 _STRATEGIES = {
     DraftTiming.NEVER: "plain",
@@ -55,9 +55,10 @@ def record_run(
     timing = policy.timing
     exploration = config.exploration.model_copy(update={"strategy": _STRATEGIES[timing], "options": {}})
     config = config.model_copy(update={"name": f"simulated-{policy.name}", "exploration": exploration})
-    facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}", DEVICES: CPU}
+    facts = environment() | {SIMULATED: f"policy {policy.name}: {policy.summary}; {about}"}
     began = now() - run.wall_s
     store.create_run(run_id, config, facts, os.getpid(), began)
+    store.set_status(run_id, "simulated")  # first, so that nothing takes it for a run at work
     curve = () if curves is None else curves.arms.get(policy.arm, ())
     for part in _parts(run, began, evaluates=bool(curve)):
         span = run_id, part.iteration, part.iteration, part.started_at, part.ended_at
@@ -70,7 +71,6 @@ def record_run(
             record = IterationRecord(*span, metrics, intervals=part.intervals, device_events=part.events)
             store.commit_iteration(record)
     store.set_summary(run_id, run_result(store.database, run_id))
-    store.set_status(run_id, "simulated")
 
 
 @dataclass

@@ -242,11 +242,9 @@ def record(
         policy: that the run follows.
 
     Raises:
-        ConfigurationError: the run is too long.
         TraceError: the trace cannot be read, or is too short.
         StorageError: there is a run of that identifier.
     """
-    refuse_long(config)
     market = market_in_words(market_of(question), question)
     about = f"profile {profile.name}; {market}; {prices_in_words(offer_of(config, question))}; seed {seed}"
     run = _first_run(config, profile, question, policy.name, seed)

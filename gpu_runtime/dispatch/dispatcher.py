@@ -414,7 +414,10 @@ class Dispatcher:
             self._add_ready_workers()
         for one in list(self._elsewhere.values()):
             if one.until_s <= self._clock() and not one.call.done():
-                self._fleet.kill_hung_worker(one.device, f"no word in {self._other_limit_s:g} s")
+                self._fleet.kill_hung_worker(
+                    one.device,
+                    f"no word in {self._other_limit_s:g} s (runtime.lease_s={self._lease_s:g})",
+                )
 
     def _end(self, flight: Flight) -> None:
         """A device has nothing more to do with a lease; calls of it that still end are late."""

@@ -368,7 +368,8 @@ class GenerationPhase:
             turn.cancel()
         now = self._loop.now
         self.outcome.judging = max(0, self._scorers_free - now)
-        if self._work.kind is RequestKind.ROLLOUT and all(map(self._is_idle, self._fleet.trainers)):
+        rolls_out = self._work.kind is RequestKind.ROLLOUT and self.outcome.trainers_left is None
+        if rolls_out and all(map(self._is_idle, self._fleet.trainers)):
             idle_since = {holder.name: at for holder, _, at in self.entered}
             left = max(idle_since[device.name] for device in self._fleet.trainers)
             self.outcome.trainers_left = left - self._began

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from storage.environment import CPU, DEVICES
+from storage.environment import CPU, DEVICES, SIMULATED
 
 MODELLED = "(modelled)"
 """Beside a sum that was not paid: no device was rented."""
@@ -14,7 +14,7 @@ _THIS_MACHINE = ("ray", "local", "", "auto")
 
 
 def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
-    """Whether processes without an accelerator stood for the devices: none was rented.
+    """Whether processes without an accelerator stood for the devices, or nothing at all: none was rented.
 
     Workers say what they compute on. Of a run of a version that did not record it, or before its workers have
     loaded, the accelerators of its own machine decide; a cluster that it joined on another machine counts as
@@ -24,6 +24,8 @@ def is_modelled(settings: Any, environment: Mapping[str, str]) -> bool:
         settings: of the run, as it stored them; an object of JSON, whatever its version.
         environment: of the run; where it does not say which accelerators there were, none counts as seen.
     """
+    if SIMULATED in environment:
+        return True
     if devices := environment.get(DEVICES):
         return devices == CPU
     settings = settings if isinstance(settings, Mapping) else {}

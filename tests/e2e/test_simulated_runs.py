@@ -13,10 +13,13 @@ from gpu_runtime.simulator.comparison.policies import policies_of
 from gpu_runtime.simulator.simulated_run import SimulatedRun
 from gpu_runtime.simulator.virtual_time import TICKS_PER_S
 from gpu_runtime.spot.traces.trace import Trace, TraceEvent
+from storage.database.queries.comparisons import runs_of_other_seeds
 from storage.database.queries.live_figures import live_runs
+from storage.database.records import EvaluationRecord
 from storage.database.run_store import RunStore, check_resumable
 from storage.errors import ConfigurationError
 from storage.home import Home
+from storage.ledger.modelled import is_modelled
 from tasks.export import export_run
 from tasks.recorded_curves import recorded_curves
 from tasks.recorded_profile import recorded_profile
@@ -91,6 +94,23 @@ def test_nothing_takes_it_for_a_run_that_was_done(home: Home, tmp_path: Path):
             take()
     with RunStore(home).database.reading() as connection:
         assert live_runs(connection) == [], "what is measured of a run at work"
+
+
+def test_it_is_no_seed_of_a_recorded_run_and_none_is_one_of_it(tmp_path: Path):
+    store = RunStore(Home(tmp_path).ensure())
+    record_run(store, "simulated", CONFIG, SPOTLIGHT, simulated_run(), "profile small", CURVES)
+    row = store.run("simulated")
+    store.create_run("done", row.config.model_copy(update={"seed": 7}), {}, 1)
+    store.commit_evaluation(EvaluationRecord("done", 0, 0, 1.0, 2.0, 0.5, 0.5))
+    with store.database.reading() as connection:
+        assert runs_of_other_seeds(connection, "simulated") == {row.config.seed: "simulated"}
+        assert runs_of_other_seeds(connection, "done") == {7: "done"}
+
+
+def test_its_dollars_are_modelled_whatever_it_stands_for(home: Home):
+    facts = RunStore(home).run("simulated").environment
+    assert "devices" not in facts
+    assert is_modelled({"runtime": {"cluster": "10.0.0.1:6379"}}, facts | {"accelerators": "8 x NVIDIA H100"})
 
 
 @pytest.mark.parametrize("name", ["convergence", "spot", "cost", "health", "seeds", "images"])

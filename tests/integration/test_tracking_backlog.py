@@ -146,6 +146,12 @@ def test_runs_of_living_processes_are_left_alone(store: RunStore):
     assert found(store, "sending") is None, "its process may still send its last figures"
 
 
+def test_simulated_runs_are_not_sent(store: RunStore, gone: int):
+    record(store, "not-done", gone, 1, "simulated")
+    assert later_run(store, "after-not-done") == []
+    assert found(store, "not-done") is None
+
+
 def test_of_two_processes_one_sends(store: RunStore, gone: int):
     record(store, "wanted", gone, 1)
     with (store.home.path / "mlflow.lock").open("a") as lock:

@@ -131,6 +131,13 @@ def test_with_the_last_spot_device_lost_the_trainers_roll_out_the_rest():
     assert run(lost, 1.0, seeds=True).iterations == [(38.5 + 16 - BEGINS_S) * TICKS_PER_S]
 
 
+def test_what_was_trained_on_before_the_trainers_were_called_back_counts():
+    # Judged at 28 and 29: the first group is trained on until 32, the second would be until 36. Called back
+    # at 35, the trainer does three steps and decoding until 39, then the three groups that are left.
+    lost = trace((0.0, "add", "s"), (35.0, "remove", "s"))
+    assert run(lost, seeds=True).iterations == [(39 + 12 - BEGINS_S) * TICKS_PER_S]
+
+
 def test_no_more_spot_devices_are_rented_than_the_training_has_work_for():
     two = trace((0.0, "add", "s"), (0.0, "add", "t"))
     # 24 s of rollout beside 16 of training is work for one.

@@ -17,7 +17,7 @@ from gpu_runtime.simulator.trace_windows import SpotMarket
 from gpu_runtime.simulator.virtual_time import ticks
 from gpu_runtime.spot.traces.generator import TraceShape
 from storage.config.loading import load_config
-from storage.database.run_store import RunStore
+from storage.database.run_store import RunRow, RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
 from tasks.recorded_profile import _score_s, model_key, recorded_profile
@@ -39,6 +39,39 @@ def refusal(*arguments: str) -> str:
     with pytest.raises(ConfigurationError) as refused:
         CliRunner().invoke(app, ["what-if", *arguments], catch_exceptions=False)
     return str(refused.value)
+
+
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[RunRow]:
+    """The runs in a new home after a question with `--record`."""
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path))
+    asked(*SMALL, "--record", *arguments)
+    return RunStore(Home(tmp_path)).runs()
+
+
+def test_without_being_asked_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPOTLIGHT_HOME", str(tmp_path / "home"))
+    asked(*SMALL)
+    assert not (tmp_path / "home").exists()
+
+
+def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rows = recorded(tmp_path, monkeypatch, "--policies", "reserved,spotlight")
+    assert sorted(row.name for row in rows) == ["simulated-reserved", "simulated-spotlight"]
+    assert {row.status for row in rows} == {"simulated"}
+    answer = json.loads(
+        asked(*SMALL[:-4], "--spot", "3", "--windows", "1", "--policies", "reserved", "--json")
+    )
+    (reserved,) = [row for row in rows if row.name == "simulated-reserved"]
+    assert reserved.summary["cost_usd"] == pytest.approx(answer["policies"][0]["usd"]["median"], rel=1e-6)
+
+
+def test_of_a_named_policy_the_run_alone_is_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = recorded(tmp_path, monkeypatch, "--policy", "spot")
+    assert [row.name for row in rows] == ["simulated-spot"]
+    long = refusal(*SMALL, "--record", "--iterations", "20000")
+    assert "above 50,000" in long and len(RunStore(Home(tmp_path)).runs()) == 1
 
 
 def test_the_table_names_every_policy_and_says_that_all_is_modelled():

@@ -98,13 +98,16 @@ def runs_of_other_seeds(connection: duckdb.DuckDBPyConnection, run_id: str) -> d
     """The run and those that differ from it in the seed alone, by seed; empty where there is no such run.
 
     Their name and the cluster they ran on may differ too. Of several runs of one seed the newest counts, but
-    for the run's own seed, which is its own.
+    for the run's own seed, which is its own. Simulated runs are no seeds of others, nor others of them.
     """
     rows = connection.execute(
-        "SELECT run_id, config FROM runs WHERE status <> 'simulated' "
-        "AND run_id IN (SELECT run_id FROM evaluations) OR run_id = ? "
-        "ORDER BY created_at, run_id",
-        [run_id],
+        """
+        SELECT run_id, config FROM runs WHERE run_id = $run OR (
+            status <> 'simulated' AND run_id IN (SELECT run_id FROM evaluations)
+            AND NOT EXISTS (FROM runs WHERE run_id = $run AND status = 'simulated')
+        ) ORDER BY created_at, run_id
+        """,
+        {"run": run_id},
     ).fetchall()
     own = next((config for other, config in rows if other == run_id), None)
     if own is None:

@@ -22,8 +22,8 @@ def iteration_work(connection: duckdb.DuckDBPyConnection, run_id: str) -> pd.Dat
     """The kept iterations in order.
 
     Columns: iteration, samples (rolled out), device_s (in all states), rollout_device_s, train_device_s, and
-    seconds of the phases rollout_s, reward_s, train_beside_s (training within reward_s), explore_s, redraft_s
-    and iteration_s (NaN where not recorded).
+    seconds of the phases rollout_s, reward_s, train_beside_s (training within these two), explore_s,
+    redraft_s and iteration_s (NaN where not recorded).
     """
     metrics = ", ".join(f"max(value) FILTER (name = '{name}') AS {name}" for name in _PHASES)
     return connection.execute(

@@ -27,12 +27,12 @@ class CurveStore:
         name: the benchmark's.
         commit: of the code that makes the curves, read once at the start: workers run the code of that
             moment.
-        earlier: a commit whose curves count too, as nothing that makes them has changed since.
+        earlier: commits whose curves count too, as nothing that makes them has changed since.
     """
 
     name: str
     commit: str
-    earlier: str | None = None
+    earlier: tuple[str, ...] = ()
 
     def load(self, arm: str, config: RunConfig, iterations: int, every: int) -> Curve | None:
         """A kept curve; None where there is none."""
@@ -74,7 +74,7 @@ class CurveStore:
     @property
     def _commits(self) -> list[str]:
         # The code of a changed working tree cannot be known later.
-        return [commit for commit in (self.commit, self.earlier) if commit and not _is_unknown(commit)]
+        return [commit for commit in (self.commit, *self.earlier) if not _is_unknown(commit)]
 
     @property
     def _home(self) -> Path:

@@ -196,14 +196,16 @@ def main() -> None:
     parser.add_argument(
         "--after",
         metavar="COMMIT",
-        help="that commit's curves count: nothing that makes them has changed since",
+        nargs="+",
+        default=[],
+        help="these commits' curves count: nothing that makes them has changed since",
     )
     add_keep_option(parser)
     arguments = parser.parse_args()
     seeds, share = (1, 3) if arguments.quick else (arguments.seeds, 1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     commit = environment()["commit"]
-    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit, arguments.after)
+    store = CurveStore(f"exploration-{arguments.task}", arguments.curves_of or commit, tuple(arguments.after))
     wanted = wanted_curves(arguments.task, arguments.arms, seeds, share)
     if arguments.curves_of:
         curves = kept_curves(store, wanted)

@@ -38,6 +38,8 @@ class Curve:
         rollouts, drafts: generated, drafted (the monitor's included), one entry an iteration.
         seconds, samples: by kind of work, of all iterations: of one core, and how many samples they were for.
         driver_s: the driver's own seconds of one core, planning included, one entry an iteration.
+        beside_s: of these, those of drafting beside training, in iterations that have it; curves of before
+            it was noted have none.
         spread: mean variance of what is learned from in a prompt group, one entry an iteration.
         dropped: groups without gradient.
         spearman: of stale drafts with fresh scores, where the monitor has looked.
@@ -54,6 +56,7 @@ class Curve:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(KINDS, 0.0))
     samples: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
     driver_s: list[float] = field(default_factory=list)
+    beside_s: list[float] = field(default_factory=list)
     spread: list[float] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
     spearman: list[float] = field(default_factory=list)
@@ -114,7 +117,7 @@ class _Loop:
             plan = runtime.explore_anew(plan)
         rolled = runtime.rollout(plan, iteration + 1 if beside else None)
         scores = runtime.reward(rolled)
-        following = runtime.explore(iteration + 1) if beside else None
+        following = self._explore_beside_training(iteration + 1) if beside else None
         trained = runtime.train(rolled, scores)
         evidence = None
         if runtime.trains_on_drafts:
@@ -130,6 +133,12 @@ class _Loop:
         self.curve.drafts.append(made[_DRAFT])
         self._note(trained, review.figures, [message for _, message in review.notes])
         return review.next_plan
+
+    def _explore_beside_training(self, iteration: int) -> SeedPlan:
+        began_s, worked_s = time.thread_time(), self._times.devices_s
+        plan = self._runtime.explore(iteration)
+        self.curve.beside_s.append(time.thread_time() - began_s - (self._times.devices_s - worked_s))
+        return plan
 
     def _note(self, trained: Trained, figures: Mapping[str, float], notes: list[str]) -> None:
         self.curve.spread.append(figures["spread_rollout"])

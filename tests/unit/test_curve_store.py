@@ -68,7 +68,7 @@ def test_curves_that_the_repository_keeps_serve_a_later_commit_that_says_so(home
     store.keep()
     shutil.rmtree(home / "benchmarks")
     assert CurveStore("speed", "def").load("plain_nft", CONFIG, 8, 4) is None
-    later = CurveStore("speed", "def", earlier="abc")
+    later = CurveStore("speed", "def", earlier=("abc",))
     assert later.load("plain_nft", CONFIG, 8, 4) == curve(8)
     later.save("stale", CONFIG, 8, 4, curve(4))
     assert later.kept() == {("plain_nft", 1): curve(8), ("stale", 1): curve(4)}

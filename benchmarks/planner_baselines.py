@@ -1,6 +1,7 @@
 """Simple allocations of drafts that the planner is compared with; no run uses them.
 
-Each decides how many drafts the prompts get in a round, from the scores of all rounds before.
+Each decides how many drafts the prompts get in a round, from what the planner would know then: the scores of
+all rounds but the last, which is judged while this one is planned.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Position:
     """What an allocation knows.
 
     Attributes:
-        counts: drafts of each prompt, all judged, (P,).
-        variance: unbiased, of each prompt's scores; 0 below two, (P,).
+        counts: drafts of each prompt so far, (P,).
+        judged: of these, those of all rounds but the last, (P,).
+        variance: unbiased, of each prompt's judged scores; 0 below two, (P,).
         pooled: variance of all first scores together.
         candidates: most drafts of a prompt.
         budget: drafts of all rounds together.
@@ -35,6 +37,7 @@ class Position:
     """
 
     counts: np.ndarray
+    judged: np.ndarray
     variance: np.ndarray
     pooled: float
     candidates: int
@@ -57,17 +60,17 @@ def play(
         allocate: the drafts of each prompt in a round.
         generator: for what is random.
     """
-    counts = np.zeros(len(table), dtype=int)
+    counts = judged = np.zeros(len(table), dtype=int)
     columns = np.arange(table.shape[1])
     while (left := budget - int(counts.sum())) > 0:
-        seen = columns < counts[:, None]
-        mean = np.where(seen, table, 0).sum(axis=1) / np.maximum(counts, 1)
+        seen = columns < judged[:, None]
+        mean = np.where(seen, table, 0).sum(axis=1) / np.maximum(judged, 1)
         squares = np.where(seen, (table - mean[:, None]) ** 2, 0).sum(axis=1)
         first = table[seen & (columns < _FIRST)]
         pooled = float(first.var()) if len(first) else 0.0
-        variance = squares / np.maximum(counts - 1, 1)
-        position = Position(counts, variance, pooled, table.shape[1], budget, generator)
-        counts = counts + allocate(position, min(left, math.ceil(budget / rounds)))
+        variance = squares / np.maximum(judged - 1, 1)
+        position = Position(counts, judged, variance, pooled, table.shape[1], budget, generator)
+        judged, counts = counts, counts + allocate(position, min(left, math.ceil(budget / rounds)))
     return counts
 
 
@@ -90,7 +93,7 @@ def thompson(position: Position, drafts: int) -> np.ndarray:
     """Thompson sampling of the variance, with a prior of two drafts at the pooled one."""
 
     def index(counts: np.ndarray) -> np.ndarray:
-        freedom = np.maximum(position.counts - 1, 0)
+        freedom = np.maximum(position.judged - 1, 0)
         scale = 2 * max(position.pooled, 1e-9) + freedom * position.variance
         return scale / position.generator.chisquare(2 + freedom)
 

@@ -9,7 +9,7 @@ draft may be better than any before. The model needs no unit, and outliers do no
 
 The prior of (m, s) is shared by the prompts and estimated from them: weights on a grid, by expectation
 maximisation (nonparametric maximum likelihood; Kiefer and Wolfowitz, 1956), with a smooth start that counts
-as a few prompts. So the data say how alike prompts are, in success rate and in noise.
+as one prompt. So the data say how alike prompts are, in success rate and in noise.
 
 Shapes: P prompts, K grid points, B bins of equal latent intervals, R random outcomes, N drafts.
 """
@@ -27,8 +27,8 @@ _SCALES = 2.0 ** np.arange(-3, 1.5, 0.5)
 _LOCATIONS = np.linspace(-6.0, 6.0, 31)
 """Locations of the grid; those of all scores have mean 0 and deviation 1.8."""
 
-_PRIOR_PROMPTS = 2.0
-"""The smooth start of the prior counts as so many prompts."""
+_PRIOR_PROMPTS = 1.0
+"""The smooth start of the prior counts as so many prompts; with more, equally rare successes look unequal."""
 
 _MOST_FOR_PRIOR = 256
 """The prior is estimated from at most so many prompts, which is plenty."""

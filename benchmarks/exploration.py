@@ -159,8 +159,10 @@ def wanted_curves(task: str, arms: Iterable[str], seeds: int, share: int = 1) ->
 
 
 def kept_curves(store: CurveStore, wanted: list[CurveWanted]) -> dict[tuple[str, int], Curve]:
-    """Curves that were made before: of an arm's several lengths the wanted one, else the longest."""
-    return store.kept() | stored(store, wanted)
+    """Those made before of the wanted arms and run seeds: of the wanted length, else the longest."""
+    names = {(want.arm, want.run_seed) for want in wanted}
+    kept = {name: curve for name, curve in store.kept().items() if name in names}
+    return kept | stored(store, wanted)
 
 
 def run_arms(store: CurveStore, wanted: list[CurveWanted], processes: int) -> dict[tuple[str, int], Curve]:

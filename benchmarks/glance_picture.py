@@ -10,8 +10,9 @@ WIDTH, HEIGHT = 900, 330
 INK, SOFT, GRID = "#1f2933", "#52606d", "#e4e7eb"
 IDLE, WORK = "#cbd2d9", "#2f6f9f"
 CURVES = (
-    ("stale", "#c2410c", "DiffusionNFT and stale exploration"),
-    ("stale_grpo", "#2f6f9f", "Flow-GRPO and stale exploration"),
+    ("off_policy", "#c2410c", "DiffusionNFT, trained on drafts"),
+    ("plain_nft", "#f0a36b", "DiffusionNFT"),
+    ("off_policy_grpo", "#2f6f9f", "Flow-GRPO, trained on drafts"),
     ("plain", "#7b8794", "Flow-GRPO"),
 )
 LEFT, RIGHT, TOP, BOTTOM = 500, 880, 70, 280  # of the chart, in pixels
@@ -84,8 +85,8 @@ def _learning_curves(exploration: Mapping[str, Any]) -> list[str]:
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*point) for point in curves[name]))
         parts += [
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="3"/>',
-            f'<rect x="{LEFT + 136}" y="{TOP + 159 + 18 * place}" width="14" height="4" fill="{colour}"/>',
-            _text(LEFT + 156, TOP + 166 + 18 * place, label, size=13),
+            f'<rect x="{LEFT + 196}" y="{TOP + 3 + 18 * place}" width="14" height="4" fill="{colour}"/>',
+            _text(LEFT + 216, TOP + 10 + 18 * place, label, size=13),
         ]
     return parts
 

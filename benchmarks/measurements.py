@@ -1,4 +1,4 @@
-"""Write docs/measurements.md, the table of results in the README and its picture from the kept results.
+"""Write docs/measurements.md, the README's table and picture, and the carried curves from the kept results.
 
 `benchmarks/results/NAME.json` holds a result, `benchmarks/results/judgements.toml` what is said about it:
 title, figures to show, tables and a judgement. A template names a figure by its path in the result, as in
@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.carried_curves import ARMS, carried_curves
 from benchmarks.glance_picture import draw
 from benchmarks.paper_tables_document import document as paper_tables
 
@@ -29,6 +30,7 @@ DOCUMENT = ROOT / "docs/measurements.md"
 README = ROOT / "README.md"
 PICTURE = ROOT / "docs/images/at-a-glance.svg"
 PAPER_TABLES = ROOT / "docs/paper-tables.md"
+CURVES = ROOT / "presets/curves"
 RENEW = "python -m benchmarks.measurements"
 
 _PLACEHOLDER = re.compile(r"\{([^{}:]+)(?::([^{}]+))?\}")
@@ -240,8 +242,16 @@ def generated() -> dict[Path, str]:
     check_judgements(results, judgements)
     papers = results.get("paper_tables")
     kept = {} if papers is None else {PAPER_TABLES: paper_tables(papers["figures"], papers["commit"])}
+    curves = {
+        CURVES / f"{task}-{objective}.json": carried_curves(
+            task, objective, results[f"exploration-{task}"]["figures"]
+        )
+        for task in ("ocr", "shapes")
+        for objective in ARMS
+    }
     return {
         **kept,
+        **curves,
         DOCUMENT: document(results, judgements),
         README: with_headlines(README.read_text(encoding="utf-8"), headlines(results, judgements)),
         PICTURE: draw(results["exploration-ocr"]["figures"], results["overlap"]["figures"]),

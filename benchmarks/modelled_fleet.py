@@ -67,6 +67,7 @@ class Costs:
     Attributes:
         rollout, draft, score, train: of one sample.
         driver: of an iteration, on the one process that all wait for.
+        planning: of an iteration, on the same process, beside training: planning drafts and noting scores.
     """
 
     rollout: float
@@ -74,6 +75,7 @@ class Costs:
     score: float
     train: float
     driver: float
+    planning: float
 
 
 def costs_of(curves: Sequence[Curve], usual_s: float, usual_score_s: float) -> Costs:
@@ -93,13 +95,18 @@ def costs_of(curves: Sequence[Curve], usual_s: float, usual_score_s: float) -> C
         ratios = [cost / unit_cost(c, to) for c in curves if (cost := unit_cost(c, kind))]
         return usual * statistics.median(ratios) if ratios else 0.0
 
-    driver = [statistics.median(c.driver_s) / unit_cost(c, _ROLLOUT) for c in curves]
+    driver = usual_s * statistics.median(
+        statistics.median(c.driver_s) / unit_cost(c, _ROLLOUT) for c in curves
+    )
+    beside = [statistics.median(c.beside_s) / statistics.median(c.driver_s) for c in curves if c.beside_s]
+    planning = driver * statistics.median(beside or [0.0])
     return Costs(
         rollout=usual_s,
         draft=relative(_DRAFT, _ROLLOUT, usual_s),
         score=usual_score_s,
         train=relative(TRAIN, _ROLLOUT, usual_s),
-        driver=usual_s * statistics.median(driver),
+        driver=driver - planning,
+        planning=planning,
     )
 
 
@@ -120,10 +127,11 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, u
 
     Rollouts are divided over all devices, and judged meanwhile by the scorers. Training is divided over the
     devices that train, and follows: the first update's groups as they are judged, the others once all are.
-    What the driver does, planning included, comes on top. Drafts are judged after rollouts, while others are
-    drawn. Those of a training window are divided over the devices that do not train, and cost only what
-    exceeds the training beside them; where all train, or before the rollout, they are divided over all
-    devices and nothing is beside them.
+    What the driver does comes on top. Drafts are judged after rollouts, while others are drawn. Those of a
+    training window are divided over the devices that do not train, and cost only what exceeds the training
+    beside them; where all train, or before the rollout, they are divided over all devices and nothing is
+    beside them. Drafts are planned by the one driver, and counted as if the devices that draft waited for it
+    (in a run they draft the round before meanwhile).
 
     Args:
         curve: its counts.
@@ -139,8 +147,9 @@ def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, u
     judging = drafts * costs.score / fleet.scorers
     free = fleet.devices - fleet.trainers
     if timing is DraftTiming.TRAINING_WINDOW and free:
-        return costs.driver + max(ends, generated + drafts * costs.draft / free, judged + judging)
-    return costs.driver + max(drafts * costs.draft / fleet.devices, judging) + ends
+        drafted = generated + drafts * costs.draft / free + costs.planning
+        return costs.driver + max(ends, drafted, judged + judging)
+    return costs.driver + max(drafts * costs.draft / fleet.devices + costs.planning, judging) + ends
 
 
 def _usual(counts: Sequence[int]) -> float:

@@ -25,7 +25,8 @@ from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
 
 MIXED = Fleet(reserved=4, spot=8, trainers=4, scorers=6)
 EVERYWHERE = replace(MIXED, trainers=12)
-COSTS = Costs(rollout=0.75, draft=0.5, score=0.25, train=0.5, driver=0.5)
+COSTS = Costs(rollout=0.75, draft=0.5, score=0.25, train=0.5, driver=0.5, planning=1.0)
+WITHOUT_DRAFTS = replace(COSTS, planning=0.0)
 
 
 def test_a_target_is_reached_where_the_running_mean_reaches_it():
@@ -59,19 +60,20 @@ SLOWLY_JUDGED = replace(MIXED, scorers=1)
         (DraftTiming.NEVER, SLOWLY_JUDGED, 0, 4, 24 + 6 + 0.5),
         # 48 drafts: 24 s over 8 devices are hidden behind training.
         (DraftTiming.TRAINING_WINDOW, MIXED, 48, 1, 6 + 8 + 0.5),
-        # 192 drafts: 96 s over 8 devices outlast it by 4 s.
-        (DraftTiming.TRAINING_WINDOW, MIXED, 192, 1, 6 + 12 + 0.5),
+        # 192 drafts: 96 s over 8 devices, and what plans them, outlast it by 5 s.
+        (DraftTiming.TRAINING_WINDOW, MIXED, 192, 1, 6 + 12 + 1 + 0.5),
         # They are judged after the rollouts.
         (DraftTiming.TRAINING_WINDOW, SLOWLY_JUDGED, 48, 1, 24 + 12 + 0.5),
-        # Over all 12 devices 2 s, and as long for scoring.
-        (DraftTiming.BEFORE_ROLLOUT, MIXED, 48, 1, 6 + 0.5 + 2 + 8),
+        # Over all 12 devices 2 s, and as long for scoring; planning comes on top.
+        (DraftTiming.BEFORE_ROLLOUT, MIXED, 48, 1, 6 + 0.5 + 2 + 1 + 8),
         # Where all train there is no window beside training.
-        (DraftTiming.TRAINING_WINDOW, EVERYWHERE, 48, 1, 6 + 0.5 + 2 + 8 / 3),
+        (DraftTiming.TRAINING_WINDOW, EVERYWHERE, 48, 1, 6 + 0.5 + 2 + 1 + 8 / 3),
     ],
 )
 def test_the_seconds_of_an_iteration(timing, fleet, drafts, updates, seconds):
     curve = Curve(rollouts=[128, 96, 96], drafts=[0, drafts, 0], samples={"train": 3 * 64})
-    assert iteration_s(curve, COSTS, fleet, timing, updates) == pytest.approx(seconds)
+    costs = COSTS if drafts else WITHOUT_DRAFTS
+    assert iteration_s(curve, costs, fleet, timing, updates) == pytest.approx(seconds)
 
 
 def made(
@@ -89,7 +91,8 @@ def made(
         drafts=[drafts] * 3,
         seconds={kind: slow * value for kind, value in seconds.items()},
         samples={"rollout": 288, "explore": 3 * drafts, "score": 288, "train": 192},
-        driver_s=[0.5 * slow] * 3,
+        driver_s=[slow * (1.5 if drafts else 0.5)] * 3,
+        beside_s=[slow] * 2 if drafts else [],
     )
 
 
@@ -101,7 +104,8 @@ def test_a_slow_core_changes_no_cost():
 
 
 def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> Arm:
-    return Arm(name, curves, COSTS, timing, "exact", 1)
+    costs = WITHOUT_DRAFTS if timing is DraftTiming.NEVER else COSTS
+    return Arm(name, curves, costs, timing, "exact", 1)
 
 
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,12 +28,12 @@ def carried_curves(task: str, objective: str, figures: Mapping[str, Any]) -> str
     """
     arms = figures["arms"]
     measured = {arm: arms[name] for arm, name in ARMS[objective].items() if name in arms}
-    seeds = min(arm["run_seeds"] for arm in measured.values())
-    drafts = statistics.median(arm["drafts"] for arm in measured.values() if arm["drafts"])
+    seeds = ", ".join(f"{len(found['run_seeds'])} of {arm}" for arm, found in measured.items())
+    drafts = max(found["drafts"] for found in measured.values())
     head = {
         "name": f"{task}-{objective}",
-        "summary": f"share of exact answers of the embedded model `{MODELS[task]}`, {seeds} run seeds, "
-        f"{drafts:.0f} drafts an iteration where it explores",
+        "summary": f"share of exact answers of the embedded model `{MODELS[task]}`, run seeds: "
+        f"{seeds}; about {drafts:.0f} drafts an iteration where it explores",
         "source": f"benchmarks/results/exploration-{task}.json",
         "rewards": REWARDS[task],
         "objective": objective,

@@ -52,17 +52,6 @@ class CurveStore:
         draft.write_text(json.dumps(curve.to_json()), encoding="utf-8")
         draft.replace(path)
 
-    def kept(self) -> dict[tuple[str, int], Curve]:
-        """All curves by arm and run seed, the longest of each; later code may read them too."""
-        found: dict[tuple[str, int], Curve] = {}
-        for path in sorted(path for folder in self._folders for path in folder.glob("*.json")):
-            arm, run_seed, _ = path.stem.rsplit("-", 2)
-            curve = _read(path)
-            known = found.get((arm, int(run_seed)))
-            if known is None or known.iterations[-1] < curve.iterations[-1]:
-                found[arm, int(run_seed)] = curve
-        return found
-
     def keep(self) -> None:
         """Copy the home's curves into the repository."""
         for commit in self._commits:

@@ -1,11 +1,12 @@
 """What learning curves say: what each arm takes to a score, and what exploration brings, with intervals.
 
-Targets are shares of the progress that an objective makes without exploration (the best running mean of three
-evaluations over the untouched model, the median of its run seeds). A ratio is the time, the iterations or
-the dollars of one arm over those of another, of medians over run seeds; its interval is a bootstrap over the
-run seeds of both (5 and 95 %). A run seed of the slower arm that never reaches a target counts as if it did
-at its end, which makes the ratio smaller; one of the faster arm counts as if it never would. The best arm is
-chosen by the same run seeds that its ratios are of, which favours it: `time_ratio_75_by_arm` has them all.
+A run seed's gain is its running mean of three evaluations less its own first one, as run seeds evaluate other
+images. Targets are shares of the best gain without exploration, the median of its run seeds. A ratio is the
+time, the iterations or the dollars of one arm over those of another, of medians over the run seeds that both
+have, read where both were evaluated; its interval is a bootstrap over these run seeds (5 and 95 %). A run
+seed of the slower arm that never reaches a target counts as if it did at its end, which makes the ratio
+smaller; one of the faster arm counts as if it never would. The best arm is chosen by the same run seeds that
+its ratios are of, which favours it: `time_ratio_75_by_arm` has them all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from benchmarks.modelled_fleet import (
     Fleet,
     costs_of,
     iteration_s,
-    usual_costs,
 )
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.exploration.registry import strategy_of
@@ -53,7 +53,7 @@ class Arm:
 
     Attributes:
         name: of the arm.
-        curves: one a run seed, in their order.
+        curves: by run seed.
         costs: of its samples.
         timing: when it drafts.
         measure: `exact` or `score`: what it learned from.
@@ -61,41 +61,56 @@ class Arm:
     """
 
     name: str
-    curves: Sequence[Curve]
+    curves: Mapping[int, Curve]
     costs: Costs
     timing: DraftTiming
     measure: str
     updates: int
 
-    def values(self, curve: Curve) -> list[float]:
-        """The evaluations that targets are of."""
-        values: list[float] = getattr(curve, self.measure)
-        return values
+    @property
+    def every(self) -> int:
+        """Iterations between evaluations."""
+        curve = next(iter(self.curves.values()))
+        return curve.iterations[1] - curve.iterations[0]
+
+    def gains(self, run_seed: int) -> list[float]:
+        """What each evaluation of a run seed gains over its own untouched model."""
+        values: list[float] = getattr(self.curves[run_seed], self.measure)
+        return [value - values[0] for value in values]
 
     def base(self) -> float:
         """What the untouched model scores: the mean over run seeds."""
-        return statistics.fmean(self.values(curve)[0] for curve in self.curves)
+        return statistics.fmean(getattr(curve, self.measure)[0] for curve in self.curves.values())
 
-    def best(self) -> float:
-        """The best running mean, the median over run seeds."""
-        return statistics.median(max(smooth_of(self.values(curve))) for curve in self.curves)
+    def best_gain(self) -> float:
+        """The best running mean of gains, the median over run seeds."""
+        return statistics.median(max(smooth_of(self.gains(run_seed))) for run_seed in self.curves)
 
-    def reached(self, target: float) -> list[float | None]:
-        """Iterations of each run seed to a target; None where it never gets there."""
-        return [reached_at(curve.iterations, self.values(curve), target) for curve in self.curves]
+    def reached(self, target: float, every: int, run_seeds: Sequence[int]) -> list[float | None]:
+        """Iterations of some run seeds to a target; None where one never gets there.
+
+        Args:
+            target: a gain.
+            every: iterations between the evaluations that are read.
+            run_seeds: which.
+        """
+        stride = every // self.every
+        return [
+            reached_at(self.curves[one].iterations[::stride], self.gains(one)[::stride], target)
+            for one in run_seeds
+        ]
 
     def iteration_s(self, fleet: Fleet) -> float:
         """Modelled seconds of an iteration, the median over run seeds."""
         return statistics.median(
-            iteration_s(c, self.costs, fleet, self.timing, self.updates) for c in self.curves
+            iteration_s(c, self.costs, fleet, self.timing, self.updates) for c in self.curves.values()
         )
 
     def gains_at(self, iterations: float) -> list[float]:
         """Each run seed's gain over the untouched model after so many iterations, interpolated."""
         return [
-            float(np.interp(iterations, smooth_of(c.iterations), smooth_of(self.values(c))))
-            - self.values(c)[0]
-            for c in self.curves
+            float(np.interp(iterations, smooth_of(curve.iterations), smooth_of(self.gains(run_seed))))
+            for run_seed, curve in self.curves.items()
         ]
 
 
@@ -106,15 +121,17 @@ def arms_of(curves: Mapping[tuple[str, int], Curve], configs: Mapping[str, RunCo
         curves: by arm and run seed.
         configs: what each arm was run with, apart from the run seed.
     """
-    usual = usual_costs([*curves.values()])
-    by_name: dict[str, list[Curve]] = {}
-    for (name, _), curve in sorted(curves.items()):
-        by_name.setdefault(name, []).append(curve)
+    by_name: dict[str, dict[int, Curve]] = {}
+    for (name, run_seed), curve in sorted(curves.items()):
+        by_name.setdefault(name, {})[run_seed] = curve
+    like: dict[str, list[Curve]] = {}
+    for (name, _), curve in curves.items():
+        like.setdefault(configs[name].algorithm.objective, []).append(curve)
     return {
         name: Arm(
             name,
             members,
-            costs_of(members, *usual),
+            costs_of([*members.values()], like[configs[name].algorithm.objective], [*curves.values()]),
             strategy_of(configs[name]).timing,
             "score" if configs[name].reward.signal == "graded" else "exact",
             configs[name].algorithm.updates_per_iteration,
@@ -141,26 +158,25 @@ def summarise(
         others = [arm for name, arm in arms.items() if objectives[name] == objective and name != none]
         if none in arms and others:
             explored[objective], all_train[objective] = _exploration(arms[none], others)
-    targets = targets_of(arms["plain"])
+    targets, every = targets_of(arms["plain"]), max(arm.every for arm in arms.values())
     return {
         "task": task,
         "signal": configs["plain"].reward.signal,
         "run_seeds": min(len(arm.curves) for arm in arms.values()),
         "base_exact": round(arms["plain"].base(), 4),
-        "target": round(targets[100], 4),
+        "target": round(arms["plain"].base() + targets[100], 4),
         "exploration": explored,
         "all_train": all_train,
         "best_against_all_on_demand": _against_on_demand(arms, objectives),
         "prices": {"device": DEVICE, "zone": ZONE},
         "fleet": {"reserved": MIXED.reserved, "spot": MIXED.spot, "scorers": MIXED.scorers},
-        "arms": {name: _arm_figures(arm, targets) for name, arm in arms.items()},
+        "arms": {name: _arm_figures(arm, targets, every) for name, arm in arms.items()},
     }
 
 
 def targets_of(plain: Arm) -> dict[int, float]:
-    """Scores at shares of what an arm gains, by the share in percent."""
-    base, best = plain.base(), plain.best()
-    return {round(100 * share): base + share * (best - base) for share in MILESTONES}
+    """Gains at shares of the best one of an arm, by the share in percent."""
+    return {round(100 * share): share * plain.best_gain() for share in MILESTONES}
 
 
 @dataclass(frozen=True)
@@ -175,15 +191,13 @@ class Way:
     arm: Arm
     unit: float
 
-    def amounts(self, target: float, at_end: bool) -> list[float]:
-        """What each run seed takes to a target.
+    def amounts(self, reached: Sequence[float | None], ends: Sequence[float]) -> list[float]:
+        """What run seeds take to a target.
 
         Args:
-            target: a score.
-            at_end: one that never gets there counts as if it did at its end, otherwise as infinite.
+            reached: iterations that each takes; None where it never gets there.
+            ends: what it counts as then.
         """
-        ends = [curve.iterations[-1] if at_end else math.inf for curve in self.arm.curves]
-        reached = self.arm.reached(target)
         return [self.unit * (end if at is None else at) for at, end in zip(reached, ends, strict=True)]
 
 
@@ -193,39 +207,53 @@ def ratio(slow: Way, fast: Way, target: float) -> dict[str, Any]:
     Args:
         slow: the way to compare with.
         fast: the way that is to take less.
-        target: a score.
+        target: a gain.
     """
-    ours, theirs = fast.amounts(target, at_end=False), slow.amounts(target, at_end=True)
+    run_seeds = sorted(slow.arm.curves.keys() & fast.arm.curves.keys())
+    every = max(slow.arm.every, fast.arm.every)
+    slow_at, fast_at = (way.arm.reached(target, every, run_seeds) for way in (slow, fast))
+    theirs = slow.amounts(slow_at, [slow.arm.curves[one].iterations[-1] for one in run_seeds])
+    ours = fast.amounts(fast_at, [math.inf] * len(run_seeds))
     chance = random.Random(0)
 
-    def draw(values: Sequence[float]) -> float:
-        return statistics.median(chance.choices(values, k=len(values)))
+    def draw() -> float:
+        places = chance.choices(range(len(run_seeds)), k=len(run_seeds))
+        return statistics.median(theirs[one] for one in places) / statistics.median(
+            ours[one] for one in places
+        )
 
-    drawn = sorted(draw(theirs) / draw(ours) for _ in range(_DRAWS))
+    drawn = sorted(draw() for _ in range(_DRAWS))
     return {
         "low": round(drawn[int(_LOW * _DRAWS)], 3),
         "median": round(statistics.median(theirs) / statistics.median(ours), 3),
         "high": round(drawn[int(_HIGH * _DRAWS)], 3),
-        "unreached": {
-            "slow": sum(at is None for at in slow.arm.reached(target)),
-            "fast": sum(at is None for at in fast.arm.reached(target)),
-        },
+        "run_seeds": len(run_seeds),
+        "unreached": {"slow": slow_at.count(None), "fast": fast_at.count(None)},
     }
 
 
 def _exploration(none: Arm, others: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the best exploring arm of an objective brings on both fleets, and its time against the others."""
+    """What the best exploring arm of an objective brings on both fleets, and its time against the others.
+
+    Where all devices may train, every arm is on that one of the two fleets on which it takes less time: one
+    that drafts may still leave the spot devices to it.
+    """
     targets = targets_of(none)
     usd = _usd_per_s(MIXED)
 
-    def ways(arm: Arm, fleet: Fleet = MIXED) -> dict[str, Way]:
-        seconds = arm.iteration_s(fleet)
+    def ways(arm: Arm, *fleets: Fleet) -> dict[str, Way]:
+        seconds = min(arm.iteration_s(fleet) for fleet in fleets or (MIXED,))
         return {"iteration": Way(arm, 1.0), "time": Way(arm, seconds), "dollar": Way(arm, usd * seconds)}
 
-    def at_75(arm: Arm) -> float:
-        return float(ratio(ways(none)["time"], ways(arm)["time"], targets[75])["median"])
+    def best_of(*fleets: Fleet) -> Arm:
+        def at_75(arm: Arm) -> float:
+            return float(
+                ratio(ways(none, *fleets)["time"], ways(arm, *fleets)["time"], targets[75])["median"]
+            )
 
-    best = max(others, key=at_75)
+        return max(others, key=at_75)
+
+    best = best_of()
     figures: dict[str, Any] = {"best": best.name, "targets": {at: round(t, 4) for at, t in targets.items()}}
     for share, target in targets.items():
         for name, way in ways(best).items():
@@ -234,12 +262,12 @@ def _exploration(none: Arm, others: Sequence[Arm]) -> tuple[dict[str, Any], dict
         arm.name: ratio(ways(none)["time"], ways(arm)["time"], targets[75]) for arm in others
     }
     figures["gain_at_equal_time"] = gains_at_equal_time(none, others, MIXED)
-    # Who may train on all devices still leaves those that draft to draft.
-    everywhere = ways(none, ALL_TRAIN)
+    either = MIXED, ALL_TRAIN
+    best = best_of(*either)
     all_train = {
-        f"{name}_ratio_{share}": ratio(everywhere[name], way, target)
+        f"{name}_ratio_{share}": ratio(ways(none, *either)[name], way, target)
         for share, target in targets.items()
-        for name, way in ways(best).items()
+        for name, way in ways(best, *either).items()
         if name != "iteration"
     }
     return figures, {"best": best.name, **all_train}
@@ -258,7 +286,7 @@ def gains_at_equal_time(none: Arm, others: Sequence[Arm], fleet: Fleet) -> dict[
     """
     arms = [none, *others]
     seconds = {arm.name: arm.iteration_s(fleet) for arm in arms}
-    time_s = min(min(c.iterations[-1] for c in arm.curves) * seconds[arm.name] for arm in arms)
+    time_s = min(min(c.iterations[-1] for c in arm.curves.values()) * seconds[arm.name] for arm in arms)
     gains = {arm.name: arm.gains_at(time_s / seconds[arm.name]) for arm in arms}
     return {
         "time_s": round(time_s, 3),
@@ -279,34 +307,38 @@ def _improves(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _against_on_demand(arms: Mapping[str, Arm], objectives: Mapping[str, str]) -> dict[str, Any]:
-    """Every exploring arm on the mixed fleet against Flow-GRPO on as many devices on demand, in dollars."""
+    """Every arm on the mixed fleet against Flow-GRPO on as many devices on demand, in dollars.
+
+    An arm trains on all devices where that takes less time. The best one is of those that explore.
+    """
     plain = arms["plain"]
     targets = targets_of(plain)
     theirs = Way(plain, plain.iteration_s(ON_DEMAND) * _usd_per_s(ON_DEMAND))
     found = {
         name: {
             f"dollar_ratio_{share}": ratio(
-                theirs, Way(arm, arm.iteration_s(MIXED) * _usd_per_s(MIXED)), target
+                theirs, Way(arm, min(map(arm.iteration_s, (MIXED, ALL_TRAIN))) * _usd_per_s(MIXED)), target
             )
             for share, target in targets.items()
         }
         for name, arm in arms.items()
-        if name not in PLAIN.values()
     }
-    if not found:
+    explores = [name for name in found if name not in PLAIN.values()]
+    if not explores:
         return {}
-    best = max(found, key=lambda name: found[name]["dollar_ratio_75"]["median"])
+    best = max(explores, key=lambda name: found[name]["dollar_ratio_75"]["median"])
     return {"best": best, "objective": objectives[best], **found[best], "by_arm": found}
 
 
-def _arm_figures(arm: Arm, targets: Mapping[int, float]) -> dict[str, Any]:
-    reached = {share: arm.reached(target) for share, target in targets.items()}
+def _arm_figures(arm: Arm, targets: Mapping[int, float], every: int) -> dict[str, Any]:
+    curves = [*arm.curves.values()]
+    reached = {share: arm.reached(target, every, [*arm.curves]) for share, target in targets.items()}
     medians = {
         share: statistics.median(math.inf if at is None else at for at in ats)
         for share, ats in reached.items()
     }
     return {
-        "run_seeds": len(arm.curves),
+        "run_seeds": [*arm.curves],
         "iterations_to_target": {
             "median": _known(medians[100]),
             "all": [at and round(at, 2) for at in reached[100]],
@@ -315,27 +347,27 @@ def _arm_figures(arm: Arm, targets: Mapping[int, float]) -> dict[str, Any]:
             "median": _known(medians[75]),
             "all": [at and round(at, 2) for at in reached[75]],
         },
-        "final_exact": [round(smooth_of(curve.exact)[-1], 4) for curve in arm.curves],
-        "iterations": [curve.iterations[-1] for curve in arm.curves],
+        "final_exact": [round(smooth_of(curve.exact)[-1], 4) for curve in curves],
+        "iterations": [curve.iterations[-1] for curve in curves],
         "modelled_iteration_s": {
             "mixed": round(arm.iteration_s(MIXED), 4),
             "all_train": round(arm.iteration_s(ALL_TRAIN), 4),
             "on_demand": round(arm.iteration_s(ON_DEMAND), 4),
         },
-        "drafts": statistics.median(n for c in arm.curves for n in c.drafts[1:-1]),
-        "rollouts": statistics.median(n for c in arm.curves for n in c.rollouts[1:-1]),
+        "drafts": statistics.median(n for c in curves for n in c.drafts[1:-1]),
+        "rollouts": statistics.median(n for c in curves for n in c.rollouts[1:-1]),
         "costs_s": {name: round(value, 6) for name, value in vars(arm.costs).items()},
-        "spearman_median": _median([value for c in arm.curves for value in c.spearman]),
-        "truth_distance_change": [round(c.distance[-1] - c.distance[0], 4) for c in arm.curves],
-        "grain_ratio": [round(c.grain[-1] / c.grain[0], 3) for c in arm.curves],
-        "notes": sorted({note for c in arm.curves for note in c.notes}),
+        "spearman_median": _median([value for c in curves for value in c.spearman]),
+        "truth_distance_change": [round(c.distance[-1] - c.distance[0], 4) for c in curves],
+        "grain_ratio": [round(c.grain[-1] / c.grain[0], 3) for c in curves],
+        "notes": sorted({note for c in curves for note in c.notes}),
         "curves": [
             {
                 "iterations": c.iterations,
                 "score": [round(value, 4) for value in c.score],
                 "exact": [round(value, 4) for value in c.exact],
             }
-            for c in arm.curves
+            for c in curves
         ],
     }
 

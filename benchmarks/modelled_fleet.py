@@ -78,33 +78,35 @@ class Costs:
     planning: float
 
 
-def costs_of(curves: Sequence[Curve], usual_s: float, usual_score_s: float) -> Costs:
-    """What the samples of an arm cost, the median over its curves.
+def costs_of(curves: Sequence[Curve], like: Sequence[Curve], all_curves: Sequence[Curve]) -> Costs:
+    """What the samples of an arm cost.
 
     Other work on a machine slows even the seconds of one core, of a whole curve alike. All curves of a task
-    roll out with the same model and judge with the same scorer; so each curve's costs are taken relative to
-    its own of these two, and multiplied by the usual ones.
+    judge with the same scorer, so each curve's seconds are taken relative to its own of a judged sample, and
+    multiplied by the usual ones. What is the same work in several arms has one cost: rolling out in all of
+    them, training in those of an objective.
 
     Args:
-        curves: of an arm.
-        usual_s: of a rolled out sample: the median over all curves of the task.
-        usual_score_s: of a judged one, likewise.
+        curves: of the arm.
+        like: of all arms of its objective.
+        all_curves: of the task.
     """
+    usual_s = statistics.median(unit_cost(curve, SCORE) for curve in all_curves)
 
-    def relative(kind: str, to: str, usual: float) -> float:
-        ratios = [cost / unit_cost(c, to) for c in curves if (cost := unit_cost(c, kind))]
-        return usual * statistics.median(ratios) if ratios else 0.0
+    def cost(members: Sequence[Curve], kind: str) -> float:
+        samples = sum(curve.samples[kind] for curve in members)
+        relative = sum(curve.seconds[kind] / unit_cost(curve, SCORE) for curve in members)
+        return usual_s * relative / samples if samples else 0.0
 
-    driver = usual_s * statistics.median(
-        statistics.median(c.driver_s) / unit_cost(c, _ROLLOUT) for c in curves
-    )
+    drivers = [statistics.median(c.driver_s) / unit_cost(c, SCORE) for c in curves]
     beside = [statistics.median(c.beside_s) / statistics.median(c.driver_s) for c in curves if c.beside_s]
+    driver = usual_s * statistics.median(drivers)
     planning = driver * statistics.median(beside or [0.0])
     return Costs(
-        rollout=usual_s,
-        draft=relative(_DRAFT, _ROLLOUT, usual_s),
-        score=usual_score_s,
-        train=relative(TRAIN, _ROLLOUT, usual_s),
+        rollout=cost(all_curves, _ROLLOUT),
+        draft=cost(curves, _DRAFT),
+        score=usual_s,
+        train=cost(like, TRAIN),
         driver=driver - planning,
         planning=planning,
     )
@@ -114,12 +116,6 @@ def unit_cost(curve: Curve, kind: str) -> float:
     """Seconds of one core that a sample of a kind took in a curve; 0 where there was none."""
     samples = curve.samples[kind]
     return curve.seconds[kind] / samples if samples else 0.0
-
-
-def usual_costs(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Seconds of one core of a rolled out and of a judged sample, the medians over all curves of a task."""
-    rolled, judged = ([unit_cost(curve, kind) for curve in curves] for kind in (_ROLLOUT, SCORE))
-    return statistics.median(rolled), statistics.median(judged)
 
 
 def iteration_s(curve: Curve, costs: Costs, fleet: Fleet, timing: DraftTiming, updates: int) -> float:

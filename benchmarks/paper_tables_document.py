@@ -19,7 +19,7 @@ _SPOTLIGHT = """## Spotlight
 The paper's cluster (arXiv 2606.19004): 4 reserved and 8 spot H100 on four instances of two, Qwen-Image, OCR
 and GenEval, 512 and 1280. Seconds come from the carried profiles, of which nothing is measured; their
 uncertainty is in the brackets. Preemptions are windows of Bamboo's p3 trace, dollars the known prices of an
-H100 by zone: {zones}. Iterations to Flow-GRPO's last score come from the kept learning curves of the embedded
+H100 by zone: {zones}. Iterations to Flow-GRPO's best gain come from the kept learning curves of the embedded
 models: `plain`, and `stale_grpo` for exploration.
 """
 

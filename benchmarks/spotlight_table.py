@@ -70,27 +70,28 @@ QUICK = Scale(futures=1, iterations=2, sizes=(512,))
 
 
 def iterations_to(task: str, arm: str, share: float) -> list[float]:
-    """Iterations of each run seed to a share of the baseline's progress.
+    """Iterations of each run seed to a share of the baseline's best gain.
 
-    A run seed that never gets there counts as if it did at its end: for the baseline that makes the ratio too
-    small, for Spotlight too large.
+    A gain is over the run seed's own first evaluation. A run seed that never gets there counts as if it did
+    at its end: for the baseline that makes the ratio too small, for Spotlight too large.
 
     Args:
         task: of the kept curves.
         arm: of them.
-        share: of the way from the first score to the baseline's last.
+        share: of that gain.
     """
     kept = _kept_curves(task)
-    target = kept["base_exact"] + share * (kept["target"] - kept["base_exact"])
+    target = share * (kept["target"] - kept["base_exact"])
     found: list[float] = []
     for curve in kept["arms"][arm]["curves"]:
-        reached = reached_at(curve["iterations"], curve["exact"], target)
+        gains = [value - curve["exact"][0] for value in curve["exact"]]
+        reached = reached_at(curve["iterations"], gains, target)
         found.append(float(curve["iterations"][-1]) if reached is None else reached)
     return found
 
 
 def never_reached(task: str, arm: str) -> int:
-    """Run seeds that do not reach the baseline's last score."""
+    """Run seeds that do not reach the baseline's best gain."""
     kept = _kept_curves(task)
     return sum(value is None for value in kept["arms"][arm]["iterations_to_target"]["all"])
 

@@ -19,7 +19,7 @@ from benchmarks.exploration_summary import (
     targets_of,
 )
 from benchmarks.learning_curve import Curve
-from benchmarks.modelled_fleet import Costs, Fleet, costs_of, iteration_s, usual_costs
+from benchmarks.modelled_fleet import Costs, Fleet, costs_of, iteration_s
 from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.simulator.comparison.learning_curves import end_of, reached_at
 
@@ -98,14 +98,28 @@ def made(
 
 def test_a_slow_core_changes_no_cost():
     curves = [made([0.0]), made([0.0]), made([0.0], slow=1.5)]
-    usual = usual_costs(curves)
-    assert usual == (0.75, 0.25)
-    assert costs_of(curves[2:], *usual) == costs_of(curves[:1], *usual) == COSTS
+    assert costs_of(curves[2:], curves, curves) == costs_of(curves[:1], curves, curves) == COSTS
+
+
+def test_few_dear_rollouts_change_the_costs_of_no_arm_alone():
+    """An arm that trains on drafts rolls out a few at a time, each of which takes longer."""
+    plain, drafts = made([0.0], drafts=0), made([0.0])
+    drafts.rollouts, drafts.samples["rollout"], drafts.seconds["rollout"] = [1] * 3, 3, 4.5
+    costs = [costs_of([curve], [plain, drafts], [plain, drafts]) for curve in (plain, drafts)]
+    assert costs[0].rollout == costs[1].rollout == pytest.approx((216 + 4.5) / (288 + 3))
+    assert (costs[1].draft, costs[1].train, costs[1].score) == (0.5, 0.5, 0.25)
+
+
+def test_planning_beside_training_is_a_share_of_the_driver_s_time():
+    before = made([0.0])
+    before.beside_s = []
+    assert costs_of([before], [before], [before]) == replace(COSTS, driver=1.5, planning=0.0)
+    assert costs_of([before, made([0.0])], [before], [before]) == COSTS, "of the curves that noted it"
 
 
 def arm(name: str, *curves: Curve, timing: DraftTiming = DraftTiming.NEVER) -> Arm:
     costs = WITHOUT_DRAFTS if timing is DraftTiming.NEVER else COSTS
-    return Arm(name, curves, costs, timing, "exact", 1)
+    return Arm(name, dict(enumerate(curves)), costs, timing, "exact", 1)
 
 
 RISING = [0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.3, 0.3, 0.3]
@@ -113,36 +127,51 @@ QUICK = [0.1, 0.2, 0.3, 0.4, 0.5]
 
 
 def test_targets_are_shares_of_the_best_gain_without_exploration():
-    # The best running mean is .3, also where the curve falls after it.
-    plain = arm("plain", made([*RISING, 0.1]), made(RISING))
-    assert targets_of(plain) == pytest.approx({25: 0.15, 50: 0.2, 75: 0.25, 100: 0.3})
+    # The best running mean is .2 above the start, also where the curve falls after it, or begins higher.
+    plain = arm("plain", made([*RISING, 0.1]), made([value + 0.05 for value in RISING]))
+    assert targets_of(plain) == pytest.approx({25: 0.05, 50: 0.1, 75: 0.15, 100: 0.2})
+    assert plain.base() == pytest.approx(0.125)
 
 
 def test_a_ratio_is_of_medians_and_counts_what_never_gets_there_against_the_faster():
     slow, fast = arm("plain", *[made(RISING)] * 3), arm("stale", *[made(QUICK)] * 3)
-    # Running means: the slow one has .2 at 16 (its middle), the fast one .2 at 4.
-    found = ratio(Way(slow, 2.0), Way(fast, 1.0), 0.2)
+    # Running means: the slow one has .1 more at 16 (its middle), the fast one at 4.
+    found = ratio(Way(slow, 2.0), Way(fast, 1.0), 0.1 - 1e-9)
     assert (found["low"], found["median"], found["high"]) == (8.0, 8.0, 8.0)
-    assert found["unreached"] == {"slow": 0, "fast": 0}
-    never = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.45)
+    assert (found["unreached"], found["run_seeds"]) == ({"slow": 0, "fast": 0}, 3)
+    never = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.35)
     assert never["unreached"] == {"slow": 3, "fast": 3}
     assert (never["low"], never["median"], never["high"]) == (0.0, 0.0, 0.0)
-    # Of the slower one alone: as if it got there at its end, 32; the fast one has .35 at 10.
-    assert ratio(Way(slow, 1.0), Way(fast, 1.0), 0.35)["median"] == pytest.approx(32 / 10, abs=1e-3)
+    # Of the slower one alone: as if it got there at its end, 32; the fast one has .25 more at 10.
+    assert ratio(Way(slow, 1.0), Way(fast, 1.0), 0.25)["median"] == pytest.approx(32 / 10, abs=1e-3)
 
 
 def test_the_interval_is_a_bootstrap_over_the_run_seeds():
-    # Three run seeds at 4, 8 and 12 iterations: medians of draws are 4 and 12 with 7/27 each.
+    # Three run seeds at 4, 8 and 12 iterations, against 16 of each: medians of draws are 4 and 12 with 7/27.
     curves = [
         made([0.1, 0.4, 0.4, 0.4]),
         made([0.1, 0.1, 0.4, 0.4, 0.4]),
         made([0.1, 0.1, 0.1, 0.4, 0.4, 0.4]),
     ]
-    fast, slow = arm("stale", *curves), arm("plain", made([0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4]))
-    at = [round(value or 0) for value in fast.reached(0.3)]
+    fast, slow = arm("stale", *curves), arm("plain", *[made([0.1, 0.1, 0.1, 0.1, 0.4, 0.4, 0.4])] * 3)
+    at = [round(value or 0) for value in fast.reached(0.2, 4, [0, 1, 2])]
     assert at == [4, 8, 12]
-    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.3)
+    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.2)
     assert (found["low"], found["median"], found["high"]) == pytest.approx((16 / 12, 2, 4), abs=1e-3)
+    # Drawn together: a run seed that is hard for both is no difference.
+    same = ratio(Way(fast, 1.0), Way(fast, 1.0), 0.2)
+    assert (same["low"], same["median"], same["high"]) == (1.0, 1.0, 1.0)
+
+
+def test_arms_are_compared_at_common_run_seeds_and_evaluations():
+    rising = [0.1, 0.1, 0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.4]
+    slow = Arm("plain", {0: made(rising), 1: made([0.1] * 9)}, WITHOUT_DRAFTS, DraftTiming.NEVER, "exact", 1)
+    often = [value for value in rising for _ in range(2)][:-1]
+    fast = Arm(
+        "stale", {0: made(often, every=2), 2: made(QUICK, every=2)}, COSTS, DraftTiming.NEVER, "exact", 1
+    )
+    found = ratio(Way(slow, 1.0), Way(fast, 1.0), 0.15)
+    assert (found["run_seeds"], found["median"]) == (1, 1.0), "the same values every four iterations"
 
 
 def test_gains_at_the_time_at_which_the_first_arm_ends():

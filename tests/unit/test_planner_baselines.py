@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from benchmarks.allocation import captured
-from benchmarks.planner_baselines import BASELINES, Position, even, halving, play, upper_confidence
+from benchmarks.planner_baselines import (
+    BASELINES,
+    Position,
+    even,
+    halving,
+    play,
+    thompson,
+    upper_confidence,
+)
 
 
 def position(counts: list[int], judged: list[int], variance: list[float], budget: int = 100) -> Position:
@@ -45,6 +53,24 @@ def test_where_the_next_drafts_go():
     assert upper_confidence(position([1, 2, 2], [1, 2, 2], [0, 9, 0]), 3).tolist() == [1, 2, 0]
     # In the second of four stages, half of the prompts goes on: those of the largest variances.
     assert halving(position([8] * 4, [8] * 4, [1, 4, 2, 3], budget=100), 4).tolist() == [0, 2, 0, 2]
+
+
+class NoChance:
+    """In place of a generator: remembers the degrees of freedom that it is asked for."""
+
+    def chisquare(self, freedom: np.ndarray) -> np.ndarray:
+        self.freedom = freedom
+        return np.full(len(freedom), 2.0)
+
+
+def test_drafts_under_way_say_nothing_yet():
+    chance = NoChance()
+    at = Position(np.array([4, 4]), np.array([2, 4]), np.array([3.0, 1.5]), 1.0, 24, 100, chance)  # type: ignore[arg-type]
+    # With two drafts' prior of variance 1: (2 + 1 * 3) / 2 = 2.5 and (2 + 3 * 1.5) / 2 = 3.25.
+    assert thompson(at, 3).tolist() == [0, 3]
+    assert chance.freedom.tolist() == [3, 5]
+    # UCB's doubt falls with those under way, too.
+    assert upper_confidence(position([4, 2], [2, 2], [1, 1]), 2).tolist() == [0, 2]
 
 
 def test_the_captured_share_is_that_of_the_best_groups():

@@ -385,7 +385,7 @@ class Runtime:
         return self._fleet.standbys.take_times()
 
     def take_capacity_notes(self) -> list[str]:
-        """Why so many spot devices were wanted, and what went wrong with them, since the last call."""
+        """How many spot devices were wanted, when trainers left, and troubles, since the last call."""
         return self._fleet.take_capacity_notes()
 
     def take_device_events(self) -> list[DeviceEvent]:

@@ -146,6 +146,11 @@ class GeneratingFleet(Protocol):
 class OtherWork(Protocol):
     """What devices do that find nothing of a phase to do, beside generating."""
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of it that are left for this phase; None where that is not known."""
+        ...
+
     def begin(self, wake: Callable[[], None]) -> None:
         """A run of phases begins.
 

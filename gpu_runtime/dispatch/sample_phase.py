@@ -38,6 +38,7 @@ class SamplePhase:
         requests: at least one, distinct, of one kind and version of the weights.
         sampling: says how many denoising steps they take.
         judge: judges images as they are delivered; the phase does not wait for scores.
+        accepts: whether a device may begin with something of it now.
     """
 
     must_end = True
@@ -45,10 +46,15 @@ class SamplePhase:
     calls: Collection[Future[Any]] = ()
 
     def __init__(
-        self, requests: Sequence[SampleRequest], sampling: SamplingConfig, judge: Judge | None = None
+        self,
+        requests: Sequence[SampleRequest],
+        sampling: SamplingConfig,
+        judge: Judge | None = None,
+        accepts: Callable[[Device], bool] = lambda device: True,
     ) -> None:
         self._requests = requests
         self._judge = judge
+        self._accepts = accepts
         evaluates = requests[0].kind is RequestKind.EVALUATE
         self._steps = sampling.evaluate_steps if evaluates else sampling.rollout_steps
         self._delivered: dict[SampleRequest, Delivered] = {}
@@ -89,8 +95,8 @@ class SamplePhase:
         return ()
 
     def accepts(self, device: Device) -> bool:
-        """See `Phase`; any device may."""
-        return True
+        """See `Phase`."""
+        return self._accepts(device)
 
     def may_pull(self, device: Device, following: WorkItem[SampleRequest]) -> bool:
         """See `Phase`; any device may."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, TimeoutError
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from gpu_runtime.cluster.protocol import Cluster
@@ -19,6 +20,7 @@ from gpu_runtime.exploration.registry import strategy_of
 from gpu_runtime.fleet.device_accounts import DeviceAccounts
 from gpu_runtime.fleet.provisioner import WorkerProvisioner
 from gpu_runtime.fleet.rented_capacity import rented_capacity
+from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.fleet.slots import FailedStart, pause
 from gpu_runtime.fleet.standbys import Standbys
 from gpu_runtime.fleet.trainers import Trainers, trainer_gone
@@ -58,6 +60,7 @@ class Fleet:
         history = history or HistoryLog(None, "")
         self._dispatcher = Dispatcher(config, history=history)
         self._beside_training = False
+        self._window = LiveWindow()
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
@@ -122,8 +125,9 @@ class Fleet:
             self._follow_capacity()
 
     def take_capacity_notes(self) -> list[str]:
-        """Why how many spot devices are wanted, and what went wrong with them, since the last call."""
-        return [] if self._rented is None else self._rented.take_notes()
+        """How many spot devices are wanted, when trainers leave, and troubles, since the last call."""
+        rented = [] if self._rented is None else self._rented.take_notes()
+        return rented + self._window.take_notes()
 
     def generate(
         self,
@@ -149,15 +153,25 @@ class Fleet:
         self.prepare(weights)
         if not requests:
             return []
-        phase, began_s = SamplePhase(requests, self._config.sampling, judge), time.monotonic()
+        accepts = partial(self._rolls_out, weights.version, other)
+        phase, began_s = SamplePhase(requests, self._config.sampling, judge, accepts), time.monotonic()
         degrees = self._config.sequence_parallel.by_kind
         alone = degrees[phase.kind] == degrees[RequestKind.EXPLORE] == 1
         self.do(phase, begin_beside() if alone else None, other if degrees[phase.kind] == 1 else None)
-        if self._rented is not None and phase.kind is RequestKind.ROLLOUT:
-            self._rented.on_rolled_out(phase.lease_s)
+        if phase.kind is RequestKind.ROLLOUT:
+            self._window.on_rolled_out(phase.lease_s)
+            if self._rented is not None:
+                self._rented.on_rolled_out(phase.lease_s)
         elif self._rented is not None:
             self._rented.on_evaluated(time.monotonic() - began_s)
         return phase.delivered
+
+    def _rolls_out(self, version: WeightsVersion, other: OtherWork | None, device: Device) -> bool:
+        """Whether a device takes something of a phase now: trainers may have something better to do."""
+        if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
+            return True
+        others = sum(not self.trains(one) and one.notice is None for one in self.workers(version))
+        return self._window.goes_on(self._dispatcher.batches_left, others, other.left_s)
 
     def do(self, phase: Phase, beside: Phase | None = None, other: OtherWork | None = None) -> None:
         """Let the devices that hold the weights of a phase do it, alone or in groups.

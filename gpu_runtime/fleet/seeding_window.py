@@ -4,12 +4,14 @@ RLBoost (arXiv 2510.19225) calls it seeding: reserved devices begin the rollout,
 delivered, while the spot devices roll out the rest. Too short a window, and the trainers wait for samples;
 too long a one, and the spot devices wait for the trainers. RLBoost feeds the difference of both waits back
 and remembers the window of each number of spot devices. Where a sample takes a known time, the window can be
-solved instead. No live run has a window; `spotlight what-if` and the tables of papers simulate it.
+solved instead: so do `spotlight what-if` and, batch by batch, live runs (`runtime.trainers_leave`).
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
 from storage.errors import ConfigurationError
 
@@ -41,6 +43,49 @@ def solved_window_s(work_s: float, train_s: float, reserved: int, spot: int) -> 
     if reserved + spot == 0:
         raise ConfigurationError("a seeding window for no device; give at least one reserved or spot device")
     return max(0.0, (work_s - spot * train_s) / (reserved + spot))
+
+
+class LiveWindow:
+    """Whether trainers go on with a rollout, asked before each of their batches.
+
+    As `solved_window_s`, of what is left at the moment: so a lost spot device brings them back, and no number
+    of devices has to be remembered. They train first where both take as long.
+    """
+
+    def __init__(self) -> None:
+        self._batch_s: float | None = None
+        self._others = 0  # when a note was written
+        self._notes: list[str] = []
+
+    def on_rolled_out(self, lease_s: Sequence[float]) -> None:
+        """A rollout is over, each of whose batches took so many seconds."""
+        if lease_s:
+            self._batch_s = statistics.median(lease_s)
+
+    def goes_on(self, batches: float, others: int, train_s: float | None) -> bool:
+        """Whether a batch more for the trainers lets the rollout and the training end sooner.
+
+        Args:
+            batches: that are left of the rollout.
+            others: devices that roll out and do not train.
+            train_s: seconds of training that can be done beside the rollout; None where it is not known.
+        """
+        if train_s is None or self._batch_s is None or others == 0:
+            return True
+        left_s = batches * self._batch_s / others
+        goes_on = left_s > train_s + self._batch_s
+        if not goes_on and others != self._others:
+            self._others = others
+            self._notes.append(
+                f"trainers leave rollouts before the end: beside {others} other devices, which need "
+                f"{left_s:.1f} s for the rest of this one, training takes {train_s:.1f} s"
+            )
+        return goes_on
+
+    def take_notes(self) -> list[str]:
+        """Why trainers left, once for each number of other devices, since the last call."""
+        taken, self._notes = self._notes, []
+        return taken
 
 
 def most_useful_spot(remote_s: float, spot: int, window_s: float, reserved: int, train_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import deque
@@ -21,6 +22,9 @@ from gpu_runtime.scheduling.requests import SampleRequest
 from gpu_runtime.worker.protocol import Worker
 from storage.config.run_config import RunConfig
 from storage.database.records import DeviceState
+
+_REMEMBERED = 5
+"""Iterations whose training says how long the next one's takes."""
 
 _Identity = tuple[int, int]
 _Judged = tuple[GeneratedSample, Future[Score]]
@@ -55,6 +59,8 @@ class TrainingFeed:
         self._wake: Callable[[], None] = lambda: None
         self._policy_version = 0
         self._groups: deque[list[_Identity]] = deque()
+        self._expected = 0  # groups of the iteration
+        self._trained_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._there: dict[_Identity, _Judged] = {}
         self._given: list[TrainingSample] = []
         self._asked: list[Asked[None]] = []
@@ -74,6 +80,15 @@ class TrainingFeed:
         if self._config.algorithm.advantage_std != "batch":
             ordered = sorted((one.prompt_id, one.seed_index) for one in requests)
             self._groups.extend(list(group) for _, group in groupby(ordered, lambda one: one[0]))
+        self._expected = len(self._groups)
+
+    @property
+    def left_s(self) -> float | None:
+        """See `OtherWork`: of the first update, the only one that can begin early."""
+        if not (self._trained_s and self._groups):
+            return None
+        update_s = statistics.median(self._trained_s) / self._config.algorithm.updates_per_iteration
+        return update_s * len(self._groups) / self._expected
 
     def note(self, sample: GeneratedSample, score: Future[Score]) -> None:
         """A sample of the iteration is there, and is being judged."""
@@ -107,6 +122,7 @@ class TrainingFeed:
             RuntimeFailure: if a trainer is gone or hangs.
             TrainingError: see `Trainer.finish`.
         """
+        began_s = time.monotonic()
         with self._lock:
             running_s = time.monotonic() - self._since_s if self._under_way else 0.0
             self.beside_s = self._busy_s + running_s if self._asked else 0.0
@@ -117,7 +133,9 @@ class TrainingFeed:
             self._trainers.wait_for(asked)
         left = ordered if begins else ordered[given:]
         self._forget()
-        return self._trainers.wait_for(self._ask(lambda: self._trainers.begin(Worker.train, left, begins)))
+        report = self._trainers.wait_for(self._ask(lambda: self._trainers.begin(Worker.train, left, begins)))
+        self._trained_s.append(self.beside_s + time.monotonic() - began_s)
+        return report
 
     def abandon(self) -> None:
         """What was given is not trained on after all."""

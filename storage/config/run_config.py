@@ -275,6 +275,23 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _trainers_can_leave(self) -> Self:
+        if not self.runtime.trainers_leave:
+            return self
+        if self.algorithm.advantage_std == "batch":
+            raise ValueError(
+                "runtime.trainers_leave is true with algorithm.advantage_std=batch, with which nothing can "
+                "be trained before the last reward; set it to false"
+            )
+        if self.sequence_parallel.rollout != 1:
+            raise ValueError(
+                "runtime.trainers_leave is true with sequence_parallel.rollout="
+                f"{self.sequence_parallel.rollout}, where trainers share samples with other devices; set it "
+                "to false, or the degree to 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_process_group_each(self) -> Self:
         shared, training = self.sequence_parallel.largest, self.runtime.trainer_workers
         if shared > 1 and training > 1:

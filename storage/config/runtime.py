@@ -118,6 +118,11 @@ class RuntimeConfig(Section):
     a worker gives back what it has and gets nothing more. `gcp@http://HOST:PORT` asks at that address
     instead; `{worker}` in its path becomes the worker's name."""
 
+    trainers_leave: bool = False
+    """Let trainers leave a rollout once the other devices need no longer for the rest of it than training
+    takes: they begin to train on the prompt groups that are judged. Not where devices share a rollout's
+    samples, nor with `algorithm.advantage_std = "batch"`, which waits for all rewards."""
+
     history: bool = False
     """Keep a history in the home folder (`history/RUN`): every lease, commit, delivery, loss and denoising
     step, a line each, by which `spotlight chaos` checks its promises. Workers stop after each step then."""

@@ -21,6 +21,7 @@ from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.exploration.plan import plain_plan, rollout_requests
 from gpu_runtime.fleet import scoring_pool
 from gpu_runtime.fleet.fleet import Fleet
+from gpu_runtime.fleet.seeding_window import LiveWindow
 from gpu_runtime.learning.policy import weights_digest
 from gpu_runtime.learning.trainer import TrainingReport
 from gpu_runtime.rewards.protocol import Score
@@ -272,6 +273,30 @@ def test_the_trainer_has_judged_groups_before_the_last_are_judged(fresh, untrain
     assert order == [f"train {sum(kept) * size}"]
     assert (again.report, again.beside_s) == (trained.report, 0)
     assert fresh.blobs() == blobs
+
+
+def test_trainers_that_leave_a_rollout_train_meanwhile_and_change_no_bit(fresh, untrained, monkeypatch):
+    rolled = fresh.rollout(fresh.explore(1))
+    fresh.train(rolled, fresh.reward(rolled))
+    expected = fresh.blobs()
+    fresh.restore(untrained, 0)
+    with monkeypatch.context() as patched:
+        leaves = load_config("smoke", [*SETTINGS, "runtime.trainers_leave=true"], {})
+        patched.setattr(fresh._fleet, "_config", leaves)
+        asked: list[tuple[float, int]] = []
+
+        def goes_on(window, batches, others, train_s):
+            assert train_s is None or train_s > 0
+            asked.append((batches, others))
+            return others == 0
+
+        patched.setattr(LiveWindow, "goes_on", goes_on)
+        rolled = fresh.rollout(fresh.explore(1))
+        trained = fresh.train(rolled, fresh.reward(rolled))
+    assert {delivered.worker.partition("-")[0] for delivered in rolled.delivered} == {"spot"}
+    assert max(batches for batches, _ in asked) == len(rolled.delivered) / 4
+    assert trained.beside_s > 0
+    assert fresh.blobs() == expected
 
 
 def test_groups_that_were_given_and_are_not_trained_on_leave_nothing(fresh, untrained):

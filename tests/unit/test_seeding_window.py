@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_runtime.fleet.seeding_window import SeedingWindows, most_useful_spot, solved_window_s
+from gpu_runtime.fleet.seeding_window import LiveWindow, SeedingWindows, most_useful_spot, solved_window_s
 from storage.errors import ConfigurationError
 
 
@@ -52,3 +52,27 @@ def test_impossible_windows_are_refused():
         solved_window_s(1.0, -1.0, 1, 1)
     with pytest.raises(ConfigurationError, match="first window"):
         SeedingWindows(float("nan"))
+
+
+def test_trainers_go_on_while_a_batch_of_theirs_lets_both_end_sooner():
+    window = LiveWindow()
+    assert window.goes_on(0.5, 3, 10.0), "no batch has been timed"
+    window.on_rolled_out([1.0, 2.0, 9.0])
+    assert window.goes_on(0.5, 3, None), "no training has been timed"
+    assert window.goes_on(0.5, 0, 10.0), "nobody else can"
+    # Three devices need 12 s for 18 batches of 2 s: as long as a batch and then 10 s of training.
+    assert window.goes_on(18.5, 3, 10.0) and not window.goes_on(18.0, 3, 10.0)
+    window.on_rolled_out([])
+    assert window.goes_on(18.0, 2, 10.0), "one of them was lost"
+    assert window.goes_on(18.0, 3, 9.5), "a part is trained on"
+
+
+def test_why_trainers_left_is_said_once_for_a_number_of_others():
+    window = LiveWindow()
+    window.on_rolled_out([2.0])
+    for others in (3, 3, 2, 3):
+        window.goes_on(6.0, others, 10.0)
+    notes = window.take_notes()
+    assert [note.split("beside ")[1].split(" ")[0] for note in notes] == ["3", "2", "3"]
+    assert "need 4.0 s for the rest" in notes[0] and "training takes 10.0 s" in notes[0]
+    assert window.take_notes() == []

@@ -12,6 +12,7 @@ import pytest
 from gpu_runtime.dispatch.devices import Device
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.dispatch.sample_phase import SamplePhase
+from gpu_runtime.fleet import training_feed
 from gpu_runtime.fleet.trainers import Trainers
 from gpu_runtime.fleet.training_feed import TrainingFeed
 from gpu_runtime.learning.groups import training_samples
@@ -212,8 +213,42 @@ def test_a_trainer_that_has_died_ends_the_training():
         stage.feed.finish([])
 
 
+def test_what_can_be_trained_before_the_end_takes_as_long_as_before(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(training_feed, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    stage = Stage(updates_per_iteration=2)
+    assert stage.feed.left_s is None, "nothing has been trained yet"
+    stage.deliver(*range(16))
+    stage.judge(*range(4))
+    stage.take()
+    now[0] = 3.0
+    stage.end()
+    now[0] = 5.0
+    actor = stage.actors[0]
+    actor.call = lambda *args: takes_two_seconds(now)  # type: ignore[assignment]
+    stage.feed.finish([])
+    # 3 s beside the rollout and 2 s after it, of which the first of two updates is half.
+    stage.feed.expect(REQUESTS, 1)
+    assert stage.feed.left_s == 2.5
+    stage.deliver(*range(16))
+    actor.call = lambda *args: Future()  # type: ignore[assignment]
+    assert stage.take()
+    assert stage.feed.left_s == 2.5 * 3 / 4
+    stage.feed.abandon()
+    assert stage.feed.left_s is None
+
+
+def takes_two_seconds(now: list[float]) -> Future[Any]:
+    call: Future[Any] = Future()
+    now[0] += 2.0
+    call.set_result(None)
+    return call
+
+
 class Parts:
     """Something else for the trainer: so many calls, which end as others do."""
+
+    left_s = None
 
     def __init__(self, script: Script, parts: int, work: Callable[[], object] = lambda: None) -> None:
         self._script, self.left, self._work = script, parts, work
@@ -258,6 +293,26 @@ def test_it_goes_on_rolling_out_what_another_device_has_lost():
         stage.fleet.actors[ONE].dead = True
 
     parts = Parts(script, 1, lose)
+    stage.loop.run(stage.fleet, stage.phase, None, parts)
+    assert parts.left == 0 and stage.fleet.events == [(ONE, "lost")]
+    assert_all_there(stage.phase.delivered)
+
+
+def test_a_trainer_that_leaves_rolls_out_again_once_the_others_are_lost():
+    script = Script(lambda names: ONE if ONE in names else TRAINER)
+    stage = dispatcher(script)
+
+    def leaves(device: Device) -> bool:
+        others = [one.name for one in stage.fleet.workers(WeightsVersion(0))]
+        return device.name != TRAINER or others == [TRAINER]
+
+    def lose() -> None:
+        assert stage.fleet.actors[TRAINER].calls == 0 and stage.phase.done > 0
+        stage.fleet.actors[ONE].dead = True
+
+    script.before[12] = lose
+    stage.phase = SamplePhase(REQUESTS, tiny_config().sampling, accepts=leaves)
+    parts = Parts(script, 1)
     stage.loop.run(stage.fleet, stage.phase, None, parts)
     assert parts.left == 0 and stage.fleet.events == [(ONE, "lost")]
     assert_all_there(stage.phase.delivered)

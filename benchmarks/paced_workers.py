@@ -1,4 +1,4 @@
-"""Workers here that take at least a set time, as if each had a device of its own; for fleet_size.py."""
+"""Workers here that take at least a set time, as if each had a device of its own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ STEP_S = 0.5
 TRAIN_S = 3.0
 """Seconds of an iteration's training steps."""
 
+TRAIN_SAMPLE_S = 0.3
+"""Seconds of training on a sample, where that is paced by samples."""
+
 Result = TypeVar("Result")
 WorkerT = TypeVar("WorkerT")
 
 
-class PacedWorker(DeviceWorker):
-    """A worker whose calls sleep for what is left of their time, which takes no processor from others."""
+class PacedGenerator(DeviceWorker):
+    """A worker whose samples take a set time: it sleeps for what is left, which takes no processor."""
 
     def begin_samples(
         self, version: WeightsVersion, lease: int, work: Sequence[SampleRequest | SampleState], steps: int
@@ -40,10 +43,25 @@ class PacedWorker(DeviceWorker):
         advance = super().advance_samples
         return _paced(lambda: advance(lease, steps), steps * STEP_S)
 
+
+class PacedWorker(PacedGenerator):
+    """A worker whose training takes a set time, too."""
+
     def train(self, samples: Sequence[TrainingSample], begins: bool = True) -> TrainingReport:
         """As of a worker; what was added before takes its own time."""
         train = super().train
         return _paced(lambda: train(samples, begins), TRAIN_S)
+
+
+class SamplePacedWorker(PacedGenerator):
+    """A worker that trains on each sample for a set time, whether it comes before the end or with it."""
+
+    def add_to_training(
+        self, samples: Sequence[TrainingSample], begins: bool, generates: bool = False
+    ) -> None:
+        """As of a worker."""
+        add = super().add_to_training
+        _paced(lambda: add(samples, begins, generates), len(samples) * TRAIN_SAMPLE_S)
 
 
 def _paced(work: Callable[[], Result], least_s: float) -> Result:
@@ -56,6 +74,8 @@ def _paced(work: Callable[[], Result], least_s: float) -> Result:
 class PacedCluster(LocalCluster):
     """Local processes whose devices are paced."""
 
+    paced: type[PacedGenerator] = PacedWorker
+
     def start(
         self,
         name: str,
@@ -66,5 +86,11 @@ class PacedCluster(LocalCluster):
         gpu_share: float = 0.0,
     ) -> LocalActor[WorkerT]:
         """As of every cluster."""
-        paced: type[Any] = PacedWorker if worker is DeviceWorker else worker
+        paced: type[Any] = self.paced if worker is DeviceWorker else worker
         return super().start(name, paced, *args, gpu=gpu, market=market, gpu_share=gpu_share)
+
+
+class SamplePacedCluster(PacedCluster):
+    """Local processes whose devices are paced, and train sample by sample."""
+
+    paced = SamplePacedWorker

@@ -4,9 +4,9 @@ Runs of the embedded model on this machine, in processes without Ray, by the run
 uses, without exploration. Devices take set times (`benchmarks/paced_workers.py`), so that they do not share
 the machine's cores. The arms take turns. A run's first iteration is left out: nothing has been timed yet.
 
-`iteration_ratio`: seconds of an iteration, leaving over staying, the ratio of medians. `beside_share`: seconds
-of training that passed before the last score, over the iteration's, likewise. `identical`: all runs end with
-the same weights. `notes`: why trainers left.
+`iteration_ratio`: seconds of an iteration, leaving over staying, the ratio of medians. `beside_share`: the
+seconds of training that passed before the last score, over those of the iteration. `identical`: all runs end
+with the same weights. `notes`: why trainers left.
 
     python -m benchmarks.rollout_window [--quick] [--keep]
 """

@@ -170,7 +170,7 @@ class Fleet:
         """Whether a device takes something of a phase now: trainers may have something better to do."""
         if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
             return True
-        others = sum(not self.trains(one) and one.notice is None for one in self.workers(version))
+        others = sum(one.holds == version and one.stays and not self.trains(one) for one in self._available)
         return self._window.goes_on(self._dispatcher.batches_left, others, other.left_s)
 
     def do(self, phase: Phase, beside: Phase | None = None, other: OtherWork | None = None) -> None:

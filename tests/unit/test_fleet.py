@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gpu_runtime.dispatch.devices import Weights
+from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.scheduling.requests import WeightsVersion
 from gpu_runtime.worker.protocol import Worker, WorkerReady
@@ -22,9 +26,11 @@ TRAINER, ONE, TWO = "reserved-0", "spot-0", "spot-1"
 class Stage:
     """A fleet of a trainer and two spot workers that all hold the first weights."""
 
-    def __init__(self, notices: str = "gcp", lease_s: float = 300.0, trainers: int = 1) -> None:
+    def __init__(
+        self, notices: str = "gcp", lease_s: float = 300.0, trainers: int = 1, leave: bool = False
+    ) -> None:
         self.cluster = FakeCluster()
-        settings = {"notices": notices, "spot_workers": 2}
+        settings: dict[str, Any] = {"notices": notices, "spot_workers": 2, "trainers_leave": leave}
         settings |= {"trainer_workers": trainers, "reserved_workers": trainers}
         config = hurried(tiny_config(runtime=settings), lease_s=lease_s)
         self.fleet = Fleet(self.cluster, config)
@@ -370,3 +376,22 @@ def test_of_trainers_that_wait_for_each_other_the_one_that_dies_while_it_loads_i
     fleet = Fleet(cluster, tiny_config(runtime=settings))
     with pytest.raises(RuntimeFailure, match="reserved-1 died while starting"):
         fleet.await_ready()
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_trainers_leave_a_rollout_where_two_others_need_no_longer_than_training(leave, monkeypatch):
+    stage = Stage(leave=leave)
+    fleet, training = stage.fleet, SimpleNamespace(left_s=9.0)
+    fleet._window.on_rolled_out([2.0])
+    monkeypatch.setattr(Dispatcher, "batches_left", 6.0)
+    by_name = {device.name: device for device in fleet.workers(FIRST.version)}
+
+    def rolls_out(name: str, other: Any = training) -> bool:
+        return fleet._rolls_out(FIRST.version, other, by_name[name])
+
+    # Two devices need 6 s for six batches of 2 s, one needs 12 s; a batch and training take 11 s.
+    assert rolls_out(TRAINER) != leave
+    assert rolls_out(ONE) and rolls_out(TRAINER, None)
+    fleet.on_notice(by_name[ONE], NOTICE)
+    assert rolls_out(TRAINER)
+    assert len(fleet.take_capacity_notes()) == leave

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from benchmarks.in_process_cluster import TRAIN
 from benchmarks.learning_curve import Curve
 from benchmarks.modelled_fleet import (
     ALL_TRAIN,
@@ -356,6 +357,7 @@ def _arm_figures(arm: Arm, targets: Mapping[int, float], every: int) -> dict[str
         },
         "drafts": statistics.median(n for c in curves for n in c.drafts[1:-1]),
         "rollouts": statistics.median(n for c in curves for n in c.rollouts[1:-1]),
+        "trained": round(statistics.median(c.samples[TRAIN] / len(c.rollouts) for c in curves), 1),
         "costs_s": {name: round(value, 6) for name, value in vars(arm.costs).items()},
         "spearman_median": _median([value for c in curves for value in c.spearman]),
         "truth_distance_change": [round(c.distance[-1] - c.distance[0], 4) for c in curves],

@@ -218,6 +218,7 @@ def test_the_summary_of_hand_made_curves():
     assert best["dollar_ratio_75"]["median"] == pytest.approx(by_hand, rel=1e-3)
     assert figures["arms"]["plain"]["iterations_to_target"] == {"median": 28.0, "all": [28.0] * 3}
     assert figures["arms"]["plain"]["grain_ratio"] == [1.5] * 3
+    assert figures["arms"]["plain"]["trained"] == 64
 
 
 @pytest.mark.parametrize("task", PRESETS)

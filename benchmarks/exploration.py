@@ -4,7 +4,7 @@
 
 Each arm is a setting of the presets `glyphs-stale` or `shapes-stale`, run by the runtime of `spotlight
 train` in one process (`benchmarks/learning_curve.py`), with the same training batch: 32 prompts of 4 samples.
-Learning rates are 2e-4 with Flow-GRPO and in `plain_nft`, and the presets' 3e-4 in the other arms.
+Arms of an objective have the same learning rate.
 `plain` and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights
 beside training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on
 the chosen drafts. The others are ablations: `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising
@@ -80,7 +80,7 @@ GRPO = (
 
 ARMS = {
     "plain": Arm((*GRPO, "exploration.strategy=plain"), 48, every=4),
-    "plain_nft": Arm(("exploration.strategy=plain", "optimizer.learning_rate=2e-4"), 24),
+    "plain_nft": Arm(("exploration.strategy=plain",), 24),
     "stale_grpo": Arm((*GRPO, "exploration.strategy=stale"), 24),
     "stale": Arm((), 16),
     "off_policy_grpo": Arm(

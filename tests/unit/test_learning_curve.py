@@ -233,6 +233,15 @@ def test_every_arm_trains_on_the_same_batch(task):
     assert larger == 128 + arm_config(task, "stale", 0).exploration.drafts
 
 
+@pytest.mark.parametrize("task", PRESETS)
+def test_arms_of_an_objective_learn_at_the_same_rate(task):
+    rates: dict[str, set[float]] = {}
+    for name in ARMS:
+        config = arm_config(task, name, 0)
+        rates.setdefault(config.algorithm.objective, set()).add(config.optimizer.learning_rate)
+    assert {objective: len(found) for objective, found in rates.items()} == {"grpo": 1, "nft": 1}
+
+
 def test_a_cell_of_the_map():
     plain, stale = made([0.1, 0.1, 0.1, 0.2, 0.3]), made([0.1, 0.2, 0.3, 0.4, 0.5])
     for curve in (plain, stale):

@@ -8,8 +8,8 @@ Arms of an objective have the same learning rate.
 `plain` and `plain_nft` do not explore. `stale_grpo` and `stale` draft with the previous iteration's weights
 beside training and roll the chosen seeds out, as in the paper. `off_policy_grpo` and `off_policy` train on
 the chosen drafts. The others are ablations: `few_step` (DiffusionNFT along the ODE) drafts in fewer denoising
-steps, `fresh` drafts with current weights on the critical path, `stale_uniform` divides drafts evenly,
-and `larger_batch` trains on as many images as `stale` makes in all.
+steps, `fresh` drafts with current weights on the critical path, and `larger_batch` trains on as many images
+as `stale` makes in all.
 
 Curves are measured; seconds and dollars are modelled from them (`benchmarks/modelled_fleet.py`). What the
 figures are is said in `benchmarks/exploration_summary.py`. Finished curves are kept, so that an interrupted
@@ -89,7 +89,6 @@ ARMS = {
     "off_policy": Arm(("exploration.strategy=off_policy",), 16),
     "few_step": Arm(("sampling.sde=none", 'exploration.fidelities=["full", "steps-5"]'), 16),
     "fresh": Arm(("exploration.strategy=fresh",), 12),
-    "stale_uniform": Arm(("exploration.allocation=uniform",), 12),
     "larger_batch": Arm(("exploration.strategy=plain",), 12),
 }
 

@@ -142,13 +142,6 @@ class Dispatcher:
         """Whether a device has a lease, or something else to do."""
         return worker in self._flights or worker in self._elsewhere
 
-    @property
-    def batches_left(self) -> float:
-        """What is left of the phase; of batches under way half."""
-        kind = self._phases[0].kind
-        under_way = sum(flight.lease.kind is kind for flight in self._flights.values())
-        return self._scheduler.waiting(kind) / self._batch_size + under_way / 2
-
     def work_left(self) -> WorkLeft:
         """What is left of the phase, in batches; without the one beside it."""
         kind = self._phases[0].kind

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
@@ -82,7 +81,6 @@ class PlannerSettings:
         budget: cost of all drafts together, in full drafts.
         first_drafts: most drafts of every prompt before scores aim further ones.
         rounds: how many rounds the budget is divided into, roughly.
-        allocation: `bandit`, or `uniform` for the same number of drafts of every prompt.
     """
 
     group_size: int
@@ -91,7 +89,6 @@ class PlannerSettings:
     budget: float
     first_drafts: int = 4
     rounds: int = 8
-    allocation: Literal["bandit", "uniform"] = "bandit"
 
 
 @dataclass(frozen=True)
@@ -170,9 +167,7 @@ class DraftPlanner:
         """
         if not self.can_plan:
             raise RuntimeError("the round before the last is not judged, or the plan is finished")
-        if self.settings.allocation == "uniform":
-            drafts = self._evenly(self._affordable(self._round_size))
-        elif len(self._rounds) < (1 if self._past.own else 2):
+        if len(self._rounds) < (1 if self._past.own else 2):
             drafts = self._first_look()
         else:
             drafts = self._by_gain(self._affordable(self._round_size))
@@ -263,14 +258,6 @@ class DraftPlanner:
                     value = self.expected(draft.fidelity, score)
                     known[self._place[draft.prompt_id]].append((draft.seed_index, value))
         return known
-
-    def _evenly(self, count: int) -> list[Draft]:
-        """So many drafts, each of a prompt with the fewest; of equal ones the first."""
-        wanted = np.zeros_like(self._issued)
-        for level in range(1, self.settings.candidates + 1):
-            below = np.flatnonzero(self._issued + wanted < level)
-            wanted[below[: count - int(wanted.sum())]] += 1
-        return self._issue(wanted)
 
     def _by_gain(self, count: int) -> list[Draft]:
         """The first `count` drafts of the plan that spends what is left of the budget best."""

@@ -154,7 +154,6 @@ class SeedExplorer:
                 self._settings.candidates,
                 budget,
                 rounds=rounds,
-                allocation=self._settings.allocation,
             ),
             self._arms(),
             self._history.past(prompts, iteration),

@@ -171,7 +171,8 @@ class Fleet:
         if not self._config.runtime.trainers_leave or other is None or device not in self.trainers:
             return True
         others = sum(one.holds == version and one.stays and not self.trains(one) for one in self._available)
-        return self._window.goes_on(self._dispatcher.batches_left, others, other.left_s)
+        batches = self._dispatcher.work_left().steps / self._config.sampling.rollout_steps
+        return self._window.goes_on(batches, others, other.left_s)
 
     def do(self, phase: Phase, beside: Phase | None = None, other: OtherWork | None = None) -> None:
         """Let the devices that hold the weights of a phase do it, alone or in groups.

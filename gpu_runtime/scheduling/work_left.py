@@ -1,4 +1,4 @@
-"""What is left of a phase, in batches: by it groups of devices are planned. Pure."""
+"""What is left of a phase, in batches: by it groups are planned, and trainers leave a rollout. Pure."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ class WorkLeft:
     def batches(self) -> int:
         """Batches that are not finished."""
         return len(self.waiting) + len(self.under_way)
+
+    @property
+    def steps(self) -> int:
+        """Denoising steps of all batches together that are left."""
+        return sum(self.waiting) + sum(one.steps for one in self.under_way.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -32,9 +32,6 @@ class ExplorationConfig(Section):
     stop_with_training: bool = True
     """Drop unfinished drafts when training ends, so that the rollout never waits. `false` finishes what was
     planned: a run's numbers then follow from its configuration alone. Needs `drafts` above 0."""
-
-    allocation: Literal["bandit", "uniform"] = "bandit"
-    """`bandit` drafts where the kept group's variance gains most, `uniform` all prompts alike."""
 
     prompt_pool: float = Field(default=1.0, ge=1, le=16)
     """Prompts explored for each prompt that is rolled out; the prompts whose groups differ most are kept."""

@@ -22,6 +22,7 @@ _FIXED: dict[KeyPath, Any] = {
     ("exploration", "criterion"): "variance",
     ("exploration", "baseline"): "group",
     ("exploration", "when_stale"): "redraft",
+    ("exploration", "allocation"): "bandit",
     ("algorithm", "advantage_clip"): 5.0,
 }
 """Settings that are gone, and the value that every run has now: a run with another cannot be continued."""

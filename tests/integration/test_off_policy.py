@@ -18,6 +18,7 @@ from gpu_runtime.runtime import Rollout, Runtime, Trained
 from gpu_runtime.scheduling.requests import RequestKind
 from storage.config.loading import load_config
 from storage.errors import TrainingError
+from tests.even_drafts import draft_evenly
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow
@@ -30,15 +31,16 @@ SETTINGS = [
     "exploration.candidates=8",
     "exploration.drafts=24",
     "exploration.stop_with_training=false",
-    "exploration.allocation=uniform",
 ]
 
 
 @pytest.fixture(scope="module")
 def runtime():
     config = load_config("smoke", SETTINGS, {})
-    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        yield runtime
+    with pytest.MonkeyPatch.context() as patch, open_cluster(config) as cluster:
+        draft_evenly(patch)
+        with Runtime(config, cluster) as runtime:
+            yield runtime
 
 
 @pytest.fixture(scope="module")

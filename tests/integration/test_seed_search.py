@@ -20,6 +20,7 @@ from gpu_runtime.scheduling.requests import RequestKind
 from gpu_runtime.worker.protocol import Worker
 from storage.config.loading import load_config
 from storage.errors import RewardError
+from tests.even_drafts import draft_evenly
 from tests.live_workers import worker_process
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,6 @@ SETTINGS = [
     "exploration.candidates=8",
     "exploration.drafts=24",
     "exploration.stop_with_training=false",
-    "exploration.allocation=uniform",
     "exploration.min_spearman=-1",
 ]
 
@@ -40,8 +40,10 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def runtime():
     config = load_config("smoke", SETTINGS, {})
-    with open_cluster(config) as cluster, Runtime(config, cluster) as runtime:
-        yield runtime
+    with pytest.MonkeyPatch.context() as patch, open_cluster(config) as cluster:
+        draft_evenly(patch)
+        with Runtime(config, cluster) as runtime:
+            yield runtime
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
-"""The bandit against uniform allocation and the oracle, and its promises under random schedules."""
+"""The bandit against even plans and the oracle, and its promises under random schedules."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,11 +11,20 @@ from gpu_runtime.exploration.draft_planner import Arm, DraftPlanner, PlannerSett
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.score_model import PastScores
 from gpu_runtime.exploration.selection import max_variance_subset
+from tests.even_drafts import draft_evenly
 
 GROUP, CANDIDATES, PROMPTS = 8, 48, 16
 
 
-def captured(allocation: Literal["bandit", "uniform"], graded: bool, iterations: int = 16) -> np.ndarray:
+def captured(evenly: bool, graded: bool, iterations: int = 16) -> np.ndarray:
+    """By even plans, or by the planner's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        if evenly:
+            draft_evenly(patch)
+        return captured_by_the_planner(graded, iterations)
+
+
+def captured_by_the_planner(graded: bool, iterations: int) -> np.ndarray:
     """Share of the oracle's variance by iteration, at half of all candidates, over skewed success rates."""
     generator = np.random.default_rng(3)
     rates = generator.beta(0.4, 2.2, 48)
@@ -32,9 +39,7 @@ def captured(allocation: Literal["bandit", "uniform"], graded: bool, iterations:
             else (row < rates[prompt]).astype(float)
             for prompt, row in zip(prompts, noise, strict=True)
         }
-        plan = PlannerSettings(
-            GROUP, PROMPTS, CANDIDATES, budget=PROMPTS * CANDIDATES / 2, allocation=allocation
-        )
+        plan = PlannerSettings(GROUP, PROMPTS, CANDIDATES, budget=PROMPTS * CANDIDATES / 2)
         planner = DraftPlanner(prompts, plan, [Arm()], history.past(prompts, iteration), (0, iteration))
         tried: dict[int, list[float]] = {prompt: [] for prompt in prompts}
         waiting = []
@@ -56,14 +61,14 @@ def captured(allocation: Literal["bandit", "uniform"], graded: bool, iterations:
 
 @pytest.mark.slow
 def test_the_bandit_beats_uniform_and_comes_near_the_oracle_on_rare_successes():
-    gain = captured("bandit", graded=False) - captured("uniform", graded=False)
+    gain = captured(False, graded=False) - captured(True, graded=False)
     assert gain.mean() > 2.6 * gain.std(ddof=1) / len(gain) ** 0.5 > 0
-    assert captured("bandit", graded=False).mean() > 0.9
+    assert captured(False, graded=False).mean() > 0.9
 
 
 @pytest.mark.slow
 def test_the_bandit_is_no_worse_on_graded_scores():
-    gain = captured("bandit", graded=True) - captured("uniform", graded=True)
+    gain = captured(False, graded=True) - captured(True, graded=True)
     assert gain.mean() > 0
 
 
@@ -79,7 +84,6 @@ def test_under_any_schedule_the_plan_is_whole(data):
         kept,
         candidates=data.draw(st.integers(group, 12)),
         budget=data.draw(st.integers(0, 40)),
-        allocation=data.draw(st.sampled_from(["bandit", "uniform"])),
     )
     history = ScoreHistory(5.0)
     planner = DraftPlanner(prompts, plan, [Arm()], history.past(prompts, 1), (1, 2))

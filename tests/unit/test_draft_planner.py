@@ -11,6 +11,7 @@ from gpu_runtime.exploration.draft_planner import Arm, Draft, DraftPlanner, Plan
 from gpu_runtime.exploration.score_history import ScoreHistory
 from gpu_runtime.exploration.score_model import PastScores
 from gpu_runtime.exploration.selection import random_spread
+from tests.even_drafts import draft_evenly
 
 FULL_ARM = Arm()
 SETTINGS = PlannerSettings(group_size=4, prompts_kept=3, candidates=24, budget=36, rounds=4)
@@ -62,12 +63,6 @@ def test_the_budget_is_kept():
     assert len(made) == len(set(made)) <= 36
     assert not planner.can_plan
     assert planner.spent == len(made)
-
-
-def test_uniform_gives_every_prompt_the_same():
-    planner = make(settings=replace(SETTINGS, allocation="uniform"))
-    made = run(planner, lambda draft: 0.0)
-    assert [sum(d.prompt_id == p for d in made) for p in range(3)] == [12, 12, 12]
 
 
 def test_what_cannot_gain_is_left_alone():
@@ -144,8 +139,9 @@ def test_a_draft_that_arrives_early_is_not_used_early():
     assert plans[0] == plans[1]
 
 
-def test_chooses_the_group_of_largest_variance():
-    planner = make(prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8, allocation="uniform"))
+def test_chooses_the_group_of_largest_variance(monkeypatch):
+    draft_evenly(monkeypatch)
+    planner = make(prompts=(5,), settings=replace(SETTINGS, prompts_kept=1, budget=8))
     run(planner, lambda draft: [0.5, 0, 1, 0.4, 0.1, 0.9, 0.5, 0.5][draft.seed_index])
     choice = planner.choose()
     assert choice.seeds == {5: (1, 2, 4, 5)}
@@ -158,8 +154,9 @@ def test_an_unreached_prompt_falls_back_to_untried_seeds():
     assert planner.choose().seeds == dict.fromkeys(range(3), (0, 1, 2, 3))
 
 
-def test_failed_judgements_are_left_out_and_filled_up():
-    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4, allocation="uniform"))
+def test_failed_judgements_are_left_out_and_filled_up(monkeypatch):
+    draft_evenly(monkeypatch)
+    planner = make(prompts=(0,), settings=replace(SETTINGS, prompts_kept=1, budget=4))
     run(planner, lambda draft: None if draft.seed_index in (0, 2) else float(draft.seed_index))
     # 1 and 3 were judged; 4 and 5 are the next untried ones.
     assert planner.choose().seeds == {0: (1, 3, 4, 5)}

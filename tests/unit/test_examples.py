@@ -25,6 +25,7 @@ from storage.database.run_store import RunStore
 from storage.errors import ConfigurationError
 from storage.home import Home
 from storage.prompts.files import PromptRecord
+from tests.even_drafts import draft_evenly
 from tests.sample_run import write_sample_run
 from tests.tiny_exploration import explore, make_config
 
@@ -128,10 +129,9 @@ def test_a_reward_of_ones_own_is_named_in_the_settings():
 
 
 @pytest.mark.parametrize(("best", "seeds"), [(0.5, (0, 7)), (1.0, (6, 7)), (0.0, (0, 1))])
-def test_a_strategy_of_ones_own_is_named_in_the_settings(best: float, seeds: tuple[int, ...]):
-    config = make_config(
-        strategy="examples.own_strategy:BEST_AND_WORST", options={"best": best}, allocation="uniform"
-    )
+def test_a_strategy_of_ones_own_is_named_in_the_settings(best: float, seeds: tuple[int, ...], monkeypatch):
+    draft_evenly(monkeypatch)
+    config = make_config(strategy="examples.own_strategy:BEST_AND_WORST", options={"best": best})
     explorer = build_explorer(config, [PromptRecord(number, "any") for number in (4, 5)])
     assert isinstance(explorer, own_strategy.BestAndWorst)
     plan = explore(explorer, 1, lambda prompt, seed: seed / 7)

@@ -11,6 +11,7 @@ from gpu_runtime.dispatch.devices import Weights
 from gpu_runtime.dispatch.dispatcher import Dispatcher
 from gpu_runtime.fleet.fleet import Fleet
 from gpu_runtime.scheduling.requests import WeightsVersion
+from gpu_runtime.scheduling.work_left import UnderWay, WorkLeft
 from gpu_runtime.worker.protocol import Worker, WorkerReady
 from storage import clock
 from storage.errors import RuntimeFailure, WorkerLostError
@@ -383,7 +384,9 @@ def test_trainers_leave_a_rollout_where_two_others_need_no_longer_than_training(
     stage = Stage(leave=leave)
     fleet, training = stage.fleet, SimpleNamespace(left_s=9.0)
     fleet._window.on_rolled_out([2.0])
-    monkeypatch.setattr(Dispatcher, "batches_left", 6.0)
+    steps = stage.fleet._config.sampling.rollout_steps
+    left = WorkLeft((steps,) * 5, {ONE: UnderWay(steps, steps)})
+    monkeypatch.setattr(Dispatcher, "work_left", lambda dispatcher: left)
     by_name = {device.name: device for device in fleet.workers(FIRST.version)}
 
     def rolls_out(name: str, other: Any = training) -> bool:

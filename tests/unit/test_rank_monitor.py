@@ -6,6 +6,7 @@ import pytest
 
 from gpu_runtime.exploration.explorer import SeedExplorer
 from storage.config.run_config import RunConfig
+from tests.even_drafts import draft_evenly
 from tests.tiny_exploration import explore, falling, make_config, rescored, rising, rolled, superseded
 
 
@@ -72,8 +73,9 @@ def test_without_a_monitor_there_is_nothing_to_review():
 
 
 @pytest.mark.parametrize(("now", "trusted"), [(falling, False), (lambda p, s: s / 9, True)])
-def test_refused_drafts_are_reviewed_by_what_was_drafted_in_their_place(now, trusted):
-    explorer = SeedExplorer(make_config(allocation="uniform", monitor_prompts=2), [4, 5])
+def test_refused_drafts_are_reviewed_by_what_was_drafted_in_their_place(now, trusted, monkeypatch):
+    draft_evenly(monkeypatch)
+    explorer = SeedExplorer(make_config(monitor_prompts=2), [4, 5])
     plan = superseded(explorer, rising, now)
     drafted = {(d.prompt_id, d.seed_index) for d in plan.candidates}
     again = explorer.monitored(plan)
@@ -86,8 +88,9 @@ def test_refused_drafts_are_reviewed_by_what_was_drafted_in_their_place(now, tru
     assert review.agreement.spearman == pytest.approx(1.0 if trusted else -1.0)
 
 
-def test_refused_drafts_that_were_all_made_anew_need_no_re_score():
-    explorer = SeedExplorer(make_config(allocation="uniform"), [4, 5])
+def test_refused_drafts_that_were_all_made_anew_need_no_re_score(monkeypatch):
+    draft_evenly(monkeypatch)
+    explorer = SeedExplorer(make_config(), [4, 5])
     plan = superseded(explorer, rising, falling, drafts=16)
     assert explorer.monitored(plan) == []
     review = explorer.review(plan, (), rolled(plan, falling))

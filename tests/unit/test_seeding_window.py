@@ -59,7 +59,7 @@ def test_trainers_go_on_while_a_batch_of_theirs_lets_both_end_sooner():
     assert window.goes_on(0.5, 3, 10.0), "no batch has been timed"
     window.on_rolled_out([1.0, 2.0, 9.0])
     assert window.goes_on(0.5, 3, None), "no training has been timed"
-    assert window.goes_on(0.5, 0, 10.0), "nobody else can"
+    assert window.goes_on(0.5, 0, 10.0), "no other device can"
     # Three devices need 12 s for 18 batches of 2 s: as long as a batch and then 10 s of training.
     assert window.goes_on(18.5, 3, 10.0) and not window.goes_on(18.0, 3, 10.0)
     window.on_rolled_out([])

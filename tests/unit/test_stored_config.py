@@ -24,7 +24,9 @@ GONE: dict[str, dict[str, Any]] = {
     },
     "price": {"device": "", "reserved_zone": "", "spot_zone": ""},
     "sequence_parallel": {"at_most": 64},
-    "exploration": {"noise_aware": False, "history_half_life": 10.0, "gallery_prompts": 2},
+    "exploration": {
+        "noise_aware": False, "history_half_life": 10.0, "gallery_prompts": 2, "allocation": "bandit",
+    },
     "algorithm": {"clip_range": 1e-3, "nft_beta": 0.1, "nft_times": 5},
     "reward": {
         "ocr_layout": "line", "detector": "facebook/mask2former-swin-small-coco-instance",

@@ -14,16 +14,23 @@ from storage.config.loading import load_config
 from storage.database.database import Database
 from storage.database.run_store import RunStore
 from storage.ledger.ledger import read_ledger
+from tests.even_drafts import draft_evenly
 
 pytestmark = [pytest.mark.takes(120), pytest.mark.xdist_group("prefect")]
 
 SETTINGS = [
     "iterations=4", "runtime.spot_workers=1", "evaluation.prompts=4", "evaluation.every=0",
     "exploration.strategy=stale", "exploration.candidates=8", "exploration.drafts=24",
-    "exploration.stop_with_training=false", "exploration.allocation=uniform",
-    "exploration.min_spearman=-1", "algorithm.objective=nft",
+    "exploration.stop_with_training=false", "exploration.min_spearman=-1", "algorithm.objective=nft",
     "algorithm.updates_per_iteration=2", "optimizer.warmup_steps=3",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def even_plans():
+    with pytest.MonkeyPatch.context() as patch:
+        draft_evenly(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

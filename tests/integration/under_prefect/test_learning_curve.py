@@ -29,3 +29,8 @@ def test_a_curve_is_that_of_a_run(strategy, home):
         ).fetchall()
     assert rows == [*zip(curve.iterations, curve.score, curve.exact, strict=True)]
     assert sum(curve.drafts) > 0
+    # The last iteration has none beside it.
+    assert len(curve.beside_s) == 2
+    assert all(
+        0 < beside_s < driver_s for beside_s, driver_s in zip(curve.beside_s, curve.driver_s[:2], strict=True)
+    )

@@ -27,6 +27,7 @@ class FakeWorker(RemoteActor[Any]):
         open_calls: the calls of those, by method.
         dead: all calls end with its loss.
         called: methods called.
+        drained: why its instance was to be drained, each time.
         usage: what it has used of its host.
     """
 
@@ -39,6 +40,7 @@ class FakeWorker(RemoteActor[Any]):
         self.open_calls: dict[str, Future[Any]] = {}
         self.dead = False
         self.called: list[str] = []
+        self.drained: list[str] = []
         self.usage = HostUsage(3.0, 1000)
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
@@ -59,6 +61,10 @@ class FakeWorker(RemoteActor[Any]):
             }
             call.set_result(answers[called]())
         return call
+
+    def drain_instance(self, reason: str, deadline: float | None) -> None:
+        """As of an actor."""
+        self.drained.append(reason)
 
     def kill(self) -> None:
         """As of an actor."""

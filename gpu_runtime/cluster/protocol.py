@@ -54,6 +54,17 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         here.set_result("")
         return here
 
+    def drain_instance(self, reason: str, deadline: float | None) -> None:
+        """Its instance will be taken: let the cluster start nothing more there, whatever comes of the notice.
+
+        It does nothing where the cluster has one instance. It waits for no answer: a worker that is lost
+        before it could pass the word on is lost with its instance.
+
+        Args:
+            reason: in words.
+            deadline: when the instance may be gone, in unix seconds; None where that is not known.
+        """
+
 
 class Cluster(Protocol):
     """Where a run's processes are; `build_cluster` makes the one that the settings name."""

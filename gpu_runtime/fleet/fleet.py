@@ -270,7 +270,10 @@ class Fleet:
         if (known is None) == (notice is None):
             return
         self.accounts.on_notice(device, notice)
-        if notice is not None and self._rented is not None:
+        if notice is None:
+            return
+        device.actor.drain_instance(notice.in_words, notice.deadline)
+        if self._rented is not None:
             self._rented.leave(device.name, notice.in_words)
 
     def on_worker_lost(self, device: Device, error: WorkerLostError) -> None:

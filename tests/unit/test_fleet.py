@@ -73,6 +73,7 @@ def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
     (event,) = stage.fleet.accounts.take_events()
     assert (event.worker, event.market, event.kind) == (ONE, "spot", "notice")
     assert event.detail == "gcp, in 30 s: preempted is TRUE"
+    assert stage.cluster.workers[ONE].drained == [event.detail]
     assert "spot-0.1" not in stage.cluster.workers, "its replacement starts with the next phase"
     stage.fleet.prepare(SECOND)
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]
@@ -93,6 +94,7 @@ def test_a_worker_whose_notice_is_withdrawn_is_a_worker_like_any_other():
     stage.fleet.prepare(SECOND)
     assert stage.holders(WeightsVersion(2)) == [TRAINER, ONE, TWO]
     assert stage.events() == [(ONE, "notice"), (ONE, "withdrawn")]
+    assert len(stage.cluster.workers[ONE].drained) == 1
     assert "spot-0.1" not in stage.cluster.workers
 
 

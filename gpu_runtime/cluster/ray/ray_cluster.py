@@ -25,6 +25,7 @@ from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command,
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
 from gpu_runtime.cluster.ray.base_weights import FolderSource
+from gpu_runtime.cluster.ray.draining import draining_instances
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
@@ -61,12 +62,14 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         name: of the worker.
         handle: Ray's, of the actor.
         alone: whether the cluster has one instance only.
+        on_spot: whether it was placed on an instance whose label says `spot`.
     """
 
-    def __init__(self, name: str, handle: Any, alone: bool) -> None:
+    def __init__(self, name: str, handle: Any, alone: bool, on_spot: bool) -> None:
         super().__init__(name)
         self.handle = handle
         self._alone = alone
+        self._on_spot = on_spot
 
     def call(
         self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
@@ -83,6 +86,11 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         if self._alone:
             return super().instance()
         return self._answer(Answering.instance.__name__, (), {})
+
+    def drain_instance(self, reason: str, deadline: float | None) -> None:
+        """As of every actor, by Ray's own drain; an instance that may have reserved workers is left alone."""
+        if self._on_spot:
+            self._answer(Answering.drain_instance.__name__, (reason, deadline), {})
 
     def _answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         reference = self.handle.answer.remote(*pack_call(method, args, kwargs))
@@ -207,14 +215,15 @@ class RayCluster:
         share = self._gpu_share if gpu else gpu_share
         if share:
             options["num_gpus"] = share
+        on_spot = self.tells_markets_apart and market == "spot"
         if self.tells_markets_apart:
-            options["label_selector"] = {MARKET_LABEL: "spot" if market == "spot" else "!spot"}
+            options["label_selector"] = {MARKET_LABEL: "spot" if on_spot else "!spot"}
         # Ray titles a process by its class: with a class of the worker's name, `ps` distinguishes them.
         first = (OnPreparedHost,) if self._may_lack_weights(worker) else ()
         files = (self._config.model.path, self._source_of_weights()) if first else ()
         named = type(re.sub(r"\W", "_", name), (*first, Answering, worker), {})
         handle = ray.remote(named).options(**options).remote(*files, *args)
-        return RayActor(name, handle, alone=self._local)
+        return RayActor(name, handle, self._local, on_spot)
 
     def _may_lack_weights(self, worker: type[Any]) -> bool:
         """Whether a worker loads a folder that is on the driver's host, and perhaps on no other.
@@ -248,8 +257,9 @@ class RayCluster:
         runtime, on_gpus = self._config.runtime, self._config.model.device != "cpu"
         gpus: dict[Market, float] = {"reserved": 0.0, "spot": 0.0}
         instances: dict[Market, int] = {"reserved": 0, "spot": 0}
+        draining = draining_instances() if runtime.driver_is_on_cluster else ()
         for node in ray.nodes():
-            if not node["Alive"]:
+            if not node["Alive"] or node["NodeID"] in draining:
                 continue
             spot = self.tells_markets_apart and node["Labels"].get(MARKET_LABEL) == "spot"
             market: Market = "spot" if spot else "reserved"

@@ -18,6 +18,7 @@ from storage.database.run_store import RunStore
 from storage.home import Home
 from tests.damaged_database import overwrite_a_page
 from tests.killed_run import flow_states, served, undisturbed_state
+from tests.own_servers import running_s3
 
 pytestmark = pytest.mark.slow
 
@@ -29,6 +30,15 @@ WITHOUT_RAY = ("runtime.cluster=local",)
 def home(tmp_path_factory):
     with served(tmp_path_factory.mktemp("killed")) as folder:
         yield folder
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """A server that speaks S3's protocol; processes that the test starts find it."""
+    with running_s3("bucket") as environment:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +109,9 @@ def test_a_run_that_ray_ended_says_so_and_resumes_although_the_database_is_damag
 
 
 def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
-    home, undisturbed, tmp_path, monkeypatch
+    home, undisturbed, tmp_path, monkeypatch, s3
 ):
-    lost, mirror = tmp_path / "lost", tmp_path / "mirror"
+    lost, mirror = tmp_path / "lost", "s3://bucket/runs"
     settings = (*WITHOUT_RAY, f"checkpoint.mirror={mirror}")
     child = start(lost, "moved", "train", settings=settings)
     assert child.stdout is not None
@@ -110,7 +120,7 @@ def test_a_run_whose_machine_is_gone_goes_on_elsewhere_from_its_mirror(
             os.kill(child.pid, signal.SIGKILL)
     child.wait()
     shutil.rmtree(lost, ignore_errors=True)  # its server may still be about to end
-    monkeypatch.setenv(MIRROR_VARIABLE, str(mirror))
+    monkeypatch.setenv(MIRROR_VARIABLE, mirror)
     again = start(home, "moved", "resume")
     assert again.stdout is not None
     begun = [int(line.split()[1]) for line in again.stdout if line.startswith("BEGIN ")]

@@ -1,68 +1,71 @@
-"""`prefect.yaml` on a Prefect server and a work pool of somebody's own, as its first lines say."""
+"""`prefect.yaml` on a server and a work pool of somebody's own, as `deploy/compose.yaml` starts them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
 
-from flows.server.local_server import LocalServer
 from storage.home import Home
-from tests.running_up import ROOT, client_of, wait_until
+from tests.own_servers import (
+    OwnPrefect,
+    Postgres,
+    compose_service,
+    postgres_programs,
+    running_postgres,
+    running_prefect,
+)
+from tests.running_up import wait_until
 
-pytestmark = pytest.mark.slow
-
-LIMIT_S = 200.0
-
-
-@dataclass(frozen=True)
-class OwnServer:
-    """A server, and what is said to it on the command line."""
-
-    server: LocalServer
-    home: Home
-    client: httpx.Client
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return os.environ | {
-            **self.server.client_environment,
-            "SPOTLIGHT_HOME": str(self.home.path),
-            "SPOTLIGHT_ROOT": str(ROOT),
-        }
-
-    def prefect(self, *arguments: str) -> None:
-        done = subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *arguments],
-            cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def deployment(self, name: str) -> dict:
-        return self.client.get(f"{self.server.api_url}/deployments/name/{name}/{name}").json()
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnServer]:
+def postgres() -> Iterator[Postgres | None]:
+    """None where it is not installed: Prefect then keeps a file."""
+    with ExitStack() as stack:
+        programs = postgres_programs()
+        yield None if programs is None else stack.enter_context(running_postgres(programs))
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory, postgres: Postgres | None) -> Iterator[OwnPrefect]:
     home = Home(tmp_path_factory.mktemp("own")).ensure()
-    own = OwnServer(LocalServer(home, 0), home, client_of(home))
-    try:
-        own.server.wait_ready()
-        own.prefect("work-pool", "create", "spotlight", "--type", "process")
-        own.prefect("deploy", "--all")
+    with running_prefect(home.path, postgres) as own:
+        own.run(compose_service("deployments")["command"])
         yield own
-    finally:
-        own.server.stop()
 
 
-def test_all_are_there_with_their_forms_and_schedules_that_are_off(own: OwnServer):
+def deployment(own: OwnPrefect, name: str) -> dict[str, Any]:
+    return own.client.get(f"{own.api}/deployments/name/{name}/{name}").json()
+
+
+def ask_for_a_run(own: OwnPrefect, *settings: str, preset: str = "smoke") -> httpx.Response:
+    address = f"{own.api}/deployments/{deployment(own, 'post-train')['id']}/create_flow_run"
+    form = {"preset": preset, "settings": list(settings)}
+    return own.client.post(address, json={"parameters": {"form": form}, "state": {"type": "SCHEDULED"}})
+
+
+def end_of(own: OwnPrefect, run: httpx.Response) -> dict[str, Any]:
+    """The final state of a run, which a worker of the pool does."""
+    own.prefect("worker", "start", "--pool", "spotlight", "--run-once")
+    flow_run = f"{own.api}/flow_runs/{run.json()['id']}"
+    final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+    wait_until("the run ends", lambda: own.client.get(flow_run).json()["state"]["type"] in final)
+    return own.client.get(flow_run).json()["state"]
+
+
+def test_the_password_is_asked_for(own: OwnPrefect):
+    assert httpx.get(f"{own.api}/flow_runs/count").status_code in (401, 405)
+    assert httpx.post(f"{own.api}/flow_runs/count", json={}).status_code == httpx.codes.UNAUTHORIZED
+
+
+def test_all_are_there_with_their_forms_and_schedules_that_are_off(own: OwnPrefect):
     names = ("post-train", "evaluate", "reproduce", "pretrain", "what-if")
-    found = {name: own.deployment(name) for name in names}
+    found = {name: deployment(own, name) for name in names}
     assert {one["work_pool_name"] for one in found.values()} == {"spotlight"}
     assert all("form" in one["parameter_openapi_schema"]["properties"] for one in found.values())
     schedules = {one["slug"]: one for one in found["reproduce"]["schedules"]}
@@ -72,14 +75,20 @@ def test_all_are_there_with_their_forms_and_schedules_that_are_off(own: OwnServe
     assert not any(one["active"] for one in schedules.values())
 
 
-def test_a_worker_runs_what_is_asked_for(own: OwnServer):
-    address = f"{own.server.api_url}/deployments/{own.deployment('post-train')['id']}/create_flow_run"
-    form = {"preset": "smoke", "settings": ["sampling.noise_level=7"]}
-    refused = own.client.post(address, json={"parameters": {"form": {"preset": "nonsense"}}})
-    assert refused.status_code == httpx.codes.CONFLICT
-    run = own.client.post(address, json={"parameters": {"form": form}, "state": {"type": "SCHEDULED"}})
-    own.prefect("worker", "start", "--pool", "spotlight", "--run-once")
-    flow_run = f"{own.server.api_url}/flow_runs/{run.json()['id']}"
-    wait_until("the run ends", lambda: own.client.get(flow_run).json()["state"]["type"] == "FAILED")
-    said = own.client.get(flow_run).json()["state"]["message"]
+def test_a_worker_refuses_what_cannot_be_run(own: OwnPrefect):
+    assert ask_for_a_run(own, preset="nonsense").status_code == httpx.codes.CONFLICT
+    said = end_of(own, ask_for_a_run(own, "sampling.noise_level=7"))["message"]
     assert "sampling.noise_level = 7 (from --set): must be at most 2.0; lower it" in said
+
+
+def test_a_worker_runs_what_is_asked_for(own: OwnPrefect, postgres: Postgres | None):
+    run = ask_for_a_run(own, "iterations=1", "runtime.cluster=local")
+    state = end_of(own, run)
+    assert state["type"] == "COMPLETED", state
+    wanted = {"flow_runs": {"id": {"any_": [run.json()["id"]]}}}
+    tasks = own.client.post(f"{own.api}/task_runs/filter", json=wanted).json()
+    assert {"rollout 1", "reward 1", "train 1"} <= {one["name"] for one in tasks}
+    if postgres is None:
+        pytest.skip("Postgres is not installed: the run's books are in Prefect's own file")
+    assert postgres.count("flow_run") >= 2
+    assert postgres.count("task_run") >= len(tasks)

@@ -25,15 +25,24 @@ from storage.database.run_store import RunStore
 from storage.errors import CheckpointError, ConfigurationError
 from storage.home import Home
 from tasks.iteration.session import open_session
+from tests.own_servers import running_s3
 
 
-@pytest.fixture(params=["folder", "memory"])
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def s3() -> Iterator[dict[str, str]]:
+    with running_s3("bucket") as environment:
+        yield environment
+
+
+@pytest.fixture(params=["folder", "s3"])
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "folder":
         yield str(tmp_path / "mirror")
         return
-    yield "memory://mirror/of"
-    fsspec.filesystem("memory").rm("/mirror", recursive=True)
+    for name, value in request.getfixturevalue("s3").items():
+        monkeypatch.setenv(name, value)
+    yield f"s3://bucket/{tmp_path.name}"
+    fsspec.filesystem("s3").clear_instance_cache()
 
 
 @pytest.fixture

@@ -245,8 +245,11 @@ def record(
         TraceError: the trace cannot be read, or is too short.
         StorageError: there is a run of that identifier.
     """
-    market = market_in_words(market_of(question), question)
-    about = f"profile {profile.name}; {market}; {prices_in_words(offer_of(config, question))}; seed {seed}"
+    market, offer = market_in_words(market_of(question), question), offer_of(config, question)
+    fleet = policy.plan(offer, 0.0).fleet
+    trainers = f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}"
+    devices = f"{trainers}, {fleet.spot} spot devices"
+    about = f"{devices}; profile {profile.name}; {market}; {prices_in_words(offer)}; seed {seed}"
     run = _first_run(config, profile, question, policy.name, seed)
     record_run(store, run_id, config, policy, run, about, curves)
 

@@ -79,6 +79,7 @@ def start(
     every: int = 1,
     errors: int = subprocess.DEVNULL,
     settings: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """Start or resume a run that announces its phases on standard output; `errors` as of `Popen`."""
     arguments = [run_id] if command == "resume" else ["--preset", "glyphs", "--run-id", run_id]
@@ -89,7 +90,7 @@ def start(
             for item in ("--set", value)
         ]
     return subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.announced_run", command, *arguments],
+        [sys.executable, "-m", "benchmarks.announced_run", command, *arguments, *options],
         env=os.environ | {"SPOTLIGHT_HOME": str(home)},
         stdout=subprocess.PIPE, stderr=errors, text=True,
     )  # fmt: skip

@@ -1,0 +1,69 @@
+"""A joined Ray cluster is powered off in mid-run, and the run goes on on another one, to the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.resume import start, state_of
+from gpu_runtime.cluster.ray.local_instances import LocalInstances
+from storage.database.run_store import RunStore
+from storage.home import Home
+from tests.killed_run import served, undisturbed_state
+from tests.local_ray_instances import local_ray_instances
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+LIMIT_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with served(tmp_path_factory.mktemp("joined")) as folder:
+        yield folder
+
+
+@contextmanager
+def joined() -> Iterator[LocalInstances]:
+    """A cluster with an instance for the reserved worker and the scorer, and one for the spot worker."""
+    with local_ray_instances(reserved_cpus=2) as instances:
+        instances.add("spot")
+        yield instances
+
+
+def power_off(instances: LocalInstances) -> None:
+    """All processes of its head end at once, as with its machine."""
+    head = instances._cluster.head_node
+    assert head is not None
+    for kind in head.all_processes.values():
+        for info in kind:
+            for process in [*psutil.Process(info.process.pid).children(recursive=True), info.process]:
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_run_goes_on_on_another_cluster(home: Path):
+    expected = undisturbed_state(home, ("runtime.cluster=local",))
+    with joined() as first:
+        settings = (f"runtime.cluster={first.address}",)
+        child = start(home, "moved", "train", errors=subprocess.PIPE, settings=settings)
+        assert child.stdout is not None and child.stderr is not None
+        for line in child.stdout:
+            if line == "ITERATION 2\n":
+                power_off(first)
+        said = child.stderr.read()
+        assert child.wait(LIMIT_S) != 0
+    assert f"the head of the Ray cluster at {first.address} does not answer any more" in said
+    assert "`spotlight resume moved --ray-address HOST:PORT`" in said
+    assert RunStore(Home(home)).run("moved").status == "interrupted"
+    with joined() as second:
+        again = start(home, "moved", "resume", options=("--ray-address", second.address))
+        begun = [line for line in again.communicate(timeout=LIMIT_S)[0].splitlines() if "BEGIN" in line]
+    assert again.returncode == 0 and begun in (["BEGIN 1"], ["BEGIN 2"])
+    assert state_of(home, "moved") == expected

@@ -51,7 +51,8 @@ def power_off(instances: LocalInstances) -> None:
 def test_a_run_goes_on_on_another_cluster(home: Path):
     expected = undisturbed_state(home, ("runtime.cluster=local",))
     with joined() as first:
-        settings = (f"runtime.cluster={first.address}",)
+        address = first.address
+        settings = (f"runtime.cluster={address}",)
         child = start(home, "moved", "train", errors=subprocess.PIPE, settings=settings)
         assert child.stdout is not None and child.stderr is not None
         for line in child.stdout:
@@ -59,7 +60,7 @@ def test_a_run_goes_on_on_another_cluster(home: Path):
                 power_off(first)
         said = child.stderr.read()
         assert child.wait(LIMIT_S) != 0
-    assert f"the head of the Ray cluster at {first.address} does not answer any more" in said
+    assert f"the head of the Ray cluster at {address} does not answer any more" in said
     assert "`spotlight resume moved --ray-address HOST:PORT`" in said
     assert RunStore(Home(home)).run("moved").status == "interrupted"
     with joined() as second:

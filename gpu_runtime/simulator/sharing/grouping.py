@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gpu_runtime.exploration.explorer import DraftTiming
 from gpu_runtime.groups.degree_choice import choose_layout
 from gpu_runtime.groups.layout import Group, Layout, large_first, plan_layout
 from gpu_runtime.groups.registry import GroupRegistry
@@ -44,7 +45,7 @@ class Grouping:
         plan: of the run. With static groups all kinds have the rollout's degree.
 
     Raises:
-        ConfigurationError: a degree without a time, static groups whose degree is to be measured, or a way to
+        ConfigurationError: a degree of a kind that is done without a time, static groups whose degree is to be measured, or a way to
             do a run that no live one has whose devices share samples.
     """
 
@@ -60,7 +61,8 @@ class Grouping:
                 "static groups have a fixed degree, but sequence_parallel.rollout is auto; set it to a number"
             )
         for kind, degree in self._by_kind.items():
-            if degree not in (AUTO, *times.degrees):
+            is_done = kind != RequestKind.EXPLORE or plan.timing is not DraftTiming.NEVER
+            if is_done and degree not in (AUTO, *times.degrees):
                 raise ConfigurationError(
                     f"sequence_parallel.{kind} is {degree}, but a step's time is known of degrees "
                     f"{', '.join(map(str, times.degrees))} only"

@@ -248,7 +248,7 @@ def record(
     market, offer = market_in_words(market_of(question), question), offer_of(config, question)
     fleet = policy.plan(offer, 0.0).fleet
     trainers = f"{fleet.trainers} of {fleet.reserved} reserved devices train{'s' * (fleet.trainers == 1)}"
-    devices = f"{trainers}, {fleet.spot} spot devices"
+    devices = f"{trainers}, {fleet.spot} spot devices at most"
     about = f"{devices}; profile {profile.name}; {market}; {prices_in_words(offer)}; seed {seed}"
     run = _first_run(config, profile, question, policy.name, seed)
     record_run(store, run_id, config, policy, run, about, curves)

@@ -32,42 +32,46 @@ _COMMANDS = (
 )  # fmt: skip
 """Lists that Ray asks for; there is nothing to set up."""
 
+_STORE_BYTES = 128 * 1024**2
 _LIMIT_S = 200.0
 _STARTED = b"Ray runtime started."
 
 
 @contextmanager
 def autoscaled_ray(folder: Path, reserved_cpus: int, most_spot: int) -> Iterator[str]:
-    """Its address, for `runtime.cluster`; nothing of it is left.
+    """Its address, for `runtime.cluster`; no process of it is left.
 
     Args:
         folder: for what its head says.
         reserved_cpus: processes that the reserved instance holds.
         most_spot: spot instances of one processor that there may be at once.
     """
-    port, config = free_ports()[0], folder / "autoscaler.json"
+    (port, client_port), config = free_ports(), folder / "autoscaler.json"
     address = f"{LOOPBACK}:{port}"
     config.write_text(json.dumps(_config(address, reserved_cpus, most_spot)))
     environment = {
         "RAY_FAKE_CLUSTER": "1",
         "RAY_enable_autoscaler_v2": "1",
         "RAY_CLOUD_INSTANCE_ID": _HEAD,
-        "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD,
         "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+        "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "60",  # one that did not start is replaced then
+        "RAY_agent_register_timeout_ms": "120000",  # processes wait for a processor
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # it then listens on this machine's loopback address alone
         "RAY_USAGE_STATS_ENABLED": "0",
     }
     command = [
         Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--port", str(port),
         "--node-ip-address", LOOPBACK, "--num-cpus", str(reserved_cpus), "--include-dashboard=false",
+        "--ray-client-server-port", str(client_port), "--min-worker-port", "0", "--max-worker-port", "0",
         "--labels", f"{MARKET_LABEL}=on-demand", "--autoscaling-config", config,
-        "--object-store-memory", str(128 * 1024**2),
+        "--object-store-memory", str(_STORE_BYTES),
     ]  # fmt: skip
     log = folder / "head.log"
     with log.open("wb") as output:
         head = subprocess.Popen(
-            command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+            command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         deadline = time.monotonic() + _LIMIT_S
         while _STARTED not in log.read_bytes():
@@ -75,11 +79,12 @@ def autoscaled_ray(folder: Path, reserved_cpus: int, most_spot: int) -> Iterator
             time.sleep(0.1)
         yield address
     finally:
-        if head.poll() is None:
-            _end(psutil.Process(head.pid))
+        _end(head.pid)
 
 
 def _config(address: str, reserved_cpus: int, most_spot: int) -> dict[str, Any]:
+    spot = {"CPU": 1, "object_store_memory": _STORE_BYTES}
+
     def instances(resources: dict[str, int], most: int, **more: Any) -> dict[str, Any]:
         return {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": most, **more}
 
@@ -99,7 +104,7 @@ def _config(address: str, reserved_cpus: int, most_spot: int) -> dict[str, Any]:
         "head_node_type": "ray.head.default",
         "available_node_types": {
             "ray.head.default": instances({"CPU": reserved_cpus}, 0),
-            "spot": instances({"CPU": 1}, most_spot, labels={MARKET_LABEL: "spot"}),
+            "spot": instances(spot, most_spot, labels={MARKET_LABEL: "spot"}),
         },
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 0.05,
@@ -109,10 +114,17 @@ def _config(address: str, reserved_cpus: int, most_spot: int) -> dict[str, Any]:
     }
 
 
-def _end(head: psutil.Process) -> None:
-    """Kill it and all that it has started; instances are children of what scales them."""
-    processes = [*head.children(recursive=True), head]
+def _end(session: int) -> None:
+    """Kill all processes of a session: also those whose parent has ended."""
+    processes = [one for one in psutil.process_iter() if _session_of(one.pid) == session]
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.kill()
     assert not psutil.wait_procs(processes, timeout=60)[1], "processes are left behind"
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1

@@ -28,6 +28,7 @@ class FakeWorker(RemoteActor[Any]):
         dead: all calls end with its loss.
         called: methods called.
         drained: why its instance was to be drained, each time.
+        drain_refused: why it is not; empty where it is.
         usage: what it has used of its host.
     """
 
@@ -41,6 +42,7 @@ class FakeWorker(RemoteActor[Any]):
         self.dead = False
         self.called: list[str] = []
         self.drained: list[str] = []
+        self.drain_refused = ""
         self.usage = HostUsage(3.0, 1000)
 
     def call(self, method: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
@@ -62,9 +64,10 @@ class FakeWorker(RemoteActor[Any]):
             call.set_result(answers[called]())
         return call
 
-    def drain_instance(self, reason: str, deadline: float | None) -> None:
+    def drain_instance(self, reason: str, deadline: float | None) -> str:
         """As of an actor."""
         self.drained.append(reason)
+        return self.drain_refused
 
     def kill(self) -> None:
         """As of an actor."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,13 @@ import yaml
 
 from tests.running_up import ROOT, free_ports, wait_until
 
+_POSTGRES_USER = "postgres"
+"""Who starts it where root may not."""
+
 _LIMIT_S = 200.0
+_COMMAND_LIMIT_S = 500.0
+"""One of Prefect's commands may do a whole run."""
+
 _DEBIANS_POSTGRES = Path("/usr/lib/postgresql")
 """Where Debian puts what starts a server: it is not on the path."""
 
@@ -30,7 +38,9 @@ def compose_service(name: str) -> dict[str, Any]:
 
 
 def postgres_programs() -> Path | None:
-    """The folder with `initdb` and `postgres`; None where Postgres is not installed."""
+    """The folder with `initdb` and `postgres`; None where they are not, or may not be started."""
+    if os.geteuid() == 0 and _POSTGRES_USER not in [one.pw_name for one in pwd.getpwall()]:
+        return None
     on_path = shutil.which("initdb")
     if on_path:
         return Path(on_path).resolve().parent
@@ -64,7 +74,7 @@ class Postgres:
 
     def count(self, table: str) -> int:
         """Rows of a table."""
-        return int(self.ask("psql", "-d", self.user, "-tA", "-c", f"select count(*) from {table}"))
+        return int(self.ask("psql", "-X", "-d", self.user, "-tA", "-c", f"select count(*) from {table}"))
 
 
 @contextmanager
@@ -75,7 +85,7 @@ def running_postgres(programs: Path) -> Iterator[Postgres]:
         programs: from `postgres_programs`.
     """
     # It refuses to run as root, and its own user cannot look into the folders that pytest makes.
-    account: dict[str, Any] = {"user": "postgres", "group": "postgres", "extra_groups": []}
+    account: dict[str, Any] = {"user": _POSTGRES_USER, "group": _POSTGRES_USER, "extra_groups": []}
     account = account if os.geteuid() == 0 else {}
     folder = Path(tempfile.mkdtemp(prefix="postgres-"))
     own = Postgres(programs, free_ports()[0], compose_service("postgres")["environment"]["POSTGRES_USER"],
@@ -83,13 +93,14 @@ def running_postgres(programs: Path) -> Iterator[Postgres]:
     (folder / "password").write_text(own.password)
     if account:
         for path in (folder, folder / "password"):
-            shutil.chown(path, "postgres", "postgres")
+            shutil.chown(path, _POSTGRES_USER, _POSTGRES_USER)
     data = folder / "data"
     initdb = [programs / "initdb", "-D", data, "-U", own.user, "-A", "scram-sha-256", "--no-sync",
-              "-E", "UTF8", f"--pwfile={folder / 'password'}"]  # fmt: skip
+              "-E", "UTF8", "--no-locale", f"--pwfile={folder / 'password'}"]  # fmt: skip
     server = [programs / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(own.port), "-k", folder, "-F"]
     try:
-        subprocess.run(initdb, cwd=folder, capture_output=True, timeout=_LIMIT_S, check=True, **account)
+        made = subprocess.run(initdb, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, **account)
+        assert made.returncode == 0, made.stdout + made.stderr
         with _running(server, folder / "postgres.log", folder, **account):
             wait_until("Postgres answers", lambda: _succeeds(own, "pg_isready"))
             own.ask("createdb", own.user)
@@ -118,10 +129,16 @@ class OwnPrefect:
 
     def run(self, command: list[str]) -> None:
         """Run a command to its end; it must succeed."""
-        done = subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=_LIMIT_S
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=self.environment, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            said = process.communicate(timeout=_COMMAND_LIMIT_S)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # a flow run of a worker, too
+            raise
+        assert process.returncode == 0, said
 
 
 @contextmanager
@@ -173,6 +190,9 @@ def running_s3(bucket: str) -> Iterator[dict[str, str]]:
     try:
         host, port = server.get_host_and_port()
         address = f"http://{host}:{port}"
+        httpx.post(
+            f"{address}/moto-api/reset"
+        ).raise_for_status()  # what a server of before had is still there
         httpx.put(f"{address}/{bucket}").raise_for_status()
         yield {
             "AWS_ENDPOINT_URL": address,
@@ -197,7 +217,7 @@ def _running(command: list[Any], log: Path, folder: Path, **options: Any) -> Ite
         print(log.read_text(errors="replace")[-4000:])
         raise
     finally:
-        process.terminate()
+        process.send_signal(signal.SIGINT)  # Postgres then waits for no client
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:

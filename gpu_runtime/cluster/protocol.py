@@ -54,16 +54,19 @@ class RemoteActor(ABC, Generic[WorkerT_co]):
         here.set_result("")
         return here
 
-    def drain_instance(self, reason: str, deadline: float | None) -> None:
+    def drain_instance(self, reason: str, deadline: float | None) -> str:
         """Its instance will be taken: let the cluster start nothing more there, whatever comes of the notice.
 
-        It does nothing where the cluster has one instance. It waits for no answer: a worker that is lost
-        before it could pass the word on is lost with its instance.
+        It does nothing where the cluster has one instance, or does not say how instances are rented.
 
         Args:
             reason: in words.
             deadline: when the instance may be gone, in unix seconds; None where that is not known.
+
+        Returns:
+            Why the cluster does not do so; empty where it does, or need not.
         """
+        return ""
 
 
 class Cluster(Protocol):

@@ -61,6 +61,7 @@ class Fleet:
         self._dispatcher = Dispatcher(config, history=history)
         self._beside_training = False
         self._window = LiveWindow()
+        self._troubles: list[str] = []
         self._lock = threading.Lock()
         self.lost: list[str] = []
         """Names of workers that died after they had joined, in order."""
@@ -126,8 +127,9 @@ class Fleet:
 
     def take_capacity_notes(self) -> list[str]:
         """How many spot devices are wanted, when trainers leave, and troubles, since the last call."""
+        troubles, self._troubles = self._troubles, []
         rented = [] if self._rented is None else self._rented.take_notes()
-        return rented + self._window.take_notes()
+        return troubles + rented + self._window.take_notes()
 
     def generate(
         self,
@@ -272,7 +274,8 @@ class Fleet:
         self.accounts.on_notice(device, notice)
         if notice is None:
             return
-        device.actor.drain_instance(notice.in_words, notice.deadline)
+        if why_not := device.actor.drain_instance(notice.in_words, notice.deadline):
+            self._troubles.append(f"the instance of {device.name} is not drained: {why_not}")
         if self._rented is not None:
             self._rented.leave(device.name, notice.in_words)
 

@@ -171,7 +171,7 @@ def open_session(home: Home, store: RunStore, run_id: str, config: RunConfig) ->
     """
     checkpoints = CheckpointStore(home.checkpoints(run_id))
     checkpoint = checkpoints.load_latest()
-    if config.checkpoint.mirror and checkpoint is not None:
+    if config.checkpoint.mirror:
         _refuse_if_continued(config.checkpoint.mirror, home, run_id)
     _go_on_after_recorded(store, run_id)
     history = home.history(run_id) if config.runtime.history else None
@@ -233,10 +233,10 @@ def _mirror(home: Home, store: RunStore, run_id: str, address: str) -> Checkpoin
 
 
 def _refuse_if_continued(address: str, home: Home, run_id: str) -> None:
-    """Refuse to go on behind what another home has copied to the mirror.
+    """Refuse to go on behind what another home has copied to the mirror, or without the mirror's package.
 
     Raises:
-        CheckpointError: the run went on elsewhere.
+        CheckpointError: the run went on elsewhere; or there is no package for the address.
     """
     try:
         refuse_if_continued(address, home, run_id)

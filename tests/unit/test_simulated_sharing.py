@@ -106,6 +106,13 @@ def test_groups_never_cross_instances():
     assert ("spot", "regroup") not in apart.spent
 
 
+def test_of_drafts_that_are_not_made_no_time_is_asked():
+    config = small_config(1, sequence_parallel={"rollout": 2, "evaluate": 2, "explore": 4})
+    assert simulated(config, 1, 1, STAYS, times=times_of(SHARED)).batches == 4
+    with pytest.raises(ConfigurationError, match=r"sequence_parallel\.explore is 4"):
+        simulated(config, 1, 1, STAYS, DraftTiming.TRAINING_WINDOW, times=times_of(SHARED))
+
+
 def test_only_kinds_above_one_are_shared():
     rollouts = run(1, STAYS, {"rollout": 2})
     # Evaluations alone: 2 + 8 + 1, and the last one takes the new weights.

@@ -69,8 +69,8 @@ def test_the_run_of_each_policy_is_entered_and_costs_what_the_answer_says(
     (reserved,) = [row for row in rows if row.name == "simulated-reserved"]
     assert reserved.summary["cost_usd"] == pytest.approx(answer["policies"][0]["usd"]["median"], rel=1e-6)
     said = {row.name: row.environment[SIMULATED] for row in rows}
-    assert "1 of 1 reserved devices trains, 0 spot devices" in said["simulated-reserved"]
-    assert "1 of 1 reserved devices trains, 3 spot devices" in said["simulated-spotlight"]
+    assert "1 of 1 reserved devices trains, 0 spot devices at most" in said["simulated-reserved"]
+    assert "1 of 1 reserved devices trains, 3 spot devices at most" in said["simulated-spotlight"]
 
 
 def test_of_a_named_policy_the_run_alone_is_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

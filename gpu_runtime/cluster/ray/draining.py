@@ -6,41 +6,33 @@ ends itself once no worker is left on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import ray
-from ray._private.state import state
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated.autoscaler_pb2 import (
     DrainNodeReason,  # pyright: ignore[reportAttributeAccessIssue]
 )
+from ray.exceptions import RayError
 
 _LIMIT_S = 5.0
-"""For Ray's head to answer; who asks may have half a minute left."""
+"""For Ray's head to answer; the instance may have half a minute left."""
 
 
-def drain_this_instance(reason: str, deadline: float | None) -> None:
-    """Drain the Ray node that this process is on.
+def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
+    """Drain a Ray node; the caller is a process of the cluster.
 
     Args:
+        instance: its identifier.
         reason: in words, which Ray shows.
         deadline: when it may be gone, in unix seconds; None where that is not known.
 
-    Raises:
-        RuntimeError: Ray's head refuses it, or does not answer.
+    Returns:
+        Why Ray does not do so; empty where it does.
     """
-    here = ray.get_runtime_context()
-    accepted, why_not = GcsClient(address=here.gcs_address).drain_node(
-        here.get_node_id(),
-        DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
-        reason,
-        0 if deadline is None else int(deadline * 1000),
-        timeout=_LIMIT_S,
-    )
-    if not accepted:
-        raise RuntimeError(f"Ray does not drain this instance: {why_not}")
-
-
-def draining_instances() -> Collection[str]:
-    """The Ray nodes that drain; the caller is a process of the cluster."""
-    return state.get_draining_nodes()
+    head = GcsClient(address=ray.get_runtime_context().gcs_address)
+    preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = 0 if deadline is None else int(deadline * 1000)
+    try:
+        accepted, why_not = head.drain_node(instance, preemption, reason, deadline_ms, timeout=_LIMIT_S)
+    except RayError as error:
+        return str(error)
+    return "" if accepted else why_not

@@ -15,7 +15,6 @@ from typing import Any
 import ray
 
 from gpu_runtime.cluster.ray.base_weights import bring
-from gpu_runtime.cluster.ray.draining import drain_this_instance
 
 MOST_ARRAY_BYTES = 1024**2
 """Bytes of arrays in a value that is packed; one that has more goes as it is."""
@@ -99,10 +98,6 @@ class Answering:
     def instance(self) -> str:
         """The Ray node that this process is on."""
         return ray.get_runtime_context().get_node_id()
-
-    def drain_instance(self, reason: str, deadline: float | None) -> None:
-        """Let Ray start nothing more where this process is; arguments as of `RemoteActor.drain_instance`."""
-        drain_this_instance(reason, deadline)
 
     def answer(self, packed: Any, *referenced: Any) -> Any:
         """Call a method of the actor.

@@ -25,7 +25,7 @@ from gpu_runtime.cluster.fork_client import end_fork_server, requesting_command,
 from gpu_runtime.cluster.protocol import RemoteActor
 from gpu_runtime.cluster.ray import RAY_TOKEN
 from gpu_runtime.cluster.ray.base_weights import FolderSource
-from gpu_runtime.cluster.ray.draining import draining_instances
+from gpu_runtime.cluster.ray.draining import drain_instance
 from gpu_runtime.cluster.ray.gpu_shares import worker_share
 from gpu_runtime.cluster.ray.loopback import LOOPBACK, found_address, is_on_loopback_alone, on_loopback_alone
 from gpu_runtime.cluster.ray.packing import Answering, OnPreparedHost, pack_call, unpack
@@ -62,14 +62,16 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         name: of the worker.
         handle: Ray's, of the actor.
         alone: whether the cluster has one instance only.
-        on_spot: whether it was placed on an instance whose label says `spot`.
+        drains: whether its instance can be drained: it has spot workers alone, and the driver is on the
+            cluster, too.
     """
 
-    def __init__(self, name: str, handle: Any, alone: bool, on_spot: bool) -> None:
+    def __init__(self, name: str, handle: Any, alone: bool, drains: bool) -> None:
         super().__init__(name)
         self.handle = handle
         self._alone = alone
-        self._on_spot = on_spot
+        # Asked for now: at a notice the worker may have no time left to answer.
+        self._drained = self.instance() if drains else None
 
     def call(
         self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
@@ -87,10 +89,11 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
             return super().instance()
         return self._answer(Answering.instance.__name__, (), {})
 
-    def drain_instance(self, reason: str, deadline: float | None) -> None:
+    def drain_instance(self, reason: str, deadline: float | None) -> str:
         """As of every actor, by Ray's own drain; an instance that may have reserved workers is left alone."""
-        if self._on_spot:
-            self._answer(Answering.drain_instance.__name__, (reason, deadline), {})
+        if self._drained is None or not self._drained.done() or self._drained.exception() is not None:
+            return ""
+        return drain_instance(self._drained.result(), reason, deadline)
 
     def _answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         reference = self.handle.answer.remote(*pack_call(method, args, kwargs))
@@ -223,7 +226,7 @@ class RayCluster:
         files = (self._config.model.path, self._source_of_weights()) if first else ()
         named = type(re.sub(r"\W", "_", name), (*first, Answering, worker), {})
         handle = ray.remote(named).options(**options).remote(*files, *args)
-        return RayActor(name, handle, self._local, on_spot)
+        return RayActor(name, handle, self._local, on_spot and self._config.runtime.driver_is_on_cluster)
 
     def _may_lack_weights(self, worker: type[Any]) -> bool:
         """Whether a worker loads a folder that is on the driver's host, and perhaps on no other.
@@ -257,9 +260,8 @@ class RayCluster:
         runtime, on_gpus = self._config.runtime, self._config.model.device != "cpu"
         gpus: dict[Market, float] = {"reserved": 0.0, "spot": 0.0}
         instances: dict[Market, int] = {"reserved": 0, "spot": 0}
-        draining = draining_instances() if runtime.driver_is_on_cluster else ()
         for node in ray.nodes():
-            if not node["Alive"] or node["NodeID"] in draining:
+            if not node["Alive"]:
                 continue
             spot = self.tells_markets_apart and node["Labels"].get(MARKET_LABEL) == "spot"
             market: Market = "spot" if spot else "reserved"

@@ -45,8 +45,8 @@ class Grouping:
         plan: of the run. With static groups all kinds have the rollout's degree.
 
     Raises:
-        ConfigurationError: a degree of a kind that is done without a time, static groups whose degree is to be measured, or a way to
-            do a run that no live one has whose devices share samples.
+        ConfigurationError: a degree without a time, of a kind that is done; static groups whose degree is to
+            be measured; or a way to do a run that no live one has whose devices share samples.
     """
 
     def __init__(self, by_kind: Mapping[str, int], times: WorkloadTimes, plan: SimulatedPlan) -> None:

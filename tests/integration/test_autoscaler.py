@@ -37,6 +37,8 @@ def test_instances_come_when_they_are_wanted_and_go_when_they_are_not(
         return CapacityDecision(wanted, "the test wants it")
 
     monkeypatch.setattr(rented_capacity, "decide_capacity", decide)
+    # Ray remembers how the autoscaler of a process's first cluster is asked; tests before have had others.
+    monkeypatch.setattr("ray.autoscaler.v2.utils.cached_is_autoscaler_v2", None)
     with autoscaled_ray(tmp_path, reserved_cpus=2, most_spot=2) as address:
         config = load_config("smoke", [*SETTINGS, f"runtime.cluster={address}"], {})
         with open_cluster(config) as cluster, ExitStack() as stack:

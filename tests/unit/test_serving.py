@@ -125,6 +125,8 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
         "flows.artifacts.create_table_artifact",
         lambda rows, key, description: shown.extend([{"said": description}, *rows]),
     )
+    # It would start a Prefect server of its own.
+    monkeypatch.setattr("flows.artifacts.create_markdown_artifact", lambda text, **_: None)
     prices = tmp_path / "prices.csv"
     prices.write_text("time,market,usd_per_hour,zone\n0,spot,9,a\n0,spot,1.5,b\n")
     form = WhatIfForm(

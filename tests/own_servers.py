@@ -190,9 +190,8 @@ def running_s3(bucket: str) -> Iterator[dict[str, str]]:
     try:
         host, port = server.get_host_and_port()
         address = f"http://{host}:{port}"
-        httpx.post(
-            f"{address}/moto-api/reset"
-        ).raise_for_status()  # what a server of before had is still there
+        # What an earlier server of this process had is still there.
+        httpx.post(f"{address}/moto-api/reset").raise_for_status()
         httpx.put(f"{address}/{bucket}").raise_for_status()
         yield {
             "AWS_ENDPOINT_URL": address,

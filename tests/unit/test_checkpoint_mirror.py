@@ -129,6 +129,12 @@ def test_a_home_that_is_behind_the_mirror_deletes_nothing_there(address: str, ho
     assert newest(home)[1]["weights"] == b"newer"
 
 
+def test_a_new_run_is_refused_where_the_address_needs_a_package_that_is_not_there(home: Home):
+    config = RunConfig.model_validate({"checkpoint": {"mirror": "gcs://bucket/runs"}})
+    with pytest.raises(CheckpointError, match="its package is not installed"):
+        open_session(home, RunStore(home), "new", config)
+
+
 def test_torn_copies_do_not_stay(tmp_path: Path, home: Home):
     mirror = tmp_path / "mirror"
     for iteration in (1, 2, 3, 4):

@@ -126,7 +126,10 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
         lambda rows, key, description: shown.extend([{"said": description}, *rows]),
     )
     # It would start a Prefect server of its own.
-    monkeypatch.setattr("flows.artifacts.create_markdown_artifact", lambda text, **_: None)
+    concluded: list[str] = []
+    monkeypatch.setattr(
+        "flows.artifacts.create_markdown_artifact", lambda text, key, description: concluded.append(text)
+    )
     prices = tmp_path / "prices.csv"
     prices.write_text("time,market,usd_per_hour,zone\n0,spot,9,a\n0,spot,1.5,b\n")
     form = WhatIfForm(
@@ -137,6 +140,7 @@ def test_the_what_if_form_gives_a_table_of_policies(monkeypatch: pytest.MonkeyPa
     assert (result["iterations"], result["spot"], result["spot_usd_per_hour"]) == (3, 2, 1.5)
     assert result["reserved_usd_per_hour"] == 4.5
     assert "lending" in [policy["policy"] for policy in result["policies"]]
+    assert concluded and all(line in concluded[0] for line in result["conclusions"])
     described, *rows = shown
     assert described["said"].startswith("Simulated")
     assert [row["policy"] for row in rows] == [policy["policy"] for policy in result["policies"]]

@@ -28,11 +28,11 @@ def drain_instance(instance: str, reason: str, deadline: float | None) -> str:
     Returns:
         Why Ray does not do so; empty where it does.
     """
-    head = GcsClient(address=ray.get_runtime_context().gcs_address)
     preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
     deadline_ms = 0 if deadline is None else int(deadline * 1000)
     try:
+        head = GcsClient(address=ray.get_runtime_context().gcs_address)
         accepted, why_not = head.drain_node(instance, preemption, reason, deadline_ms, timeout=_LIMIT_S)
-    except RayError as error:
+    except (RayError, RuntimeError) as error:  # a head that does not answer must not end the run
         return str(error)
     return "" if accepted else why_not

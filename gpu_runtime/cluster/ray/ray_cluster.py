@@ -71,7 +71,7 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
         self.handle = handle
         self._alone = alone
         # Asked for now: at a notice the worker may have no time left to answer.
-        self._drained = self.instance() if drains else None
+        self._spot_instance = self.instance() if drains else None
 
     def call(
         self, method: Callable[Concatenate[WorkerT, P], R], *args: P.args, **kwargs: P.kwargs
@@ -91,9 +91,12 @@ class RayActor(RemoteActor[WorkerT], Generic[WorkerT]):
 
     def drain_instance(self, reason: str, deadline: float | None) -> str:
         """As of every actor, by Ray's own drain; an instance that may have reserved workers is left alone."""
-        if self._drained is None or not self._drained.done() or self._drained.exception() is not None:
+        instance = self._spot_instance
+        if instance is None:
             return ""
-        return drain_instance(self._drained.result(), reason, deadline)
+        if not instance.done() or instance.exception() is not None:
+            return "the worker has not said where it is"
+        return drain_instance(instance.result(), reason, deadline)
 
     def _answer(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
         reference = self.handle.answer.remote(*pack_call(method, args, kwargs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -20,10 +21,16 @@ Work = Callable[..., Any]
 """Called in each process with the group and the arguments; what it returns comes back."""
 
 
-def run_in_group(size: int, work: Work, *arguments: Any) -> list[Any]:
-    """Let `size` processes form a group and do something; what each returned, by rank."""
+def forking_context() -> ForkServerContext:
+    """Starts processes that have imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.tiny_transformers", "tests.sharing_processes"])
+    return context
+
+
+def run_in_group(size: int, work: Work, *arguments: Any) -> list[Any]:
+    """Let `size` processes form a group and do something; what each returned, by rank."""
+    context = forking_context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     address = StoreAddress("127.0.0.1", store.port)
     links: list[Connection] = []
@@ -56,8 +63,8 @@ def _member(
 ) -> None:
     torch.set_num_threads(1)
     try:
-        group = InstanceGroup(address.connect(TIMEOUT_S), "test", rank, size, TIMEOUT_S, CPU)
-        link.send((work(group.group, *arguments),))
+        group = InstanceGroup(address.connect(TIMEOUT_S), "test", rank, size, TIMEOUT_S, CPU, lambda: False)
+        link.send((work(group, *arguments),))
         dist.barrier(group=group.group)  # leaving cuts off members that still read
         group.close()
     except Exception as error:  # noqa: BLE001  (the test says it)

@@ -30,7 +30,8 @@ class Family:
     """What sequence parallelism needs to know of a transformer class.
 
     Attributes:
-        plan: diffusers' plan, where to split and to gather.
+        splits: where tokens are split, as diffusers' plans say it.
+        output: the submodule whose output is gathered, along its second dimension.
         text_mask: the argument that masks text; None where the family masks none.
         attention: processor to put in place while a sequence is shared; None keeps the model's own.
         shared_part: the submodule whose attention is shared; empty for the whole transformer.
@@ -38,7 +39,8 @@ class Family:
         order: of text and image in their joint attention.
     """
 
-    plan: dict[str, Any]
+    splits: dict[str, Any]
+    output: str
     text_mask: str | None
     attention: type | None = None
     shared_part: str = ""
@@ -101,19 +103,17 @@ def _first_output_split() -> dict[int, ContextParallelInput]:
     return {0: ContextParallelInput(split_dim=1, expected_dims=3, split_output=True)}
 
 
-_SD3_PLAN: dict[str, Any] = {
+_SD3_SPLITS: dict[str, Any] = {
     "pos_embed": _first_output_split(),
     "context_embedder": _first_output_split(),
-    "proj_out": ContextParallelOutput(gather_dim=1, expected_dims=3),
 }
 
 
 # Image and text become one sequence only after two layers of their own each, of 32 that the image goes
 # through. Every member computes those whole.
-_Z_IMAGE_PLAN: dict[str, Any] = {
+_Z_IMAGE_SPLITS: dict[str, Any] = {
     "layers.0": {"x": ContextParallelInput(split_dim=1, expected_dims=3)},
     "layers.*": {"freqs_cis": ContextParallelInput(split_dim=1, expected_dims=3)},
-    "all_final_layer.2-1": ContextParallelOutput(gather_dim=1, expected_dims=3),
 }
 
 
@@ -124,18 +124,30 @@ def shared_family_of(transformer: torch.nn.Module) -> Family:
         ConfigurationError: if its sequences cannot be shared.
     """
     if isinstance(transformer, QwenImageTransformer2DModel):
-        return Family(_own_plan(transformer), "encoder_hidden_states_mask")
+        return Family(*_own_plan(transformer), "encoder_hidden_states_mask")
     if isinstance(transformer, FluxTransformer2DModel):
-        return Family(_own_plan(transformer), None)
+        return Family(*_own_plan(transformer), None)
     if isinstance(transformer, SD3Transformer2DModel):
-        return Family(_SD3_PLAN, None, JointAttention, order="image first")
+        return Family(_SD3_SPLITS, "proj_out", None, JointAttention, order="image first")
     if isinstance(transformer, ZImageTransformer2DModel):
-        return Family(_Z_IMAGE_PLAN, None, shared_part="layers", heads="n_heads", order="as cut")
+        return Family(
+            _Z_IMAGE_SPLITS,
+            "all_final_layer.2-1",
+            None,
+            shared_part="layers",
+            heads="n_heads",
+            order="as cut",
+        )
     raise ConfigurationError(
         f"sequence parallelism does not know {type(transformer).__name__}; use degree 1, or add the class to "
         "gpu_runtime/sequence_parallel/families.py with a test against one process"
     )
 
 
-def _own_plan(transformer: Any) -> dict[str, Any]:
-    return transformer._cp_plan
+def _own_plan(transformer: Any) -> tuple[dict[str, Any], str]:
+    """diffusers' splits, and the submodule at which its plan gathers."""
+    plan = transformer._cp_plan
+    gathers = {name: entry for name, entry in plan.items() if isinstance(entry, ContextParallelOutput)}
+    ((output, entry),) = gathers.items()
+    assert entry.gather_dim == 1, "the plans of these families gather tokens of (B, S, E)"
+    return {name: entry for name, entry in plan.items() if name not in gathers}, output

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 import torch.distributed as dist
 
 from gpu_runtime.models.protocol import DiffusionModel
@@ -79,9 +78,7 @@ class SequenceParallelMember:
             self._watch.guard(group.prefix)
             try:
                 self._group = self._meet(group)
-                self._shared = SharedSequence(
-                    self.model.transformer, self._group.group, self._sequence_shape()
-                )
+                self._shared = SharedSequence(self.model.transformer, self._group, self._sequence_shape())
             except BaseException:
                 self.leave()
                 raise
@@ -111,11 +108,7 @@ class SequenceParallelMember:
 
     def any_true(self, said: bool) -> bool:
         """Whether any member says so; all members must ask at the same moment, and get the same answer."""
-        if self._group is None:
-            return said
-        flag = torch.tensor([int(said)], device=self.model.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group.group)
-        return bool(flag.item())
+        return said if self._group is None else self._group.any_true(said)
 
     def leave(self) -> None:
         """Leave the group, if any; waits for no other member, as one of them may hang."""
@@ -138,7 +131,9 @@ class SequenceParallelMember:
         if aborted:
             self._store = store
             raise GroupBrokenError(f"group {group.prefix} was broken off before it was formed")
-        formed = InstanceGroup(store, group.prefix, rank, degree, self._timeout_s, self.model.device)
+        formed = InstanceGroup(
+            store, group.prefix, rank, degree, self._timeout_s, self.model.device, lambda: self._watch.broken
+        )
         self._store = store  # one that was interrupted is not used again
         return formed
 

@@ -1,7 +1,11 @@
-"""A process group over the members of a sequence-parallel group: formed, interrupted, dissolved.
+"""A process group over the members of a sequence-parallel group: formed, used, interrupted, dissolved.
 
 The group is its process's default group, so one process is in one at a time. torch's other ways
 (`new_group`, `split_group`, `shrink_group`) cannot grow, or do not work with gloo.
+
+Where a peer ends while a message is half sent or half received, gloo frees no one who waits for that message:
+it tells those that still wait for their turn, and closes the connection. So gloo is waited for in short
+turns, and left behind with what it holds if the group is called off meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import contextlib
 import datetime
 import os
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +30,9 @@ _CONNECT = datetime.timedelta(seconds=2)
 """Of gloo while a group is formed: for a peer's connection it waits five times as long."""
 
 _THREADS = 1  # of gloo; more help with several collectives at a time, which Ulysses never has
+
+_TURN = datetime.timedelta(seconds=0.05)
+"""A wait for gloo, after which is looked whether the group is called off. Its own end ends it at once."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +68,16 @@ class InstanceGroup:
         size: members, at least 2.
         timeout_s: longest wait for a peer that is not interrupted: a backstop.
         device: where tensors lie; a CUDA device means NCCL, which is not tested.
+        called_off: whether the group is broken off; asked by who waits for a peer.
 
     Raises:
         GroupBrokenError: if a peer did not come, or the forming was interrupted.
         ConfigurationError: if this process has a default group of its own.
+
+    Attributes:
+        rank: this process's place.
+        size: members.
+        group: as torch has it; gone once the group is left.
     """
 
     def __init__(
@@ -73,23 +88,84 @@ class InstanceGroup:
         size: int,
         timeout_s: float,
         device: torch.device,
+        called_off: Callable[[], bool],
     ) -> None:
         if dist.is_initialized():
             raise ConfigurationError(
                 "this process has a default process group already; sequence parallelism needs a process "
                 "without one (destroy_process_group)"
             )
+        self.rank, self.size = rank, size
+        self._device = device
         self._cuda = device.type == "cuda"
         self._prefix = prefix
+        self._called_off = called_off
+        self._left_behind: Any = None
         self.group = self._form(store, rank, size, timeout_s)
+
+    def exchange(self, parts: torch.Tensor) -> torch.Tensor:
+        """Part i of the first dimension goes to member i.
+
+        Args:
+            parts: one for each member, contiguous.
+
+        Returns:
+            What came from each member, in their order; of the same shape.
+
+        Raises:
+            RuntimeError: if a peer is gone, or the group is called off (then `GroupBrokenError`).
+        """
+        got = torch.empty_like(parts)
+        self._finish(dist.all_to_all_single(got, parts, group=self.group, async_op=True))
+        return got
+
+    def gather(self, part: torch.Tensor, dim: int) -> torch.Tensor:
+        """The parts of all members one after another.
+
+        Args:
+            part: this member's, of the same shape at each.
+            dim: the dimension that grows.
+
+        Raises:
+            RuntimeError: as of `exchange`.
+        """
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        self._finish(dist.all_gather(parts, part.contiguous(), group=self.group, async_op=True))
+        return torch.cat(parts, dim=dim)
+
+    def any_true(self, said: bool) -> bool:
+        """Whether any member says so; all must ask at the same moment, and get the same answer.
+
+        Raises:
+            RuntimeError: as of `exchange`.
+        """
+        flag = torch.tensor([int(said)], device=self._device)
+        self._finish(dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.group, async_op=True))
+        return bool(flag.item())
 
     def close(self) -> None:
         """Leave at once: peers that still wait for this member get an error."""
         if not self._cuda:
             group_sockets.shut_down_group()
+        group = self.group
         del self.group
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+        if self._left_behind is not None:
+            # To let go of the group would be to wait for gloo's thread: until the time-out.
+            keeping = threading.Thread(target=_keep, args=(group, self._left_behind), daemon=True)
+            keeping.start()
+            self._left_behind = None
+
+    def _finish(self, work: Any) -> None:
+        """Wait for a collective to end."""
+        if self._cuda:  # `interrupt` frees who waits for NCCL
+            work.wait()
+            return
+        while not _ends_within(work, _TURN):
+            if self._called_off():
+                self._left_behind = work
+                raise GroupBrokenError("called off while a message was under way")
 
     def _form(self, store: dist.Store, rank: int, size: int, timeout_s: float) -> dist.ProcessGroup:
         _register_backend()
@@ -114,6 +190,23 @@ class InstanceGroup:
         group = dist.group.WORLD
         assert group is not None
         return group
+
+
+def _ends_within(work: Any, limit: datetime.timedelta) -> bool:
+    """Whether a collective ends in time; raises its error if that is how it ends."""
+    try:
+        work.wait(limit)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # its own error, or none if it has ended just now
+    return True
+
+
+def _keep(group: dist.ProcessGroup, work: Any) -> None:
+    """Keep a group until gloo has given up what it waits for."""
+    with contextlib.suppress(RuntimeError):
+        work.wait()
 
 
 def interrupt(device: torch.device) -> None:

@@ -18,10 +18,10 @@ from functools import cache
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from diffusers.models._modeling_parallel import ParallelConfig
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
-from torch.distributed import _functional_collectives as collectives
+
+from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 
 Order = Literal["text first", "image first", "as cut"]
 """How attention's tokens follow each other; "as cut" where text and image became one sequence before."""
@@ -36,10 +36,10 @@ class SharedAttention(ParallelConfig):
         image_tokens: of all members together.
     """
 
-    def __init__(self, group: dist.ProcessGroup, order: Order, image_tokens: int) -> None:
+    def __init__(self, group: InstanceGroup, order: Order, image_tokens: int) -> None:
         super().__init__()
-        self._group: dist.ProcessGroup | None = group
-        self._degree = group.size()
+        self._group = group
+        self._degree = group.size
         self._order = order
         self._image_tokens = image_tokens
         self._text_tokens = self._padded_text = 0
@@ -59,10 +59,6 @@ class SharedAttention(ParallelConfig):
             image_BS = mask_BL.new_ones((mask_BL.shape[0], self._image_tokens), dtype=torch.bool)
             parts = [mask_BL[:, :text_tokens].bool(), image_BS]
             self._mask_BS = torch.cat(parts if self._order == "text first" else parts[::-1], dim=1)
-
-    def forget(self) -> None:
-        """Let go of the group: hooks and modules refer to each other in circles, and would keep it."""
-        self._group = None
 
     def attend(
         self,
@@ -91,20 +87,13 @@ class SharedAttention(ParallelConfig):
 
     def _heads_of_all(self, qkv_3BsND: torch.Tensor) -> torch.Tensor:
         """All tokens, member by member, of this one's heads; (3, B, M, s, n, D)."""
-        by_heads = qkv_3BsND.unflatten(3, (self._degree, -1))
-        return self._exchange(by_heads.permute(3, 0, 1, 2, 4, 5)).permute(1, 2, 0, 3, 4, 5)
+        by_heads = qkv_3BsND.unflatten(3, (self._degree, -1)).permute(3, 0, 1, 2, 4, 5)
+        return self._group.exchange(by_heads.contiguous()).permute(1, 2, 0, 3, 4, 5)
 
     def _tokens_of_one(self, out_BMsnD: torch.Tensor) -> torch.Tensor:
         """All heads of this member's tokens; (B, s, N, D)."""
-        by_heads = self._exchange(out_BMsnD.transpose(0, 1))
+        by_heads = self._group.exchange(out_BMsnD.transpose(0, 1).contiguous())
         return by_heads.permute(1, 2, 0, 3, 4).flatten(2, 3)
-
-    def _exchange(self, by_member: torch.Tensor) -> torch.Tensor:
-        """Part i of the first dimension goes to member i; what is returned came from them."""
-        assert self._group is not None, "the group was left"
-        flat = by_member.contiguous().flatten()
-        got: Any = collectives.all_to_all_single(flat, None, None, self._group)
-        return collectives.wait_tensor(got).reshape(by_member.shape)
 
     def _first_part(self, held: int) -> int | None:
         """Tokens of the part that comes first, of a member's; None where there is one part only."""

@@ -18,6 +18,7 @@ from diffusers.models._modeling_parallel import ContextParallelConfig
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 
 from gpu_runtime.sequence_parallel.families import Family, shared_family_of
+from gpu_runtime.sequence_parallel.process_group import InstanceGroup
 from gpu_runtime.sequence_parallel.sequence_shape import SequenceShape
 from gpu_runtime.sequence_parallel.shared_attention import SharedAttention, allow_sharing
 from storage.errors import ConfigurationError
@@ -28,19 +29,14 @@ _ATTENTION = "_parallel_config"  # what diffusers reads of a processor to share 
 class _GroupAsMesh:
     """A process group as the only dimension of a device mesh: what diffusers asks of one."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group: dist.ProcessGroup | None = group
+    def __init__(self, group: InstanceGroup) -> None:
+        self._group = group
 
     def size(self) -> int:
-        return self.get_group().size()
+        return self._group.size
 
     def get_group(self) -> dist.ProcessGroup:
-        assert self._group is not None, "the group was left"
-        return self._group
-
-    def forget(self) -> None:
-        """Let go of the group: hooks and modules refer to each other in circles, and would keep it."""
-        self._group = None
+        return self._group.group
 
 
 class SharedSequence:
@@ -60,8 +56,8 @@ class SharedSequence:
             backend cannot share; the transformer is untouched then.
     """
 
-    def __init__(self, transformer: torch.nn.Module, group: dist.ProcessGroup, shape: SequenceShape) -> None:
-        degree = group.size()
+    def __init__(self, transformer: torch.nn.Module, group: InstanceGroup, shape: SequenceShape) -> None:
+        degree = group.size
         shape.check(degree)
         self._transformer: Any = transformer
         self._family: Family | None = None
@@ -70,29 +66,31 @@ class SharedSequence:
         family = shared_family_of(transformer)
         for backend in _backends(transformer):
             allow_sharing(backend)
-        self._mesh = _GroupAsMesh(group)
-        mesh: Any = self._mesh
+        mesh: Any = _GroupAsMesh(group)
         context = ContextParallelConfig(ulysses_degree=degree)
         context._flattened_mesh = context._ulysses_mesh = mesh
-        context._ulysses_local_rank = group.rank()
+        context._ulysses_local_rank = group.rank
         self._family = family
         self._attention = SharedAttention(group, family.order, shape.image_tokens)
         self._own_processors: list[tuple[Any, Any]] = []
         self._share_attention(family)
-        apply_context_parallel(transformer, context, family.plan)
-        self._hook = transformer.register_forward_pre_hook(
-            _TextPadding(family.text_mask, degree, self._attention), with_kwargs=True
-        )
+        apply_context_parallel(transformer, context, family.splits)
+        padding = _TextPadding(family.text_mask, degree, self._attention)
+        output = transformer.get_submodule(family.output)
+        self._hooks = [
+            transformer.register_forward_pre_hook(padding, with_kwargs=True),
+            # diffusers' own would wait where no one can free the member.
+            output.register_forward_hook(lambda *call: group.gather(call[2], dim=1)),
+        ]
 
     def close(self) -> None:
         """The transformer computes alone again; to close twice is to close once."""
         family, self._family = self._family, None
         if family is None:
             return
-        self._mesh.forget()
-        self._attention.forget()
-        self._hook.remove()
-        remove_context_parallel(self._transformer, family.plan)
+        for hook in self._hooks:
+            hook.remove()
+        remove_context_parallel(self._transformer, family.splits)
         for module, processor in self._own_processors:
             module.processor = processor
         for module in _attention_modules(self._transformer, family):

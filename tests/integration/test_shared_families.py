@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from gpu_runtime.worker.history_log import new_life
 from gpu_runtime.worker.protocol import Worker
 from gpu_runtime.worker.worker import DeviceWorker
 from storage.config.run_config import RunConfig
-from tests.integration.test_shared_processes import generate, strike_after_commits
+from tests.integration.test_shared_processes import generate, strike_after_chunks
 from tests.pipeline_reference import PROMPTS, STEPS, family_config, source_of
 from tests.tiny_pipelines import PIPELINES, save_pipeline
 from tests.tiny_run import perturbed
@@ -94,7 +93,7 @@ def test_a_guided_sample_that_changes_its_degree_in_flight_stays_near(tmp_path: 
     with process_fleet(config, 1, str(new_life(tmp_path))) as fleet:
         weights = trained_weights(config)
         give_weights(fleet, weights)
-        strike = partial(strike_after_commits, fleet.actors["spot-0"], signal.SIGKILL, 2)
+        strike = strike_after_chunks(fleet.actors["spot-0"], signal.SIGKILL, 2)
         requests = requests_of("qwen-image")
         rough = generate(fleet, config, tmp_path, ControlStore(), GroupRegistry(), strike, requests=requests)
         assert fleet.lost == ["spot-0"]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +82,11 @@ def generate(
     history: Path,
     store: ControlStore,
     book: GroupRegistry,
-    strike: Callable[[Dispatcher], bool] = lambda loop: True,
+    strike: Callable[[Device], bool] = lambda group: True,
     scheduler: PullScheduler[SampleRequest] | None = None,
     requests: Sequence[SampleRequest] = REQUESTS,
 ) -> Phase:
-    """One phase; `strike` is asked after each thing that happens until it says that it has struck."""
+    """One phase; `strike` is asked after each chunk of a group until it says that it has struck."""
     folder = history / "0001"
     degree = config.sequence_parallel.rollout
     log = HistoryLog(folder, "driver")
@@ -101,7 +100,7 @@ def generate(
 
     def strike_on_chunk(device: Device, notice: Notice | None) -> None:
         nonlocal struck
-        struck = struck or strike(loop)
+        struck = struck or strike(device)
         on_chunk(device, notice)
 
     groups.on_notice = strike_on_chunk  # type: ignore[method-assign]
@@ -120,13 +119,20 @@ def alone(config: RunConfig) -> list[GeneratedSample]:
     return worker.generate(REQUESTS)
 
 
-def strike_after_commits(
-    victim: LocalActor[DeviceWorker], number: signal.Signals, commits: int, loop: Dispatcher
-) -> bool:
-    """Send a worker a signal once so many chunks are committed; whether that is done."""
-    if loop.counters.commits >= commits:
-        os.kill(victim.pid, number)
-    return loop.counters.commits >= commits
+def strike_after_chunks(
+    victim: LocalActor[DeviceWorker], number: signal.Signals, chunks: int
+) -> Callable[[Device], bool]:
+    """Sends a worker a signal once its group has done so many chunks, so in the midst of a lease."""
+    left = chunks
+
+    def strike(group: Device) -> bool:
+        nonlocal left
+        left -= victim.name in group.name.split("+")
+        if not left:
+            os.kill(victim.pid, number)
+        return not left
+
+    return strike
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,7 @@ def test_a_member_struck_in_mid_lease_loses_nothing_and_the_trainer_takes_the_sa
         calm = generate(fleet, config, tmp_path, store, book)
         assert {steps for steps in calm.degrees.values()} == {(degree,) * 6}
 
-        strike = partial(strike_after_commits, fleet.actors[victim], number, calm.loop.counters.commits + 2)
+        strike = strike_after_chunks(fleet.actors[victim], number, 2)
         rough = generate(fleet, config, tmp_path, store, book, strike, calm.scheduler)
         assert fleet.lost == [victim]
         assert check_history(read_history(tmp_path)).broken() == []
